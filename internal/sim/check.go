@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -205,23 +206,24 @@ func (c *checker) init() {
 	c.refused, c.lost = make(map[protocol.Code]int), make(map[protocol.Reason]int)
 }
 
-// Violation is a rule that was broken in a run.
+// Violation is an invariant that was broken in a run.
 type Violation struct {
-	Seed uint64
-	Step int
-	At   int64 // world time
-	What string
+	Invariant invariant.Name
+	Seed      uint64
+	Step      int
+	At        int64 // world time
+	What      string
 
 	name int // of the lock; -1: none
 }
 
 func (v *Violation) Error() string {
-	return fmt.Sprintf("seed %d, step %d, %s, %s: %s", v.Seed, v.Step, clockString(v.At), nameString(v.name), v.What)
+	return fmt.Sprintf("seed %d, step %d, %s, %s: invariant %q is violated: %s", v.Seed, v.Step, clockString(v.At), nameString(v.name), v.Invariant, v.What)
 }
 
 // violation ends the run.
-func (w *world) violation(name int, format string, args ...any) {
-	panic(&Violation{w.seed, w.steps, w.now, fmt.Sprintf(format, args...), name})
+func (w *world) violation(broken invariant.Name, name int, format string, args ...any) {
+	panic(&Violation{broken, w.seed, w.steps, w.now, fmt.Sprintf(format, args...), name})
 }
 
 // checkCovered checks that the key of a hold that is protected lives as long as the hold.
@@ -235,7 +237,7 @@ func (w *world) checkCovered(h *host, n int) {
 	if int(k.Owner) == h.index && k.ExpireAt >= end || l.excusedUntil >= end {
 		return
 	}
-	w.violation(n, "hold %d on host %d is believed in until %s; the key is %s", l.hold.num, h.index, clockString(end), keyString(*k))
+	w.violation(invariant.KeysCoverHolds, n, "hold %d on host %d is believed in until %s; the key is %s", l.hold.num, h.index, clockString(end), keyString(*k))
 }
 
 // keyChanged follows every change of a key.

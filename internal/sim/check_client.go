@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -57,13 +58,13 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 	case locktable.Subscribe:
 		n := nameIndex(e.Name)
 		if h.locks[n].wantsMessages {
-			w.violation(n, "host %d subscribes twice", h.index)
+			w.violation(invariant.RedisSynced, n, "host %d subscribes twice", h.index)
 		}
 		w.subscribe(h, n)
 	case locktable.Unsubscribe:
 		n := nameIndex(e.Name)
 		if !h.locks[n].wantsMessages {
-			w.violation(n, "host %d unsubscribes from what it is not subscribed to", h.index)
+			w.violation(invariant.RedisSynced, n, "host %d unsubscribes from what it is not subscribed to", h.index)
 		}
 		w.unsubscribe(h, n)
 		if l := &h.locks[n]; l.pollerUntil == h.clock(w.now)+rivalMemory {
@@ -71,14 +72,14 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		}
 	case locktable.LongHold, locktable.CutShort, locktable.Crashed: // no client gets them
 	default:
-		w.violation(-1, "effect of kind %d", e.Kind)
+		w.violation(invariant.Answers, -1, "effect of kind %d", e.Kind)
 	}
 }
 
 func (w *world) sessionOf(h *host, e *locktable.Effect) *session {
 	slot := slotOf(e.Session)
 	if slot >= len(h.sessions) || h.sessions[slot].id != e.Session || !h.sessions[slot].open {
-		w.violation(-1, "host %d sends to session %d, which is closed", h.index, e.Session)
+		w.violation(invariant.Answers, -1, "host %d sends to session %d, which is closed", h.index, e.Session)
 	}
 	return &h.sessions[slot]
 }
@@ -87,7 +88,7 @@ func (w *world) sessionOf(h *host, e *locktable.Effect) *session {
 func (w *world) answered(h *host, e *locktable.Effect, kinds ...requestKind) request {
 	s := w.sessionOf(h, e)
 	if s.detached || s.link != connected {
-		w.violation(-1, "host %d answers session %d, which is not connected", h.index, e.Session)
+		w.violation(invariant.Answers, -1, "host %d answers session %d, which is not connected", h.index, e.Session)
 	}
 	for _, kind := range kinds {
 		if i := s.find(e.ID, kind); i >= 0 {
@@ -100,7 +101,7 @@ func (w *world) answered(h *host, e *locktable.Effect, kinds ...requestKind) req
 			return q
 		}
 	}
-	w.violation(-1, "host %d answers request %d of session %d, which is not waiting for that", h.index, e.ID, e.Session)
+	w.violation(invariant.Answers, -1, "host %d answers request %d of session %d, which is not waiting for that", h.index, e.ID, e.Session)
 	panic("unreachable")
 }
 
@@ -113,13 +114,13 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 	now := h.clock(w.now)
 	if e.Hold == c.num && c.state == live {
 		if c.session != s.id || c.owner == 0 || q.acquire.Owner != c.owner || q.acquire.NotReentrant {
-			w.violation(n, "two owners: session %d got hold %d of session %d", s.id, e.Hold, c.session)
+			w.violation(invariant.Exclusion, n, "two owners: session %d got hold %d of session %d", s.id, e.Hold, c.session)
 		}
 		if e.Token != c.token || e.Count != c.count+1 {
-			w.violation(n, "re-entry into hold %d: token %d and count %d, want %d and %d", e.Hold, e.Token, e.Count, c.token, c.count+1)
+			w.violation(invariant.Reentry, n, "re-entry into hold %d: token %d and count %d, want %d and %d", e.Hold, e.Token, e.Count, c.token, c.count+1)
 		}
 		if now >= c.deadline {
-			w.violation(n, "re-entry into hold %d, whose deadline has passed", c.num)
+			w.violation(invariant.Validity, n, "re-entry into hold %d, whose deadline has passed", c.num)
 		}
 		c.count++
 		w.check.meet(ReEntry)
@@ -142,7 +143,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 		c.maxHoldEnd = now + m*ms
 	}
 	if e.End != c.maxHoldEnd {
-		w.violation(n, "hold %d is sent %d as its end; its max_hold ends at %d", e.Hold, e.End, c.maxHoldEnd)
+		w.violation(invariant.HoldsEnd, n, "hold %d is sent %d as its end; its max_hold ends at %d", e.Hold, e.End, c.maxHoldEnd)
 	}
 	w.noteKeep(h, n, &q)
 	w.believed++
@@ -155,7 +156,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 		holds += btoi(h.locks[i].hold.state == live && h.locks[i].hold.session == s.id)
 	}
 	if limit := w.plan.table.MaxHolds; limit > 0 && holds > limit {
-		w.violation(n, "session %d has %d holds; the limit is %d", s.id, holds, limit)
+		w.violation(invariant.Limits, n, "session %d has %d holds; the limit is %d", s.id, holds, limit)
 	}
 	if w.phase != faulty {
 		w.schedule(h, s, w.pause())
@@ -172,12 +173,12 @@ func (w *world) checkFirstEntry(h *host, s *session, e *locktable.Effect, q *req
 	for i := range h.sessions {
 		for j := range h.sessions[i].requests {
 			if p := &h.sessions[i].requests[j]; p.kind == reqAcquire && p.name == q.name && p.arrival < q.arrival && !p.isUnheard {
-				w.violation(n, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
+				w.violation(invariant.Order, n, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
 			}
 		}
 	}
 	if c.isBelieved() && !c.isOver(now) || c.state == live || l.isProtected(now) {
-		w.violation(n, "two owners: hold %d of session %d begins while host %d has hold %d of session %d until %d, and it is %d",
+		w.violation(invariant.Exclusion, n, "two owners: hold %d of session %d begins while host %d has hold %d of session %d until %d, and it is %d",
 			e.Hold, s.id, h.index, c.num, c.session, c.end(), now)
 	}
 	for _, g := range w.hosts {
@@ -189,25 +190,25 @@ func (w *world) checkFirstEntry(h *host, s *session, e *locktable.Effect, q *req
 			w.check.meet(ExcusedOverlap)
 			continue
 		}
-		w.violation(n, "two owners: hold %d on host %d begins while host %d has hold %d until %s",
+		w.violation(invariant.Exclusion, n, "two owners: hold %d on host %d begins while host %d has hold %d until %s",
 			e.Hold, h.index, g.index, other.hold.num, clockString(g.worldTime(other.hold.end())))
 	}
 	if e.Hold <= c.num || e.Count != 1 || h.usedHolds[e.Hold] {
-		w.violation(n, "a first entry with hold %d and count %d, after hold %d", e.Hold, e.Count, c.num)
+		w.violation(invariant.HoldNumbers, n, "a first entry with hold %d and count %d, after hold %d", e.Hold, e.Count, c.num)
 	}
 	h.usedHolds[e.Hold] = true
 	if e.Deadline <= now {
-		w.violation(n, "hold %d is granted with a deadline that has passed", e.Hold)
+		w.violation(invariant.Validity, n, "hold %d is granted with a deadline that has passed", e.Hold)
 	}
 	lease := q.acquire.LeaseMS * ms
 	if lease > 0 && e.Deadline-now > lease {
-		w.violation(n, "hold %d of a fixed lease of %s is granted for longer than that", e.Hold, time.Duration(lease))
+		w.violation(invariant.Validity, n, "hold %d of a fixed lease of %s is granted for longer than that", e.Hold, time.Duration(lease))
 	}
 	if lease == 0 {
 		lease = h.lease
 	}
 	if e.Deadline-now < lease/3 {
-		w.violation(n, "hold %d with a lease of %s is granted for only %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
+		w.violation(invariant.HoldsLast, n, "hold %d with a lease of %s is granted for only %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
 	}
 }
 
@@ -228,16 +229,16 @@ func (w *world) checkToken(h *host, n int, token uint64) {
 		// Another host that knew of no larger one may have begun the counter again: see
 		// checkDraw.
 		if token <= l.lastToken && name.restartedAt <= l.lastTokenDrawnAt {
-			w.violation(n, "host %d grants token %d after %d", h.index, token, l.lastToken)
+			w.violation(invariant.TokensGrow, n, "host %d grants token %d after %d", h.index, token, l.lastToken)
 		}
 		l.lastToken, l.lastTokenDrawnAt = token, r.drawnAt
 		if token <= name.granted && r.drawnAt > name.lostAt {
-			w.violation(n, "token %d after %d", token, name.granted)
+			w.violation(invariant.TokensGrow, n, "token %d after %d", token, name.granted)
 		}
 		name.granted = max(name.granted, token)
 		return
 	}
-	w.violation(n, "token %d was used before or never drawn by host %d", token, h.index)
+	w.violation(invariant.TokensGrow, n, "token %d was used before or never drawn by host %d", token, h.index)
 }
 
 // checkHandoff checks that while the table knows that others wait, a lock passes between
@@ -262,7 +263,7 @@ func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 		l.cameAt = now
 	}
 	if had := now - l.cameAt; l.turnGrants > 0 && limit != math.MaxInt64 && (l.turnGrants >= w.handoffBudget() || had > limit) {
-		w.violation(n, "host %d handed the lock over %d times in %s, and %d sidecars wait", h.index, l.turnGrants+1, time.Duration(had), l.waiting)
+		w.violation(invariant.Turns, n, "host %d handed the lock over %d times in %s, and %d sidecars wait", h.index, l.turnGrants+1, time.Duration(had), l.waiting)
 	}
 	l.turnGrants++
 }
@@ -290,7 +291,7 @@ func (w *world) checkQuietRun(h *host, n int, now int64, q *request) {
 		l.localGrantsSince = now
 	}
 	if l.localGrants++; l.localGrants > 2 && h.up && q.waits(now) && now-l.localGrantsSince >= l.quietRun(now) {
-		w.violation(n, "host %d has handed the lock over %d times in %s, and never left it free", h.index, l.localGrants, time.Duration(now-l.localGrantsSince))
+		w.violation(invariant.FreeMoments, n, "host %d has handed the lock over %d times in %s, and never left it free", h.index, l.localGrants, time.Duration(now-l.localGrantsSince))
 	}
 }
 
@@ -313,17 +314,17 @@ func (w *world) onReleased(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqRelease)
 	n := int(q.name)
 	if q.wantError != "" {
-		w.violation(n, "the release of hold %d succeeded, though the session does not have it", q.target)
+		w.violation(invariant.Releases, n, "the release of hold %d succeeded, though the session does not have it", q.target)
 	}
 	if e.Count != q.left {
-		w.violation(n, "the release of hold %d leaves %d entries, want %d", q.target, e.Count, q.left)
+		w.violation(invariant.Releases, n, "the release of hold %d leaves %d entries, want %d", q.target, e.Count, q.left)
 	}
 	if !q.either {
 		return
 	}
 	c := &h.locks[n].hold
 	if c.state != live || c.num != q.target {
-		w.violation(n, "hold %d is answered as released after it was lost", q.target)
+		w.violation(invariant.Releases, n, "hold %d is answered as released after it was lost", q.target)
 	}
 	if c.count--; c.count == 0 {
 		w.leaveHold(h, n)
@@ -342,7 +343,7 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 	}
 	r := h.journal.find(n) // a grant of the same step may have been lost with the process
 	if c := &h.locks[n].hold; c.state == none && (!h.dying || r == nil || r.hold.ID == 0) {
-		w.violation(n, "host %d confirms that its releases are executed; Redis has %s", h.index, keyString(*k))
+		w.violation(invariant.Confirms, n, "host %d confirms that its releases are executed; Redis has %s", h.index, keyString(*k))
 	}
 	w.check.meet(ConfirmedHandedOver)
 }
@@ -350,10 +351,10 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 func (w *world) onCanceled(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqCancel)
 	if e.WasWaiting != q.canceled {
-		w.violation(int(q.name), "cancel of %d is answered with %v; its acquire was answered with canceled: %v", q.target, e.WasWaiting, q.canceled)
+		w.violation(invariant.Answers, int(q.name), "cancel of %d is answered with %v; its acquire was answered with canceled: %v", q.target, e.WasWaiting, q.canceled)
 	}
 	if s := w.sessionOf(h, e); !e.WasWaiting && s.find(q.target, reqAcquire) >= 0 {
-		w.violation(int(q.name), "cancel of %d is answered with false, but it still waits", q.target)
+		w.violation(invariant.Answers, int(q.name), "cancel of %d is answered with false, but it still waits", q.target)
 	}
 }
 
@@ -361,10 +362,10 @@ func (w *world) onForced(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqForce)
 	c := &h.locks[q.name].hold
 	if q.wantError != "" || e.Hold != q.target {
-		w.violation(int(q.name), "force_release ended hold %d, instead of hold %d (%q)", e.Hold, q.target, q.wantError)
+		w.violation(invariant.Answers, int(q.name), "force_release ended hold %d, instead of hold %d (%q)", e.Hold, q.target, q.wantError)
 	}
 	if c.state == live && c.num == e.Hold {
-		w.violation(int(q.name), "hold %d was forced, and its holder was not notified", e.Hold)
+		w.violation(invariant.Losses, int(q.name), "hold %d was forced, and its holder was not notified", e.Hold)
 	}
 	if c.num == e.Hold {
 		w.endHold(h, int(q.name))
@@ -376,26 +377,26 @@ func (w *world) onRefusal(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqAcquire, reqRelease, reqForce, reqConfirm)
 	n := int(q.name)
 	if e.Msg == "" || len(e.Msg) > protocol.MaxMessage {
-		w.violation(n, "a refusal with a message of %d bytes", len(e.Msg))
+		w.violation(invariant.Answers, n, "a refusal with a message of %d bytes", len(e.Msg))
 	}
 	switch q.kind {
 	case reqAcquire:
 		w.onAcquireRefused(h, s, e, &q)
 	case reqConfirm:
 		if e.Code == protocol.Denied && w.now-h.locks[n].deniedAt > eps || e.Code != protocol.Denied && e.Code != protocol.Limit {
-			w.violation(n, "confirm %d of session %d is refused with %s", q.id, s.id, e.Code)
+			w.violation(invariant.Confirms, n, "confirm %d of session %d is refused with %s", q.id, s.id, e.Code)
 		}
 	default:
 		if e.Code != protocol.NotHeld {
-			w.violation(n, "request %d is refused with %s", q.id, e.Code)
+			w.violation(invariant.Answers, n, "request %d is refused with %s", q.id, e.Code)
 		}
 		c := &h.locks[max(n, 0)].hold
 		switch {
 		case q.wantError == protocol.NotHeld:
 		case !q.either:
-			w.violation(n, "the answer is that hold %d is not held", q.target)
+			w.violation(invariant.Releases, n, "the answer is that hold %d is not held", q.target)
 		case c.state == live && c.num == q.target:
-			w.violation(n, "the answer is that hold %d is not held, and its holder was not notified of its loss", q.target)
+			w.violation(invariant.Releases, n, "the answer is that hold %d is not held, and its holder was not notified of its loss", q.target)
 		}
 	}
 }
@@ -411,17 +412,17 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		silent := h.up && h.silence(now) >= tryWithin
 		switch {
 		case q.waits(now):
-			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
 		case !inTheWay && l.lastOutcome != redisop.HeldByOther:
-			w.violation(n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
 		case !inTheWay && now < q.arrived+tryWithin && l.otherIssuedAt < q.arrived:
-			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
 		case silent && l.hold.state == none && l.endedAt < w.now && l.otherIssuedAt < q.arrived: // the holds of a session end in parts
-			w.violation(n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.silence(now)))
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.silence(now)))
 		}
 	case protocol.Unavailable:
 		if q.waits(now) {
-			w.violation(n, "request %d of session %d was unavailable too early", q.id, s.id)
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d was unavailable too early", q.id, s.id)
 		}
 		silent := h.silence(now) >= tryWithin || l.lateReplyAt >= q.arrived
 		if l.inFlight != noOp {
@@ -429,16 +430,16 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		}
 		silent = silent || l.arriving != noOp && now-h.clock(w.ops[l.arriving].issuedAt) >= tryWithin
 		if h.up && !h.conn.dead && l.lastOutcome < redisop.NotSent && w.now-h.troubleAt > sec && !silent {
-			w.violation(n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
 		}
 		w.check.meetIf(UnavailableInSilence, silent && h.up && !h.conn.dead)
 	case protocol.Denied:
 		if w.now-l.deniedAt > eps {
-			w.violation(n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
+			w.violation(invariant.Answers, n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
 		}
 	case protocol.Deadlock:
 		if !q.mayDeadlock {
-			w.violation(n, "request %d of session %d was refused because of a deadlock, and there is none", q.id, s.id)
+			w.violation(invariant.Deadlocks, n, "request %d of session %d was refused because of a deadlock, and there is none", q.id, s.id)
 		}
 	case protocol.Limit:
 		w.checkLimit(h, s, n)
@@ -450,10 +451,10 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 			}
 		}
 		if !found {
-			w.violation(n, "request %d of session %d was canceled, and its client did not cancel it", q.id, s.id)
+			w.violation(invariant.Answers, n, "request %d of session %d was canceled, and its client did not cancel it", q.id, s.id)
 		}
 	default:
-		w.violation(n, "request %d of session %d was refused with %s", q.id, s.id, e.Code)
+		w.violation(invariant.Answers, n, "request %d of session %d was refused with %s", q.id, s.id, e.Code)
 	}
 }
 
@@ -467,7 +468,7 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 		return // a later one of the inputs that the table took in before the kill may have made room
 	}
 	if t.MaxHolds == 0 {
-		w.violation(n, "a limit was met where none is near")
+		w.violation(invariant.Limits, n, "a limit was met where none is near")
 	}
 	holds, waiters, confirms, all := 0, 0, 0, 0
 	for i := range h.locks {
@@ -487,7 +488,7 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	h.table.List(h.clock(w.now), 0, func(protocol.LockRow) bool { locks++; return true })
 	share := locktable.Share(t.MaxLocks)
 	if holds < t.MaxHolds && waiters+confirms < t.MaxWaiters && locks < share && all < share && !w.plan.confirms {
-		w.violation(n, "a limit was met by session %d with %d holds, %d waiters and %d confirms, among %d locks", s.id, holds, waiters, confirms, locks)
+		w.violation(invariant.Limits, n, "a limit was met by session %d with %d holds, %d waiters and %d confirms, among %d locks", s.id, holds, waiters, confirms, locks)
 	}
 }
 
@@ -505,7 +506,7 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 		}
 	}
 	if n < 0 {
-		w.violation(-1, "session %d is notified that it lost hold %d, which it does not have", s.id, e.Hold)
+		w.violation(invariant.Losses, -1, "session %d is notified that it lost hold %d, which it does not have", s.id, e.Hold)
 	}
 	l := &h.locks[n]
 	c := &l.hold
@@ -533,19 +534,19 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 	case protocol.Deleted:
 		right = l.lastOutcome == redisop.KeyMissing
 		if w.redis.names[n].lostAt <= h.dataLostAt && c.granted < h.clock(h.dataLostAt) {
-			w.violation(n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
+			w.violation(invariant.HoldsLast, n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
 		}
 	case protocol.Stolen:
 		right = l.lastOutcome == redisop.HeldByOther || l.lastOutcome == redisop.NotALock
 		w.check.meetIf(FoundWrongType, w.redis.names[n].overwritten)
 		if e.Msg == "" {
-			w.violation(n, "hold %d is stolen, and the event does not say what was found", c.num)
+			w.violation(invariant.Losses, n, "hold %d is stolen, and the event does not say what was found", c.num)
 		}
 	case protocol.ByForce:
 		right = w.check.forcing == c.num
 	}
 	if !right && !early {
-		w.violation(n, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
+		w.violation(invariant.Losses, n, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
 	}
 	if c.isBelieved() && !s.detached {
 		w.noteLost(h, s, n, e, received)
@@ -580,7 +581,7 @@ func (w *world) noteKeep(h *host, n int, q *request) {
 	}
 	keep, left := q.acquire.KeepMS, row.KeepLeftMS
 	if took := (c.granted - l.takenAt) / ms; left > keep || left+1 < keep && left+2+took < keep {
-		w.violation(n, "hold %d is kept for %d ms after its grant, and %d ms were asked for; the Take was sent %d ms before", c.num, left, keep, took)
+		w.violation(invariant.Keeps, n, "hold %d is kept for %d ms after its grant, and %d ms were asked for; the Take was sent %d ms before", c.num, left, keep, took)
 	}
 	if keep > 0 {
 		c.keptUntil = c.granted + left*ms
@@ -601,7 +602,7 @@ func (w *world) onKeepLost(h *host, e *locktable.Effect) {
 		right = w.check.forcing == e.Hold
 	}
 	if !right {
-		w.violation(n, "the keep of hold %d is lost for the wrong reason: %s", e.Hold, e.Reason)
+		w.violation(invariant.Keeps, n, "the keep of hold %d is lost for the wrong reason: %s", e.Hold, e.Reason)
 	}
 	w.check.meet(KeepLost)
 	if c := &l.hold; c.num == e.Hold && c.state == orphaned { // max_hold ended it with the same result
@@ -616,12 +617,12 @@ func (w *world) checkNotRenewed(h *host, s *session, n int) {
 	c := &l.hold
 	slow := !h.up || h.conn.dead || l.inFlight != noOp && w.now-w.ops[l.inFlight].issuedAt > h.lease/10
 	if c.isBelieved() && !slow && w.now-max(h.troubleAt, l.refusedAt) > h.lease+h.lease/4+eps {
-		w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
+		w.violation(invariant.HoldsLast, n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 	}
 	// One deadline covers all watchdog holds of a session: the one that is confirmed for the
 	// shortest time, until it ends.
 	if confirmed := w.confirmedUntil(h, s, c.deadline); c.state == live && confirmed-h.lease/16 > h.clock(w.now) && w.now-s.endedAt > eps {
-		w.violation(n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
+		w.violation(invariant.HoldsLast, n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
 			c.num, s.id, clockString(h.worldTime(confirmed)))
 	}
 }
@@ -656,7 +657,7 @@ func (w *world) noteGivenUp(h *host, n int) {
 func (w *world) onLease(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
 	if s.detached {
-		w.violation(-1, "a lease event to session %d, which is detached", s.id)
+		w.violation(invariant.Answers, -1, "a lease event to session %d, which is detached", s.id)
 	}
 	switch s.link {
 	case disconnected:
@@ -664,7 +665,7 @@ func (w *world) onLease(h *host, e *locktable.Effect) {
 	case claiming:
 		for i := range s.beliefs {
 			if b := &s.beliefs[i]; b.gone && !b.hold.fixed && e.Deadline > b.hold.deadline {
-				w.violation(int(b.name), "a lease event has session %d believe for longer in hold %d, which it has lost", s.id, b.hold.num)
+				w.violation(invariant.Validity, int(b.name), "a lease event has session %d believe for longer in hold %d, which it has lost", s.id, b.hold.num)
 			}
 		}
 	}
@@ -684,7 +685,7 @@ func (w *world) onLease(h *host, e *locktable.Effect) {
 			continue // its client will release it
 		}
 		if now > c.deadline {
-			w.violation(n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.deadline), c.num)
+			w.violation(invariant.Validity, n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.deadline), c.num)
 		}
 		c.deadline = e.Deadline
 		w.checkCovered(h, n)
@@ -754,17 +755,17 @@ func (w *world) checkDeadlock(h *host, s *session, id uint64) {
 	}
 	q := &s.requests[i]
 	if q.mustDeadlock {
-		w.violation(int(q.name), "request %d of session %d closes a cycle, and waits", id, s.id)
+		w.violation(invariant.Deadlocks, int(q.name), "request %d of session %d closes a cycle, and waits", id, s.id)
 	}
 	if h.locks[q.name].hold.reenters(s, q) {
-		w.violation(int(q.name), "request %d of session %d is a re-entry, and waits", id, s.id)
+		w.violation(invariant.Reentry, int(q.name), "request %d of session %d is a re-entry, and waits", id, s.id)
 	}
 	waiters := 0
 	for i := range s.requests {
 		waiters += btoi(s.requests[i].kind == reqAcquire || s.requests[i].kind == reqConfirm)
 	}
 	if limit := w.plan.table.MaxWaiters; limit > 0 && waiters > limit {
-		w.violation(int(q.name), "session %d has %d acquires and confirms waiting; the limit is %d", s.id, waiters, limit)
+		w.violation(invariant.Limits, int(q.name), "session %d has %d acquires and confirms waiting; the limit is %d", s.id, waiters, limit)
 	}
 }
 
@@ -779,7 +780,7 @@ func (w *world) checkNoWait(h *host) {
 		for j := range s.requests {
 			q := &s.requests[j]
 			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp {
-				w.violation(int(q.name), "request %d of session %d has wait 0, and waits", q.id, s.id)
+				w.violation(invariant.AnswersInTime, int(q.name), "request %d of session %d has wait 0, and waits", q.id, s.id)
 			}
 		}
 	}
@@ -805,14 +806,14 @@ func (w *world) checkRow(h *host, n int, row protocol.LockRow, ok bool) {
 	}
 	switch {
 	case row.Waiting != waiting:
-		w.violation(n, "host %d shows %d waiters; there are %d", h.index, row.Waiting, waiting)
+		w.violation(invariant.Lists, n, "host %d shows %d waiters; there are %d", h.index, row.Waiting, waiting)
 	case l.isProtected(now) && !held:
-		w.violation(n, "host %d does not show hold %d", h.index, c.num)
+		w.violation(invariant.Lists, n, "host %d does not show hold %d", h.index, c.num)
 	case held && c.state == none:
-		w.violation(n, "host %d shows hold %d, which has ended", h.index, row.Hold)
+		w.violation(invariant.Lists, n, "host %d shows hold %d, which has ended", h.index, row.Hold)
 	case held && (row.Hold != c.num || row.Token != c.token || row.Count < c.count || row.Owner != c.owner ||
 		row.Count > c.count && c.state == live ||
 		row.Session != uint64(c.session) || row.Orphan != (c.state == orphaned)):
-		w.violation(n, "host %d shows %+v; it is %+v", h.index, row, *c)
+		w.violation(invariant.Lists, n, "host %d shows %+v; it is %+v", h.index, row, *c)
 	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -29,7 +30,7 @@ func (w *world) checkNewTicket(h *host, n int, o *operation, reply *redis.Reply)
 	tickets := w.redis.names[n].queue.Tickets
 	for _, behind := range tickets[min(int(reply.Rank)+1, len(tickets)):] {
 		if behind.Owner != redis.Owner(h.index) { // it may have given up one of its own
-			w.violation(n, "the new ticket %d of host %d is number %d of %d in the queue", reply.Ticket, h.index, reply.Rank+1, len(tickets))
+			w.violation(invariant.NewTickets, n, "the new ticket %d of host %d is number %d of %d in the queue", reply.Ticket, h.index, reply.Rank+1, len(tickets))
 		}
 	}
 }
@@ -84,7 +85,7 @@ func (w *world) checkOrder(h *host, n int, q *request) {
 				if p.kind != reqAcquire || int(p.name) != n || p.isUnheard || p.reached == 0 || q.reached != 0 && p.reached >= q.reachedFirst || !p.waits(now) {
 					continue
 				}
-				w.violation(n, "out of order: host %d grants what arrived at %d, and request %d of session %d on host %d arrived at %d",
+				w.violation(invariant.StrictOrder, n, "out of order: host %d grants what arrived at %d, and request %d of session %d on host %d arrived at %d",
 					h.index, q.reachedFirst, p.id, g.sessions[i].id, g.index, p.reached)
 			}
 		}

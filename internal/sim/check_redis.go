@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -17,11 +18,11 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 	c := &l.hold
 	now := h.clock(w.now)
 	if !h.up {
-		w.violation(n, "host %d issues an operation while Redis is down", h.index)
+		w.violation(invariant.RedisDown, n, "host %d issues an operation while Redis is down", h.index)
 	}
 	if op.Kind == redisop.Arrive {
 		if l.arriving != noOp {
-			w.violation(n, "host %d has two Arrives in flight", h.index)
+			w.violation(invariant.OneOperation, n, "host %d has two Arrives in flight", h.index)
 		}
 	} else if l.inFlight != noOp || l.dropPending != noOp {
 		w.checkPipelined(h, n, op)
@@ -40,26 +41,26 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 	}
 	if isLeased := op.Kind == redisop.Take || op.Kind == redisop.Renew; isLeased && op.HoldID == c.num && c.state != none && now < c.keptUntil {
 		if until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms; until+ms < c.keptUntil {
-			w.violation(n, "the key of hold %d is given less than its keep, which lasts for %s: %s", c.num, time.Duration(c.keptUntil-now), opString(op))
+			w.violation(invariant.Keeps, n, "the key of hold %d is given less than its keep, which lasts for %s: %s", c.num, time.Duration(c.keptUntil-now), opString(op))
 		}
 		w.check.meetIf(KeepRenewed, int64(op.LeaseMS)*ms > h.longest)
 	}
 	if op.Kind == redisop.Arrive {
 		if op.Name == "" || op.HoldID != 0 || op.LeaseMS != 0 {
-			w.violation(n, "an Arrive that says more than a lock: %s", opString(op))
+			w.violation(invariant.RedisSynced, n, "an Arrive that says more than a lock: %s", opString(op))
 		}
 	} else if op.Count == 0 || op.Kind != redisop.Drop && (op.LeaseMS == 0) != (op.Kind == redisop.Check) {
-		w.violation(n, "an operation without a count or a lease: %s", opString(op))
+		w.violation(invariant.RedisSynced, n, "an operation without a count or a lease: %s", opString(op))
 	}
 	if l.isProtected(now) {
 		switch {
 		case op.Kind == redisop.Drop:
-			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
+			w.violation(invariant.HoldsLast, n, "hold %d is given up early: %s", c.num, opString(op))
 		case op.HoldID > c.num:
-			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
+			w.violation(invariant.HoldsLast, n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
 		case c.state == unserved && op.Kind == redisop.Renew && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed &&
 			!c.endsWithKeyOf(now, op.LeaseMS):
-			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
+			w.violation(invariant.HoldsEnd, n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
 		}
 	}
 	switch {
@@ -82,7 +83,7 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		if !w.queuesBehind(h, n, op) && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
-			w.violation(n, "host %d released the lock for others, and does not back off", h.index)
+			w.violation(invariant.Backoff, n, "host %d released the lock for others, and does not back off", h.index)
 		}
 		l.yielding, l.yieldedAt = false, 0
 	}
@@ -102,10 +103,10 @@ func (w *world) queuesBehind(h *host, n int, op redisop.Op) bool {
 func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	l := &h.locks[n]
 	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != redisop.Drop || op.Kind != redisop.Take || op.RequireExisting {
-		w.violation(n, "host %d has two operations in flight", h.index)
+		w.violation(invariant.OneOperation, n, "host %d has two operations in flight", h.index)
 	}
 	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
-		w.violation(n, "the Drop before it would undo %s", opString(op))
+		w.violation(invariant.OneOperation, n, "the Drop before it would undo %s", opString(op))
 	}
 	now := h.clock(w.now)
 	if l.pipelinedSince == 0 {
@@ -114,10 +115,10 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	isForOrder := op.InOrder && op.Arrived != 0 // perhaps for an acquire whose session has just ended
 	queues := op.Enqueue && (l.waiting > 0 || w.wantsOrder(h, n) || isForOrder)
 	if passed := w.ops[l.inFlight].op.PassedMS; queues && passed >= 100 && op.Arrived == 0 {
-		w.violation(n, "host %d queues at once for a lock that has not been free for %d ms", h.index, passed)
+		w.violation(invariant.FreeMoments, n, "host %d queues at once for a lock that has not been free for %d ms", h.index, passed)
 	}
 	if !queues && (now-l.pipelinedSince > quietRun || l.othersListen() || l.waiting > 0) {
-		w.violation(n, "host %d takes the lock that it releases, since %s; %d are subscribed, %d sidecars wait",
+		w.violation(invariant.FreeMoments, n, "host %d takes the lock that it releases, since %s; %d are subscribed, %d sidecars wait",
 			h.index, time.Duration(now-l.pipelinedSince), l.listeners, l.waiting)
 	}
 	w.check.meetIf(QueuedBehind, l.waiting > 0)
@@ -137,7 +138,7 @@ func (w *world) checkQuietPause(h *host, n int, op redisop.Op, now int64) {
 		return
 	}
 	if l.pausing && !w.queuesBehind(h, n, op) && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
-		w.violation(n, "host %d released the lock for a moment, and takes it %s later", h.index, time.Duration(now-l.droppedAt))
+		w.violation(invariant.FreeMoments, n, "host %d released the lock for a moment, and takes it %s later", h.index, time.Duration(now-l.droppedAt))
 	}
 	w.check.meetIf(PausedForPollers, l.pausing)
 	l.pausing = false
@@ -299,7 +300,7 @@ func (w *world) checkDraw(n int, first, last, floor uint64) {
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them.
 		if !name.counterLost || w.redis.jumpedBack == 0 || floor >= name.drawn {
-			w.violation(n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
+			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
 		w.check.meet(LowerTokenExcused)
 		w.sharers(n, func(n int) {
@@ -333,7 +334,7 @@ func (w *world) checkWakeUp(n int) {
 			for j := range g.sessions[i].requests {
 				q := &g.sessions[i].requests[j]
 				if q.kind == reqAcquire && int(q.name) == n && q.acquire.WaitMS != 0 && g.clock(w.now-bound) > q.arrived {
-					w.violation(n, "lost wake-up: free since %s, session %d of host %d waits since %s, and no host took it",
+					w.violation(invariant.WakeUps, n, "lost wake-up: free since %s, session %d of host %d waits since %s, and no host took it",
 						clockString(name.freedAt), g.sessions[i].id, g.index, clockString(g.worldTime(q.arrived)))
 				}
 			}
@@ -368,7 +369,7 @@ func (w *world) checkFirstListens(n int) {
 	}
 	w.check.meet(FirstListened)
 	if !slices.Contains(w.channel(n).Subscribers, int32(h.index)) {
-		w.violation(n, "ticket %d of host %d is the first since %s, a program has the lock since %s, and the host is not subscribed",
+		w.violation(invariant.WakeUps, n, "ticket %d of host %d is the first since %s, a program has the lock since %s, and the host is not subscribed",
 			t.Num, h.index, clockString(name.firstSince), clockString(name.programAt))
 	}
 }
@@ -380,7 +381,7 @@ func (w *world) checkBack(h *host) {
 	for n := range w.plan.names {
 		l := &h.locks[n]
 		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && now >= max(l.droppedAt+yieldBackoff, l.freedUntil) && h.someoneWaits(n, now) {
-			w.violation(n, "Redis is back, and host %d does not ask for the lock", h.index)
+			w.violation(invariant.WakeUps, n, "Redis is back, and host %d does not ask for the lock", h.index)
 		}
 	}
 }
@@ -473,7 +474,7 @@ func (w *world) checkGone(h *host, n int) {
 		*g = goneKey{} // the host could not, or has asserted the hold
 	case w.now <= g.until || !g.byMessage && l.inFlight != noOp:
 	default:
-		w.violation(n, "hold %d of session %d on host %d is gone in Redis; its host could know that for %s, and did not look at the key",
+		w.violation(invariant.Losses, n, "hold %d of session %d on host %d is gone in Redis; its host could know that for %s, and did not look at the key",
 			c.num, c.session, h.index, time.Duration(w.now-g.until))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -24,7 +25,7 @@ func (w *world) audit() {
 			continue // it is about to do more
 		}
 		if err := h.table.Audit(); err != nil {
-			w.violation(-1, "host %d: %v", h.index, err)
+			w.violation(invariant.Audit, -1, "host %d: %v", h.index, err)
 		}
 		now := h.clock(w.now)
 		for n := range w.plan.names {
@@ -44,14 +45,14 @@ func (w *world) auditLock(h *host, n int, now int64) {
 	switch c.state {
 	case live:
 		if now > c.deadline+eps {
-			w.violation(n, "session %d was not notified that hold %d is lost; its deadline was %s ago", c.session, c.num, time.Duration(now-c.deadline))
+			w.violation(invariant.HoldsEnd, n, "session %d was not notified that hold %d is lost; its deadline was %s ago", c.session, c.num, time.Duration(now-c.deadline))
 		}
 		if c.maxHoldEnd > 0 && now > c.maxHoldEnd+eps {
-			w.violation(n, "hold %d has outlived its max_hold by %s", c.num, time.Duration(now-c.maxHoldEnd))
+			w.violation(invariant.HoldsEnd, n, "hold %d has outlived its max_hold by %s", c.num, time.Duration(now-c.maxHoldEnd))
 		}
 	case unserved:
 		if now > max(c.deadline, c.detachedAt+h.longest)+eps {
-			w.violation(n, "hold %d of a detached session does not end", c.num)
+			w.violation(invariant.HoldsEnd, n, "hold %d of a detached session does not end", c.num)
 		}
 	}
 	w.checkKeyCurrent(h, n, now)
@@ -63,11 +64,11 @@ func (w *world) auditRequests(s *session, now int64) {
 		switch q := &s.requests[i]; q.kind {
 		case reqAcquire:
 			if q.acquire.WaitMS >= 0 && now > q.latest()+eps {
-				w.violation(int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.latest()))
+				w.violation(invariant.AnswersInTime, int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.latest()))
 			}
 		case reqConfirm:
 		default:
-			w.violation(int(q.name), "request %d of session %d is not answered", q.id, s.id)
+			w.violation(invariant.AnswersInTime, int(q.name), "request %d of session %d is not answered", q.id, s.id)
 		}
 	}
 }
@@ -110,15 +111,15 @@ func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 			return
 		}
 		if k.Num != c.num || k.Count < c.count || k.Count > c.count && c.state == live {
-			w.violation(n, "host %d has hold %d with count %d, and does not update Redis, which has %s", h.index, c.num, c.count, keyString(*k))
+			w.violation(invariant.RedisSynced, n, "host %d has hold %d with count %d, and does not update Redis, which has %s", h.index, c.num, c.count, keyString(*k))
 		}
 		return
 	}
 	if c.state == none {
 		if row, ok := h.table.Info(now, lockNames[n]); !ok {
-			w.violation(n, "host %d has forgotten that Redis has %s", h.index, keyString(*k))
+			w.violation(invariant.RedisSynced, n, "host %d has forgotten that Redis has %s", h.index, keyString(*k))
 		} else if row.State == protocol.StateFree && row.Waiting == 0 {
-			w.violation(n, "host %d does nothing about %s", h.index, keyString(*k))
+			w.violation(invariant.RedisSynced, n, "host %d does nothing about %s", h.index, keyString(*k))
 		}
 	}
 }
@@ -144,7 +145,7 @@ func (w *world) reportStuck() {
 			}
 		}
 	}
-	w.violation(name, "nothing fails any more, and still%s", b.String()[1:])
+	w.violation(invariant.WakeUps, name, "nothing fails any more, and still%s", b.String()[1:])
 }
 
 // checkEmpty checks that nothing is left of sessions that are all closed.
@@ -157,25 +158,25 @@ func (w *world) checkEmpty() {
 		h.journal.checkEmpty()
 		now := h.clock(w.now)
 		h.table.List(now, 0, func(row protocol.LockRow) bool {
-			w.violation(nameIndex(row.Name), "all sessions of host %d are closed, and it still has %+v", h.index, row)
+			w.violation(invariant.NothingLeft, nameIndex(row.Name), "all sessions of host %d are closed, and it still has %+v", h.index, row)
 			return false
 		})
 		for n := range w.plan.names {
 			if h.locks[n].wantsMessages {
-				w.violation(n, "all sessions of host %d are closed, and it is still subscribed", h.index)
+				w.violation(invariant.NothingLeft, n, "all sessions of host %d are closed, and it is still subscribed", h.index)
 			}
 		}
 		if n := h.table.Users(now + int64(time.Hour)); n != 0 {
-			w.violation(-1, "all sessions of host %d are closed, and its table counts for %d users", h.index, n)
+			w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its table counts for %d users", h.index, n)
 		}
 		if at, ok := h.table.Next(); ok {
-			w.violation(-1, "all sessions of host %d are closed, and its table wants to be advanced in %s", h.index, time.Duration(at-now))
+			w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its table wants to be advanced in %s", h.index, time.Duration(at-now))
 		}
 	}
 	for n := range w.plan.names {
 		w.expire(n)
 		if k := &w.redis.names[n].key; k.Owner != redis.NoOwner && int(k.Owner) < len(w.hosts) && w.hosts[k.Owner].process != abandoned {
-			w.violation(n, "all sessions are closed, and Redis still has %s", keyString(*k))
+			w.violation(invariant.NothingLeft, n, "all sessions are closed, and Redis still has %s", keyString(*k))
 		}
 	}
 }

@@ -6,12 +6,13 @@
 // (internal/sim/redis):
 //
 //   - The world breaks things (world.go): Run runs one seed. The plan of a seed (plan.go)
-//     says which faults it has. A host (host.go) has clients (client.go), a command
-//     connection (network.go) and a subscription (pubsub.go) to Redis (redis.go), which
+//     says which faults it has. A host (host.go) has clients (client.go) and one
+//     connection (network.go), with its subscriptions (pubsub.go), to Redis (redis.go), which
 //     Redisson clients use too (redisson.go). Faults (fault.go) break all of them; sidecars
 //     are killed and started again from their journal (restart.go, journal.go), and clients
 //     resume their sessions (resume.go). The checkers (check*.go) compare what clients know
-//     with what Redis has, at every step.
+//     with what Redis has, at every step. A failure names the invariant (package invariant,
+//     docs/invariants.md).
 //   - The fleet counts (fleet.go): what very many hosts cost one Redis, and how long their
 //     clients wait. It is the scale study that docs/scaling.md quotes.
 //

@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -111,7 +112,7 @@ func (w *world) wake(h *host) {
 	}
 	if h.wakeAt == w.check.lastWake && w.check.lastWakeHost == h.index {
 		if h.spins++; h.spins > 1000 {
-			w.violation(-1, "the table of host %d wants to be advanced again and again at the same time", h.index)
+			w.violation(invariant.Rest, -1, "the table of host %d wants to be advanced again and again at the same time", h.index)
 		}
 	} else {
 		h.spins = 0

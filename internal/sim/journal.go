@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -57,7 +58,7 @@ func (j *journal) isKilled() bool {
 // PutLastHoldID records the last hold number.
 func (j *journal) PutLastHoldID(id uint64) {
 	if id < j.lastHold {
-		j.w.violation(-1, "host %d records %d as its last number, after %d", j.h.index, id, j.lastHold)
+		j.w.violation(invariant.HoldNumbers, -1, "host %d records %d as its last number, after %d", j.h.index, id, j.lastHold)
 	}
 	if !j.isKilled() {
 		j.lastHold = id
@@ -71,10 +72,10 @@ func (j *journal) PutLastHoldID(id uint64) {
 func (j *journal) PutLock(slot uint32, l *locktable.LockRecord) uint32 {
 	n := nameIndex(l.Name)
 	if j.writes == immortal && l.MaxHoldID > j.lastHold {
-		j.w.violation(n, "host %d records %+v; its last number is %d", j.h.index, *l, j.lastHold)
+		j.w.violation(invariant.HoldNumbers, n, "host %d records %+v; its last number is %d", j.h.index, *l, j.lastHold)
 	}
 	if slot != 0 && j.writes != killed && j.slots[slot-1].lock.Name != l.Name {
-		j.w.violation(n, "host %d records a lock in slot %d, which it does not have", j.h.index, slot)
+		j.w.violation(invariant.Journal, n, "host %d records a lock in slot %d, which it does not have", j.h.index, slot)
 	}
 	j.stores = 0
 	if j.isKilled() {
@@ -86,7 +87,7 @@ func (j *journal) PutLock(slot uint32, l *locktable.LockRecord) uint32 {
 	}
 	if slot == 0 {
 		if j.find(n) != nil {
-			j.w.violation(n, "host %d records a lock in two slots", j.h.index)
+			j.w.violation(invariant.Journal, n, "host %d records a lock in two slots", j.h.index)
 		}
 		for i := range j.room {
 			if j.slots[i].lock.Name == "" {
@@ -140,10 +141,10 @@ func (j *journal) DeleteLock(slot uint32) {
 		return
 	}
 	if slot == 0 || j.slots[slot-1].lock.Name == "" {
-		j.w.violation(-1, "host %d frees slot %d, which it does not have", j.h.index, slot)
+		j.w.violation(invariant.Journal, -1, "host %d frees slot %d, which it does not have", j.h.index, slot)
 	}
 	if r := &j.slots[slot-1]; r.hold.ID != 0 {
-		j.w.violation(nameIndex(r.lock.Name), "host %d frees the slot of a lock before that of hold %d", j.h.index, r.hold.ID)
+		j.w.violation(invariant.Journal, nameIndex(r.lock.Name), "host %d frees the slot of a lock before that of hold %d", j.h.index, r.hold.ID)
 	}
 	j.slots[slot-1] = record{}
 }
@@ -159,10 +160,10 @@ func (j *journal) PutHold(slot, lock uint32, h *locktable.HoldRecord) uint32 {
 	}
 	n := nameIndex(r.lock.Name)
 	if h.ID > r.lock.MaxHoldID || h.Token == 0 || h.Entries == 0 || h.Session == 0 || h.Deadline == 0 {
-		j.w.violation(n, "host %d records %+v; its lock is %+v", j.h.index, *h, r.lock)
+		j.w.violation(invariant.Journal, n, "host %d records %+v; its lock is %+v", j.h.index, *h, r.lock)
 	}
 	if slot == 0 && r.hold.ID != 0 || slot != 0 && (slot != lock || r.hold.ID != h.ID) {
-		j.w.violation(n, "host %d records hold %d in slot %d, beside hold %d in slot %d", j.h.index, h.ID, slot, r.hold.ID, lock)
+		j.w.violation(invariant.Journal, n, "host %d records hold %d in slot %d, beside hold %d in slot %d", j.h.index, h.ID, slot, r.hold.ID, lock)
 	}
 	r.hold = *h
 	return lock
@@ -171,7 +172,7 @@ func (j *journal) PutHold(slot, lock uint32, h *locktable.HoldRecord) uint32 {
 // DeleteHold frees the slot of a hold.
 func (j *journal) DeleteHold(slot uint32) {
 	if j.writes != killed && (slot == 0 || j.slots[slot-1].hold.ID == 0) {
-		j.w.violation(-1, "host %d frees the hold in slot %d, which it does not have", j.h.index, slot)
+		j.w.violation(invariant.Journal, -1, "host %d frees the hold in slot %d, which it does not have", j.h.index, slot)
 	}
 	if !j.isKilled() || j.writes != killed && j.w.random.oneIn(2) {
 		j.slots[slot-1].hold = locktable.HoldRecord{}
@@ -185,10 +186,10 @@ func (j *journal) DeleteHold(slot uint32) {
 func (j *journal) PutSession(r locktable.SessionRecord) {
 	s := j.session(r.ID)
 	if s == nil {
-		j.w.violation(-1, "host %d records session %d, which is not open", j.h.index, r.ID)
+		j.w.violation(invariant.Journal, -1, "host %d records session %d, which is not open", j.h.index, r.ID)
 	}
 	if r.LeaseSeq < s.LeaseSeq || s.Phase.IsOver() && !r.Phase.IsOver() {
-		j.w.violation(-1, "host %d records %+v of session %d, after %+v", j.h.index, r, r.ID, s.SessionRecord)
+		j.w.violation(invariant.Journal, -1, "host %d records %+v of session %d, after %+v", j.h.index, r, r.ID, s.SessionRecord)
 	}
 	switch {
 	case !j.isKilled():
@@ -273,7 +274,7 @@ func (j *journal) checkRoom(t lockTable) {
 		missing += btoi(j.find(n) == nil)
 	}
 	if unstored := t.Unstored(); unstored > missing {
-		j.w.violation(-1, "host %d has %d locks for which there is no room; its journal misses %d at most", j.h.index, unstored, missing)
+		j.w.violation(invariant.Journal, -1, "host %d has %d locks for which there is no room; its journal misses %d at most", j.h.index, unstored, missing)
 	} else if unstored == 0 {
 		j.w.check.meet(JournalWholeAgain)
 		j.whole, j.full = true, false
@@ -296,12 +297,12 @@ func (j *journal) checkHold(n int, c *hold) {
 	}
 	r := j.find(n)
 	if r == nil || r.hold.ID != c.num {
-		j.w.violation(n, "the journal of host %d does not have hold %d of session %d, which believes in it", j.h.index, c.num, c.session)
+		j.w.violation(invariant.Journal, n, "the journal of host %d does not have hold %d of session %d, which believes in it", j.h.index, c.num, c.session)
 	}
 	h := &r.hold
 	if h.Token != c.token || h.Owner != c.owner || h.Session != c.session || h.Granted != c.granted || h.Phase.IsOrphan() ||
 		h.Entries < c.count || h.End != c.maxHoldEnd || int64(h.CrashDelayMS)*ms != c.crashDelay || h.KeepUntil < c.keptUntil || j.deadline(h) < c.deadline {
-		j.w.violation(n, "the journal of host %d has %+v, with the deadline %d; it is %+v", j.h.index, *h, j.deadline(h), *c)
+		j.w.violation(invariant.Journal, n, "the journal of host %d has %+v, with the deadline %d; it is %+v", j.h.index, *h, j.deadline(h), *c)
 	}
 }
 
@@ -311,17 +312,17 @@ func (j *journal) checkOperation(n int, op redisop.Op) {
 		return
 	}
 	if r := j.find(n); r == nil || r.lock.MaxHoldID < op.HoldID || j.lastHold < op.HoldID {
-		j.w.violation(n, "%s is issued, and the journal of host %d has %+v", opString(op), j.h.index, r)
+		j.w.violation(invariant.Journal, n, "%s is issued, and the journal of host %d has %+v", opString(op), j.h.index, r)
 	}
 }
 
 func (j *journal) checkEmpty() {
 	for i := range j.slots {
 		if j.slots[i].lock.Name != "" {
-			j.w.violation(-1, "all sessions of host %d are closed, and its journal still has %+v", j.h.index, j.slots[i])
+			j.w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its journal still has %+v", j.h.index, j.slots[i])
 		}
 	}
 	if len(j.sessions) != 0 {
-		j.w.violation(-1, "all sessions of host %d are closed, and its journal still has session %d", j.h.index, j.sessions[0].ID)
+		j.w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its journal still has session %d", j.h.index, j.sessions[0].ID)
 	}
 }

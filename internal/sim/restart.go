@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -260,7 +261,7 @@ func (w *world) checkRecord(h *host, n int) {
 	}
 	if r.ID == 0 {
 		if l.isProtected(now) {
-			w.violation(n, "the journal of host %d does not have hold %d, whose crash delay lasts", h.index, c.num)
+			w.violation(invariant.Journal, n, "the journal of host %d does not have hold %d, whose crash delay lasts", h.index, c.num)
 		}
 		c.state = none
 		return
@@ -279,7 +280,7 @@ func (w *world) checkRecord(h *host, n int) {
 		c.fixed, c.maxHoldEnd = r.LeaseMS > 0, r.End
 	}
 	if r.KeepUntil < c.keptUntil {
-		w.violation(n, "the journal of host %d has a keep of hold %d until %d; it lasts until %d", h.index, c.num, r.KeepUntil, c.keptUntil)
+		w.violation(invariant.Journal, n, "the journal of host %d has a keep of hold %d until %d; it lasts until %d", h.index, c.num, r.KeepUntil, c.keptUntil)
 	}
 	c.keptUntil = r.KeepUntil // what ended it may have been lost with the process
 	if r.Phase == locktable.HoldKept {
@@ -302,10 +303,10 @@ func (w *world) checkRecord(h *host, n int) {
 	c.state = unbelieved
 	c.deadline, c.confirmed = h.journal.deadline(&r), h.journal.deadline(&r)
 	if was == orphaned && h.journal.session(r.Session) == nil {
-		w.violation(n, "the journal of host %d has hold %d as its session's, which is closed", h.index, c.num)
+		w.violation(invariant.Journal, n, "the journal of host %d has hold %d as its session's, which is closed", h.index, c.num)
 	}
 	if slotOf(r.Session) >= len(h.sessions) {
-		w.violation(n, "the journal of host %d has hold %d of session %d", h.index, r.ID, r.Session)
+		w.violation(invariant.Journal, n, "the journal of host %d has hold %d of session %d", h.index, r.ID, r.Session)
 	}
 	s := &h.sessions[slotOf(r.Session)]
 	if i := s.belief(r.ID); i >= 0 && s.id == r.Session && s.open {
@@ -331,7 +332,7 @@ func (w *world) checkBeliefs(h *host) {
 		for j := range s.beliefs {
 			b := &s.beliefs[j]
 			if c := &h.locks[b.name].hold; !b.gone && !b.hold.isOver(now) && (c.num != b.hold.num || c.state != away) {
-				w.violation(int(b.name), "session %d believes in hold %d; the journal of host %d has %+v", s.id, b.hold.num, h.index, *c)
+				w.violation(invariant.Journal, int(b.name), "session %d believes in hold %d; the journal of host %d has %+v", s.id, b.hold.num, h.index, *c)
 			}
 		}
 	}

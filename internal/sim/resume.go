@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -261,7 +262,7 @@ func (w *world) claimPage(h *host, s *session) {
 		w.trace.add(w, -1, h, "s%d claims id=%d %v more=%v", s.id, req.ID, req.Holds, req.More)
 	}
 	if fault := h.table.Claim(now, s.id, &req); fault != "" {
-		w.violation(-1, "host %d refuses a claim of session %d: %s; it claims %v", h.index, s.id, fault, req.Holds)
+		w.violation(invariant.ResumedSession, -1, "host %d refuses a claim of session %d: %s; it claims %v", h.index, s.id, fault, req.Holds)
 	}
 	w.drain(h)
 	if h.dying {
@@ -269,7 +270,7 @@ func (w *world) claimPage(h *host, s *session) {
 	}
 	if s.link == claiming {
 		if s.claimSent {
-			w.violation(-1, "the claim %d of session %d is not answered", req.ID, s.id)
+			w.violation(invariant.AnswersInTime, -1, "the claim %d of session %d is not answered", req.ID, s.id)
 		}
 		pause := w.random.magnitude(10*µs, 200*ms)
 		if w.phase == faulty && w.random.oneIn(3) {
@@ -330,11 +331,11 @@ func (w *world) releaseSurplus(h *host, s *session, now int64) {
 func (w *world) onClaimed(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
 	if s.link != claiming || s.detached || !s.claimSent || e.ID != s.lastID || e.IsLast != s.lastClaim {
-		w.violation(-1, "session %d gets the answer that its claim %d is done (last: %v)", s.id, e.ID, e.IsLast)
+		w.violation(invariant.ResumedSession, -1, "session %d gets the answer that its claim %d is done (last: %v)", s.id, e.ID, e.IsLast)
 	}
 	for i := range s.beliefs {
 		if b := &s.beliefs[i]; b.claimed && b.gone {
-			w.violation(int(b.name), "session %d claimed hold %d, which is gone, and is not notified", s.id, b.hold.num)
+			w.violation(invariant.ResumedSession, int(b.name), "session %d claimed hold %d, which is gone, and is not notified", s.id, b.hold.num)
 		}
 	}
 	s.claimSent = false
@@ -350,14 +351,14 @@ func (w *world) onClaimed(h *host, e *locktable.Effect) {
 		row, _ := h.table.Info(now, lockNames[n])
 		if c.state == unbelieved {
 			if row.State == protocol.StateHeld && row.Hold == c.num && !row.Orphan {
-				w.violation(n, "session %d did not claim hold %d, and still has it", s.id, c.num)
+				w.violation(invariant.ResumedSession, n, "session %d did not claim hold %d, and still has it", s.id, c.num)
 			}
 			w.check.meet(UnclaimedHold)
 			w.leaveHold(h, n)
 			continue
 		}
 		if row.Hold != c.num || row.Count != c.count || row.Token != c.token || row.Absent {
-			w.violation(n, "session %d claimed hold %d with %d entries, token %d; it has %+v", s.id, c.num, c.count, c.token, row)
+			w.violation(invariant.ResumedSession, n, "session %d claimed hold %d with %d entries, token %d; it has %+v", s.id, c.num, c.count, c.token, row)
 		}
 		w.check.meet(ClaimedHold)
 		if c.isOver(now) { // between the claim and its answer its client stopped believing
@@ -402,7 +403,7 @@ func (w *world) noteLost(h *host, s *session, n int, e *locktable.Effect, receiv
 	case received && s.link == connected:
 	case received:
 		if i < 0 || !s.beliefs[i].claimed {
-			w.violation(n, "session %d is notified that it lost hold %d before it has claimed it", s.id, e.Hold)
+			w.violation(invariant.ResumedSession, n, "session %d is notified that it lost hold %d before it has claimed it", s.id, e.Hold)
 		}
 		w.check.meet(LostInClaim)
 		s.removeBelief(i)
@@ -420,11 +421,11 @@ func (w *world) noteLost(h *host, s *session, n int, e *locktable.Effect, receiv
 func (w *world) onForgotten(h *host, s *session, e *locktable.Effect) {
 	i := s.belief(e.Hold)
 	if s.link != claiming || i < 0 || !s.beliefs[i].claimed {
-		w.violation(-1, "session %d is notified that hold %d is forgotten, and did not claim it", s.id, e.Hold)
+		w.violation(invariant.ResumedSession, -1, "session %d is notified that hold %d is forgotten, and did not claim it", s.id, e.Hold)
 	}
 	b := &s.beliefs[i]
 	if !b.gone {
-		w.violation(int(b.name), "hold %d of session %d was neither released nor lost, and is forgotten", e.Hold, s.id)
+		w.violation(invariant.ResumedSession, int(b.name), "hold %d of session %d was neither released nor lost, and is forgotten", e.Hold, s.id)
 	}
 	reason := protocol.Forgotten
 	if b.life == h.life {

@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -53,7 +54,7 @@ func Run(seed uint64, o Options) (r *Result) {
 		case *Violation:
 			r.Violation = p
 		default:
-			r.Violation = &Violation{seed, w.steps, w.now, fmt.Sprintf("panic: %v\n%s", p, debug.Stack()), -1}
+			r.Violation = &Violation{invariant.NoPanic, seed, w.steps, w.now, fmt.Sprintf("panic: %v\n%s", p, debug.Stack()), -1}
 		}
 		if r.Violation != nil {
 			r.Plan = fmt.Sprintf("%+v", w.plan)

@@ -3,6 +3,7 @@ package explore
 import (
 	"fmt"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -152,7 +153,7 @@ func (w *world) step(a action) (next *world) {
 	n := w.clone()
 	defer func() {
 		if p := recover(); p != nil {
-			n.violated("the table panics: %v", p)
+			n.violated(invariant.NoPanic, "the table panics: %v", p)
 			next = n
 		}
 	}()

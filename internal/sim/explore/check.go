@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -12,10 +13,10 @@ import (
 // onGranted notes that a client is granted the lock.
 func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 	if cl.phase != waiting && cl.phase != trying || e.ID != cl.request {
-		w.violated("a client of host %d is granted what it did not ask for", h.index)
+		w.violated(invariant.Answers, "a client of host %d is granted what it did not ask for", h.index)
 	}
 	if e.Token <= w.granted {
-		w.violated("a client of host %d is granted token %d after token %d", h.index, e.Token, w.granted)
+		w.violated(invariant.TokensGrow, "a client of host %d is granted token %d after token %d", h.index, e.Token, w.granted)
 	}
 	w.granted = max(w.granted, e.Token)
 	w.checkOrder(h, cl)
@@ -58,7 +59,7 @@ func (w *world) checkOrder(h *host, cl *client) {
 			if other == cl || other.phase != waiting || other.reached == 0 || cl.reached != 0 && other.reached >= cl.reachedFirst {
 				continue
 			}
-			w.violated("out of order: host %d grants an acquire that %s, and client %d of host %d waits, whose acquire %s",
+			w.violated(invariant.StrictOrder, "out of order: host %d grants an acquire that %s, and client %d of host %d waits, whose acquire %s",
 				h.index, cmp.Or(arrivedText("", cl.reachedFirst), "has not arrived"), c, g.index, arrivedText("", other.reached))
 		}
 	}
@@ -74,14 +75,14 @@ func (w *world) check() {
 				continue
 			}
 			if holder != nil {
-				w.violated("two clients believe that they have the lock: in tokens %d and %d", holder.token, cl.token)
+				w.violated(invariant.Exclusion, "two clients believe that they have the lock: in tokens %d and %d", holder.token, cl.token)
 			}
 			holder = cl
 			switch k := &w.key; {
 			case int(k.Owner) != h.index:
-				w.violated("client %d of host %d believes in hold %d for %d ms, and the key is not of its host", c, h.index, cl.hold, (cl.deadline-w.now)/ms)
+				w.violated(invariant.KeysCoverHolds, "client %d of host %d believes in hold %d for %d ms, and the key is not of its host", c, h.index, cl.hold, (cl.deadline-w.now)/ms)
 			case k.ExpireAt < cl.deadline:
-				w.violated("client %d of host %d believes in hold %d for %d ms, and the key expires in %d ms", c, h.index, cl.hold, (cl.deadline-w.now)/ms, (k.ExpireAt-w.now)/ms)
+				w.violated(invariant.KeysCoverHolds, "client %d of host %d believes in hold %d for %d ms, and the key expires in %d ms", c, h.index, cl.hold, (cl.deadline-w.now)/ms, (k.ExpireAt-w.now)/ms)
 			}
 		}
 	}
@@ -113,7 +114,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 	n := w.clone()
 	defer func() {
 		if p := recover(); p != nil {
-			n.violated("the table panics: %v", p)
+			n.violated(invariant.NoPanic, "the table panics: %v", p)
 			last = n
 		}
 	}()
@@ -125,7 +126,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 	for steps := 0; n.violation == ""; steps++ {
 		waits := n.waits()
 		if steps > settleSteps {
-			n.violated("the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (n.now-start)/ms)
+			n.violated(invariant.WakeUps, "the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (n.now-start)/ms)
 			break
 		}
 		a, ok := n.nextFair()
@@ -135,7 +136,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 				break
 			}
 			if waits && at-start > within || at-start > 8*lease {
-				n.violated("the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (at-start)/ms)
+				n.violated(invariant.WakeUps, "the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (at-start)/ms)
 				break
 			}
 			switch {
@@ -145,7 +146,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 				unused = n.now
 			}
 			if unused >= 0 && at-unused > keptWithin {
-				n.violated("host %d keeps key %d, which no client has or waits for, for more than %d ms", n.key.Owner, n.key.Num, keptWithin/ms)
+				n.violated(invariant.NothingLeft, "host %d keeps key %d, which no client has or waits for, for more than %d ms", n.key.Owner, n.key.Num, keptWithin/ms)
 				break
 			}
 			a = actionOf(passTime, 0, 0)
@@ -227,24 +228,24 @@ func (w *world) nextFair() (action, bool) {
 // checkRest checks a world in which nothing will happen any more.
 func (w *world) checkRest() {
 	if w.key.Exists() {
-		w.violated("host %d keeps the lock, which no client has or waits for", w.key.Owner)
+		w.violated(invariant.NothingLeft, "host %d keeps the lock, which no client has or waits for", w.key.Owner)
 	}
 	// A ticket that an operation of a dead connection or process has made stays until it is met,
 	// or expires.
 	if n := len(w.queue.Tickets); n > 0 && w.faults == 0 {
-		w.violated("%d tickets are left in the queue", n)
+		w.violated(invariant.NothingLeft, "%d tickets are left in the queue", n)
 	}
 	for i, h := range w.hosts {
 		for c := range h.clients {
 			if p := h.clients[c].phase; p != idle {
-				w.violated("client %d of host %d is in phase %d at the end: a wake-up is lost", c, i, p)
+				w.violated(invariant.WakeUps, "client %d of host %d is in phase %d at the end: a wake-up is lost", c, i, p)
 			}
 		}
 		if _, ok := h.process.table.Info(w.now, lockName); ok {
-			w.violated("the table of host %d does not forget the lock", i)
+			w.violated(invariant.NothingLeft, "the table of host %d does not forget the lock", i)
 		}
 		if h.journal.lock.Name != "" {
-			w.violated("the journal of host %d still has the lock", i)
+			w.violated(invariant.NothingLeft, "the journal of host %d still has the lock", i)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package explore
 import (
 	"slices"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -145,7 +146,7 @@ func (w *world) restart(i int) {
 		cl := &h.clients[c]
 		if cl.dead || t.Holds(cl.session) == 0 {
 			if cl.phase == believes && w.now < cl.deadline {
-				w.violated("client %d of host %d believes in hold %d, and the journal does not have it", c, i, cl.hold)
+				w.violated(invariant.Journal, "client %d of host %d believes in hold %d, and the journal does not have it", c, i, cl.hold)
 			}
 			w.openSession(h, c)
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -262,9 +263,9 @@ func (w *world) copyProcess(h *host) {
 	h.journal = j
 }
 
-func (w *world) violated(format string, args ...any) {
+func (w *world) violated(broken invariant.Name, format string, args ...any) {
 	if w.violation == "" {
-		w.violation = fmt.Sprintf(format, args...)
+		w.violation = fmt.Sprintf("invariant %q is violated: %s", broken, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -345,7 +346,7 @@ func (w *world) claim(i, c int) {
 	cl.away = false
 	h.process.table.Resume(cl.session, locktable.Peer{PID: int64(c) + 1, UID: 1})
 	if fault := h.process.table.Claim(w.now, cl.session, &req); fault != "" {
-		w.violated("the claim of a client breaks the protocol: %s", fault)
+		w.violated(invariant.ResumedSession, "the claim of a client breaks the protocol: %s", fault)
 	}
 	w.drain(h)
 }
@@ -397,7 +398,7 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		w.onGranted(h, cl, e)
 	case locktable.Refusal:
 		if cl.phase != waiting && cl.phase != trying || e.ID != cl.request {
-			w.violated("client %d of host %d is refused what it did not ask for", c, h.index)
+			w.violated(invariant.Answers, "client %d of host %d is refused what it did not ask for", c, h.index)
 		}
 		cl.phase = idle
 	case locktable.Lost:
@@ -419,7 +420,7 @@ func (w *world) send(h *host, e *locktable.Effect) {
 	switch e.Kind {
 	case locktable.Redis:
 		if !c.isOpen {
-			w.violated("host %d sends an operation although Redis is down", h.index)
+			w.violated(invariant.RedisDown, "host %d sends an operation although Redis is down", h.index)
 			return
 		}
 		c.unanswered = push(c.unanswered, r)
