@@ -216,7 +216,7 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("got %q, want a sentence about Redis without the password", why)
 			}
 			if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.NotSent || res.Msg == "" {
-				t.Errorf("got %+v, want Unsent and the reason", res)
+				t.Errorf("got %+v, want NotSent and the reason", res)
 			}
 			if strings.Contains(r.logged(), secret) {
 				t.Errorf("the log tells the password: %s", r.logged())

@@ -152,7 +152,7 @@ func (p *pipeline) queueBatch(now int64, ops []redisop.Op) {
 	}
 }
 
-// queueCommand queues a queueCommand of a script for ops, and arranges them. The caller holds mu.
+// queueCommand queues the command that runs a script for ops, and arranges them. The caller holds mu.
 func (p *pipeline) queueCommand(now int64, cl call, ops []redisop.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)

@@ -145,7 +145,7 @@ func TestNearbyOneRunFollowsAnother(t *testing.T) {
 }
 
 // A connection that ends with much under way leaves each operation with one result:
-// Unsent where certainly nothing of it was sent.
+// NotSent where certainly nothing of it was sent.
 func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
 	url, greeted := greet(t)
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
@@ -171,7 +171,7 @@ func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
 		}
 	}
 	if counts[redisop.Unknown] == 0 || counts[redisop.NotSent] == 0 || len(counts) != 2 {
-		t.Errorf("outcomes %v; want some of Unknown, some of Unsent", counts)
+		t.Errorf("outcomes %v; want some of Unknown, some of NotSent", counts)
 	}
 }
 

@@ -238,7 +238,8 @@ func (s *Store) Subscribe(name string) { s.commands.subscribe(name) }
 func (s *Store) Unsubscribe(name string) { s.commands.unsubscribe(name) }
 
 // Close sends what is queued, for as long as ctx allows, and ends the
-// connection. What could not be sent by then is answered Unsent or Unknown.
+// connection. What could not be sent by then has the result NotSent, what has
+// no answer Unknown.
 // When Close returns, no goroutine and no callback is left. The error is ctx's,
 // if it ended first.
 func (s *Store) Close(ctx context.Context) error {
