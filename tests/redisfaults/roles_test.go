@@ -57,7 +57,7 @@ func TestDemotedMasterTransfersNothing(t *testing.T) {
 	t.Run("two older hosts follow the master, and one of this version stays", func(t *testing.T) {
 		first, second := startPair(t)
 		way := harness.StartProxy(t, first)
-		older := harness.LastWithoutOrigins(t)
+		older := harness.ProgramOf(t, harness.Base010PreQueue)
 		exchangeRolesUnderLoad(t, first, second, way, []host{{older, way.URL()}, {older, way.URL()}, {url: first.TCPURL()}})
 	})
 }

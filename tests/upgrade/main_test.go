@@ -1,6 +1,6 @@
-// Package upgrade shows what holds while daemons of the last release and of this tree use one
+// Package upgrade shows what holds while daemons of base-0.1.0-pre and of this tree use one
 // Redis, and when a host is upgraded or downgraded. To each other, daemons of the two versions
-// are programs that are no sidecars: those of the last release have no queue in Redis.
+// are programs that are no sidecars: those of base-0.1.0-pre have no queue in Redis.
 //
 //	mutual exclusion, tokens                   TestDaemonsOfTwoVersionsExcludeEachOther
 //	a release wakes a waiter                   TestReleaseWakesAWaiterOfTheOtherVersion
@@ -10,8 +10,8 @@
 //	downgrade: a ticket in the queue           TestDowngradedDaemonIsNotPassedALock
 //	downgrade: a lock that lingers             TestDowngradedDaemonReleasesALockThatLingers
 //
-// The binary of the last release is built from the history of the repository. Without it, the
-// tests are skipped.
+// harness.Base010Pre has the commit. Its binary is built from the history of the repository.
+// Without it, the tests are skipped.
 package upgrade
 
 import (
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { harness.Main(m, harness.Config{}) }
 // versions returns the binaries of the two versions: "" is that of this tree.
 func versions(t *testing.T) []version {
 	t.Helper()
-	return []version{{"last release", harness.LastRelease(t)}, {"this tree", ""}}
+	return []version{{harness.Base010Pre.Name, harness.ProgramOf(t, harness.Base010Pre)}, {"this tree", ""}}
 }
 
 type version struct{ name, program string }

@@ -63,22 +63,22 @@ func TestReleaseWakesAWaiterOfTheOtherVersion(t *testing.T) {
 // While clients of both versions want one lock all the time, each host is granted it again and
 // again. Between versions there is no order. Hosts of this tree pass the lock on between them
 // until they leave it free for programs that are no sidecars, after 100 ms; then a host of the
-// last release gets a turn, of 64 grants at most. So its share is smaller if they are several.
+// base gets a turn, of 64 grants at most. So its share is smaller if they are several.
 //
-// Measured were 38 to 62 % of the grants each for two hosts, 18 to 37 % for each of two of the last
-// release beside one of this tree, 2 to 12 % for one of the last release beside two of this tree.
+// Measured were 38 to 62 % of the grants each for two hosts, 18 to 37 % for each of two of the
+// base beside one of this tree, 2 to 12 % for one of the base beside two of this tree.
 // On a machine that is so busy that a host misses most of the moments, it is less. So the test
 // judges only that no host waits for as long as the test lasts.
 func TestDaemonsOfTwoVersionsShareALock(t *testing.T) {
 	const (
-		window                = 3 * time.Second
-		lastRelease, thisTree = 0, 1
+		window         = 3 * time.Second
+		base, thisTree = 0, 1
 	)
 	for _, clients := range []int{1, 4} {
 		for _, hosts := range [][]int{ // their versions
-			{lastRelease, thisTree},
-			{lastRelease, lastRelease, thisTree},
-			{lastRelease, thisTree, thisTree},
+			{base, thisTree},
+			{base, base, thisTree},
+			{base, thisTree, thisTree},
 		} {
 			t.Run(fmt.Sprintf("%d of %d hosts of this tree, clients on each: %d", thisTreeCount(hosts), len(hosts), clients), func(t *testing.T) {
 				r := harness.StartRedis(t)

@@ -122,7 +122,7 @@ func TestDowngradedDaemonIsNotPassedALock(t *testing.T) {
 }
 
 // A daemon is killed while it keeps a lock for a moment after its release. Its successor of the
-// last release frees that lock. The moment is short, so the test may have to kill several times.
+// base frees that lock. The moment is short, so the test may have to kill several times.
 func TestDowngradedDaemonReleasesALockThatLingers(t *testing.T) {
 	const name = "lingering"
 	all := versions(t)
