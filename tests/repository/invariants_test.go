@@ -21,7 +21,7 @@ func TestDocumentHasTheInvariantsThatCodeChecks(t *testing.T) {
 		}
 		inCode[name][column] = true
 	}
-	asserted := regexp.MustCompile(`\bviolated\("([^"]+)"`)
+	asserted := regexp.MustCompile(`(?i)\bviolated\("([^"]+)"`)
 	for _, text := range sources(t, "sidecar/locktable") {
 		for _, m := range asserted.FindAllStringSubmatch(text, -1) {
 			note(m[1], "table")
