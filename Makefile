@@ -17,6 +17,8 @@ PYTHON      ?= python3
 
 # Everything that counts as Go source. .venv may hold foreign .go files.
 GO_DIRS := $(wildcard cmd internal packaging protocol sdk sidecar tests wheel)
+# Each has a go.mod.
+GO_MODULES := . packaging tests/bench
 # Packages with benchmarks and fuzz targets.
 GO_CORE := ./wheel ./protocol ./internal/... ./sidecar/... ./sdk/go/...
 
@@ -202,8 +204,11 @@ test-python: redis venv build
 	LOCKSIDECAR_BINARY=$(CURDIR)/bin/locksidecar .venv/bin/pytest -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true sdk/python
 
 .PHONY: lint
-lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --strict
+lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, go mod tidy, ruff, mypy --strict
 	go vet ./...
+	@for module in $(GO_MODULES); do \
+		echo "go mod tidy -diff ($$module)"; go -C $$module mod tidy -diff || \
+		{ echo "error: go.mod or go.sum is not tidy: go -C $$module mod tidy" >&2; exit 1; }; done
 	for system in darwin windows freebsd; do GOOS=$$system go vet ./sdk/...; done
 	go run $(STATICCHECK) ./...
 	cd tests/bench && go vet ./... && go run $(STATICCHECK) ./...
@@ -217,6 +222,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	.venv/bin/mypy --strict internal/flashsale/till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	.venv/bin/mypy --strict tests/conform/driver.py
+	.venv/bin/mypy --strict tests/repository/python_api.py
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py tests/bench/python/cost.py
 
