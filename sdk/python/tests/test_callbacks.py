@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import logging
 import os
 import pickle
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from fake import TIMEOUT, FakeSidecar
+from test_interrupts import Handler
 
 import locksidecar
-from locksidecar import LockLost, testing
+from locksidecar import ClientClosed, LockLost, _log, _shared_session, testing
 
 Losses = queue.Queue[LockLost]
 
@@ -282,6 +287,199 @@ async def test_tasks_log_losses_and_reconnects(sidecar: FakeSidecar, caplog: pyt
         await client.ping()
     assert [r.levelname for r in caplog.records] == ["INFO", "INFO", "WARNING"]
     assert "(stolen)" in caplog.text
+
+
+class LogOrder(logging.Handler):
+    """A handler that blocks in emit() until the rest of the client waits for it, and notes what happens in which order.
+
+    A thread that waits for the log calls Writer.write() with patience.
+    """
+
+    def __init__(self, shared: _shared_session.SharedSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.writers: set[int] = set()  # the threads that log, or wait for the log
+        monkeypatch.setattr(_log, "PATIENCE", TIMEOUT)
+        write = shared._log.write
+
+        def observed(patience: float = 0.0) -> None:
+            if patience:
+                self.writers.add(threading.get_ident())
+            write(patience)
+
+        monkeypatch.setattr(shared._log, "write", observed)
+        logging.getLogger("locksidecar").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "was lost" not in record.getMessage():
+            return
+        self.writers.add(threading.get_ident())
+        self.entered.set()
+        assert self.go.wait(TIMEOUT)
+        self.order.append("log")
+
+    def wait_for(self, reader: threading.Thread, finder: threading.Thread) -> None:
+        """Until the reader and the watcher wait for the log, or until one of them did not wait."""
+        while not self.order and not (reader.ident in self.writers and self.writers - {reader.ident, finder.ident}):
+            time.sleep(0)
+
+
+def read_lost(held: locksidecar.Held) -> None:
+    assert held.lost
+
+
+def read_check(held: locksidecar.Held) -> None:
+    with pytest.raises(LockLost):
+        held.check()
+
+
+def read_remaining(held: locksidecar.Held) -> None:
+    assert held.remaining == 0
+
+
+def read_release(held: locksidecar.Held) -> None:
+    with pytest.raises(LockLost):
+        held.release()
+
+
+@pytest.mark.parametrize("read", [read_lost, read_check, read_remaining, read_release])
+@pytest.mark.parametrize("find", ["call", "lost", "check", "close", "deadline", "watcher"])
+def test_loss_is_logged_before_it_is_visible(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    find: str,
+    read: Callable[[locksidecar.Held], None],
+) -> None:
+    caplog.set_level(logging.INFO, "locksidecar")
+    with testing.Sidecar() as memory, memory.connect() as client:
+        client.ping()
+        shared = client._shared
+        assert shared is not None
+        log = LogOrder(shared, monkeypatch)
+        reported = threading.Event()
+
+        def on_lost(loss: LockLost) -> None:
+            log.order.append("callback")
+            reported.set()
+
+        lock = client.lock("n", lease=10 if find == "deadline" else None, on_lost=on_lost)
+        lock.acquire()
+        held = lock.held
+        with contextlib.suppress(ClientClosed):
+            finders: dict[str, Callable[[], object]] = {
+                "call": client.ping,
+                "lost": lambda: held.lost,
+                "check": lambda: read_check(held),
+                "close": client.close,
+                "deadline": lambda: held.lost,
+                "watcher": lambda: None,
+            }
+            finder = threading.Thread(target=finders[find])
+            if find == "deadline":
+                memory.advance(20)
+            elif find == "watcher":
+                memory.lose("n", "stolen")
+            elif find != "close":
+                with shared.mutex:  # the watcher does not run
+                    memory.lose("n", "stolen")
+                    while not held._entry.hold.lost_reason:
+                        shared._process_arrived()
+            try:
+                finder.start()
+                assert log.entered.wait(TIMEOUT)
+
+                def reader() -> None:
+                    read(held)
+                    log.order.append("read")
+
+                thread = threading.Thread(target=reader)
+                thread.start()
+                log.wait_for(thread, finder)
+                assert log.order == []
+            finally:
+                log.go.set()
+                logging.getLogger("locksidecar").removeHandler(log)
+            thread.join(TIMEOUT)
+            finder.join(TIMEOUT)
+            assert reported.wait(TIMEOUT)
+            assert log.order[0] == "log"
+            assert sorted(log.order) == ["callback", "log", "read"]
+
+
+def test_handler_of_the_log_may_read_the_loss(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread waits for itself, and none that is inside of a handler waits for one that needs that handler."""
+    with locksidecar.connect(sidecar.path) as client:
+        lock = client.lock("n")
+        lock.acquire()
+        held, shared = lock.held, client._shared
+        assert shared is not None
+        log = shared._log
+        seen: list[str | None] = []
+        blocked = threading.Event()
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if record.getMessage() == "of the program":
+                    thread.start()  # it logs the loss, and waits for this handler
+                    while not log._writing:
+                        time.sleep(0)
+                    blocked.set()
+                seen.append(held.lost)
+
+        sidecar.lose("n", "stolen")
+        thread = threading.Thread(target=client.ping)
+        logger, handler = logging.getLogger("locksidecar"), Handler()
+        logger.addHandler(handler)
+        monkeypatch.setattr(_log, "PATIENCE", TIMEOUT)
+        started = time.monotonic()
+        try:
+            logger.warning("of the program")
+            thread.join(TIMEOUT)
+        finally:
+            logger.removeHandler(handler)
+        assert blocked.is_set()
+        assert seen == ["stolen", "stolen"]
+        assert time.monotonic() - started < TIMEOUT
+
+
+def test_interrupted_writer_drops_no_record_and_stays_usable(caplog: pytest.LogCaptureFixture) -> None:
+    """A signal handler raises at each point at which the interpreter runs handlers, as in test_interrupts.py."""
+    for point in itertools.count(1):
+        caplog.clear()
+        writer = _log.Writer([(_log.WARNING, "first", ()), (_log.WARNING, "second", ())])
+        handler = Handler(point)
+        interrupted = handler.run(functools.partial(writer.write, TIMEOUT))
+        thread = threading.Thread(target=writer.write)
+        thread.start()
+        thread.join(TIMEOUT)
+        assert [r.getMessage() for r in caplog.records] == ["first", "second"]
+        assert not writer.records
+        assert not writer._writing
+        if not interrupted:
+            return
+
+
+def test_handler_that_raises_does_not_keep_on_lost_from_being_called(
+    sidecar: FakeSidecar, losses: Losses, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the disk is full")
+
+    logger, handler = logging.getLogger("locksidecar"), Handler()
+    with locksidecar.connect(sidecar.path) as client:
+        client.lock("a", on_lost=losses.put).acquire()
+        client.lock("b", on_lost=losses.put).acquire()
+        logger.addHandler(handler)
+        try:
+            for name in ("a", "b"):
+                sidecar.lose(name, "deleted")
+                assert losses.get(timeout=TIMEOUT).name == name
+        finally:
+            logger.removeHandler(handler)
+        wait_no_watcher(client)
+    assert "the disk is full" in capfd.readouterr().err
 
 
 def test_handler_of_the_log_may_use_the_client(sidecar: FakeSidecar) -> None:

@@ -39,6 +39,9 @@ session::
 
 The mutex is an RLock only because an RLock knows its thread. No frame locks it twice: is_inside() comes first.
 
+A loss is logged before another frame reads it or on_lost is called, by the thread that needs it first; _log.Writer has
+the rules. A frame INSIDE cannot log: what it reads is logged after it.
+
 INSIDE, the interrupted frame continues with what it had read before. So the upper frame changes nothing of the
 session. It only appends to Session.given_up, which the interrupted frame completes if it processes the session again,
 or else a background thread. A wait has no such thread: Client._usable_session() returns another SharedSession.
@@ -52,6 +55,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -131,6 +135,7 @@ class SharedSession:
         self._innermost: dict[int, _CallWaiter] = {}  # the registered waiter of the uppermost frame of each thread
         self._disconnect_notified = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
+        self._log = _log.Writer(self.session.log)
         self._waker = _Waker()
         self._reused_poll = ReusedPoll()
         self._releaser_running = False  # or is about to
@@ -158,7 +163,7 @@ class SharedSession:
                 self._flush()
             self._wait_for(call, timeouts)
             if self.session.log:
-                _log.write(self.session.log)
+                self._log.write()
         except LocksidecarError:
             self.session.given_up += [call]
             self.complete_given_up()
@@ -495,12 +500,12 @@ class SharedSession:
                         continue
                 self._reconnect_once()
                 reconnected = True
-            if self.session.log:
-                _log.write(self.session.log)
+            if self.session.log or entry.hold.lost_reason:
+                self._log.write(_log.PATIENCE if entry.hold.lost_reason else 0.0)
             return state
         except LocksidecarError:
-            if self.session.log:
-                _log.write(self.session.log)
+            if self.session.log or entry.hold.lost_reason:
+                self._log.write(_log.PATIENCE if entry.hold.lost_reason else 0.0)
             raise
         except BaseException:
             try:  # noqa: SIM105
@@ -550,8 +555,8 @@ class SharedSession:
             raise
         if self._watched:
             self._unwatch(entry)
-        if self.session.log:
-            _log.write(self.session.log)
+        if self.session.log or error is not None:
+            self._log.write(_log.PATIENCE if error is not None else 0.0)
         if error is not None:
             raise error
         if call is not None and confirm is not None:
@@ -669,9 +674,10 @@ class SharedSession:
             failed = self.session.failure is not None
             now = self._clock()
             left = min([self.session.deadline(entry.hold) - now for entry in self._watched], default=0) / 1e9
-        for entry, on_lost in lost:
-            _call_back(on_lost, entry.loss_error(entry.hold.lost_reason))
         if lost:
+            self._in_watcher(lambda: self._log.write(_log.PATIENCE))
+            for entry, on_lost in lost:
+                _call_back(on_lost, entry.loss_error(entry.hold.lost_reason))
             return True
         left = max(left, 0.0)
         if failed:  # nothing arrives any more, and the socket must not be polled
@@ -683,10 +689,17 @@ class SharedSession:
             # Another thread may have released it meanwhile. A deadline that has passed is a loss only after a look at
             # what has arrived.
             if not entry.has_ended() and self._clock() >= self.session.deadline(entry.hold):
-                self.lost(entry)
+                self._in_watcher(functools.partial(self.lost, entry))
         if self.session.log:
-            _log.write(self.session.log)
+            self._in_watcher(self._log.write)
         return True
+
+    def _in_watcher(self, function: Callable[[], object]) -> None:
+        """Calls a function that writes to the log. A handler of the log that raises does not end the watcher."""
+        try:
+            function()
+        except Exception:
+            _log.report_handler_error()
 
     def _take_lost(self) -> list[tuple[Entry, Callable[[LockLost], object]]]:
         """Removes the entries that are lost or released from those that are watched. Returns the lost ones."""
@@ -713,7 +726,7 @@ class SharedSession:
                 if not bye.done:
                     self._connect()
             if self.session.log:
-                _log.write(self.session.log)
+                self._log.write()
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
                     self._wait_for(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
@@ -806,6 +819,7 @@ class SharedSession:
         self._watched.clear()
         self._watcher_running = False
         self._watch = None
+        self._log.reset()
         self.transport.close_inherited()
         self._waker.close()
 
@@ -814,7 +828,10 @@ def _call_back(on_lost: Callable[[LockLost], object], loss: LockLost) -> None:
     try:
         on_lost(loss)
     except Exception:
-        _log.logger.exception("on_lost of the lock %r failed", loss.name)
+        try:
+            _log.logger.exception("on_lost of the lock %r failed", loss.name)
+        except Exception:
+            _log.report_handler_error()
 
 
 def _wake_thread(wakeup: threading.Lock) -> None:
