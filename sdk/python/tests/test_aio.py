@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import pickle
 import socket
 import sys
@@ -572,6 +573,46 @@ def test_client_that_outlives_its_loop_warns_and_ends_its_session(sidecar: FakeS
     with pytest.warns(ResourceWarning, match="unclosed"):
         del client
     sidecar.wait_for(lambda: not sidecar.connections())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("restart", ["none", "unnoticed", "noticed"])
+def test_client_that_is_collected_after_an_exception_ends_its_session(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch, restart: str
+) -> None:
+    """The interpreter may close the socket before it runs the finalizer of the client."""
+    errors: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: errors.append(error.exc_value))
+
+    async def fail() -> None:
+        client = await aio.connect(sidecar.path)
+        await client.lock("n").acquire()
+        shared = client._shared
+        assert shared is not None
+        if restart == "noticed":
+            sidecar.stop_listening()
+        if restart != "none":
+            sidecar.restart()
+        if restart == "noticed":
+            while shared.transport.sock is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        raise RuntimeError("the program failed")
+
+    def run() -> None:
+        try:
+            asyncio.run(fail())
+        except RuntimeError as e:
+            garbage: list[object] = [e]  # with the frames, and so with the client
+            garbage.append(garbage)
+
+    for _ in range(5):
+        run()
+        gc.collect()
+        if restart == "noticed":
+            sidecar.listen()
+        sidecar.wait_for(lambda: not sidecar.holder("n"))
+        sidecar.wait_for(lambda: not sidecar.connections())
+    assert errors == []
 
 
 async def test_connect_can_be_awaited_or_entered(sidecar: FakeSidecar) -> None:

@@ -846,3 +846,30 @@ def test_socket_that_the_interpreter_closed_is_a_disconnect(sidecar: FakeSidecar
             lock.release()
     wait_free(sidecar, "n")
     join_releasers()
+
+
+def test_releaser_survives_an_exception(
+    sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    shared = client._shared
+    assert shared is not None
+    outstanding, failures = shared._outstanding_request, [OSError("the first"), ValueError("the second")]
+
+    def fail_twice() -> object:
+        if failures:
+            raise failures.pop(0)
+        return outstanding()
+
+    monkeypatch.setattr(shared, "_outstanding_request", fail_twice)
+    sidecar.stop_listening()
+    sidecar.restart()
+    lock.release()  # no sidecar reads it, so the releaser runs
+    while failures:
+        time.sleep(0)
+    sidecar.listen()
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    assert "a release is not delivered yet" in caplog.text
+    assert "the first" in caplog.text
+    assert "the second" not in caplog.text

@@ -170,6 +170,11 @@ class Session:
 
     # --- Connections ---
 
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether a sidecar may still have this session, also without a connection."""
+        return bool(self._ticket) and self.stage is not Stage.ENDED
+
     def on_connected(self, now: int) -> None:
         """Queues hello: there is a new connection."""
         self._reset(now)

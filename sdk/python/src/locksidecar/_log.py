@@ -93,7 +93,13 @@ def write(records: list[Record]) -> None:
         logger.log(level, message, *arguments)
 
 
-def report_handler_error() -> None:
-    """Reports the exception of a handler of the log in a thread that must go on, as logging.Handler.handleError()."""
-    if logging.raiseExceptions and sys.stderr is not None:
-        traceback.print_exc()
+def report_error(message: str, *arguments: object) -> None:
+    """Logs the exception that is being handled, in a background thread that must go on.
+
+    If a handler of the log raises, this prints its exception, as logging.Handler.handleError() does.
+    """
+    try:
+        logger.exception(message, *arguments)
+    except Exception:
+        if logging.raiseExceptions and sys.stderr is not None:
+            traceback.print_exc()

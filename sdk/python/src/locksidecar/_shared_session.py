@@ -699,7 +699,7 @@ class SharedSession:
         try:
             function()
         except Exception:
-            _log.report_handler_error()
+            _log.report_error("the log of the client failed")
 
     def _take_lost(self) -> list[tuple[Entry, Callable[[LockLost], object]]]:
         """Removes the entries that are lost or released from those that are watched. Returns the lost ones."""
@@ -766,7 +766,7 @@ class SharedSession:
     def _run_releaser(self) -> None:
         """Waits until the sidecar, or a restarted one, has read what this client has given up."""
         session = self.session
-        done = False
+        done = reported = False
         while not done:
             failed = False
             # After this time, the leases of everything that was given up have ended in Redis.
@@ -779,6 +779,11 @@ class SharedSession:
                     self.execute(ping_call(), timeouts)  # its answer proves that everything before it was read
             except LocksidecarError:
                 failed = True
+            except Exception:  # such as that of a handler of the log; the locks have to be released all the same
+                failed = True
+                if not reported:
+                    _log.report_error("a release is not delivered yet: the client tries again")
+                    reported = True
             with self.mutex:
                 # Under the mutex: a thread that gives up a lock after this starts a new releaser. If a lock was given
                 # up during this attempt, or the client was closed, another attempt is necessary.
@@ -828,10 +833,7 @@ def _call_back(on_lost: Callable[[LockLost], object], loss: LockLost) -> None:
     try:
         on_lost(loss)
     except Exception:
-        try:
-            _log.logger.exception("on_lost of the lock %r failed", loss.name)
-        except Exception:
-            _log.report_handler_error()
+        _log.report_error("on_lost of the lock %r failed", loss.name)
 
 
 def _wake_thread(wakeup: threading.Lock) -> None:

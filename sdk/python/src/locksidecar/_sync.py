@@ -174,8 +174,9 @@ class Lock:
     def locked(self) -> bool:
         """Whether a thread of this process holds the lock through this object.
 
-        False does not mean that the lock is free: another object, process or host may hold it. Only an acquire with
-        timeout 0 finds that out. Client.info() has the holder on this host.
+        False does not mean that the lock is free: another object, process or host may hold it. Client.who() names the
+        holder on any host, and Client.info() that on this host. Only an acquire with timeout 0 finds out whether the
+        lock can be had.
         """
         with self._client._process_state().handles_lock:
             handles = list(self._handles)
@@ -489,6 +490,7 @@ class Client:
 
         None does not mean that the lock is free: the sidecar does not ask Redis, and an owner on another host may hold
         it. The sidecar knows that ("remote") while an owner on this host waits for the lock, and for a moment after.
+        who() reads Redis.
 
         host: asks the sidecar of another host, by the name of the host or the uuid of the sidecar. Raises Unavailable
         if it does not answer within half a second; other calls of this client wait for that.

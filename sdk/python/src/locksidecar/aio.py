@@ -2,6 +2,20 @@
 
 The tasks of one event loop share a session. A client belongs to the loop in which it first connected. After a fork,
 or in a new loop after the first one was closed, it connects again, with a new session.
+
+A signal handler, and a __del__ that the garbage collector runs, may use the client. It is a frame on top of a frame
+that it has interrupted on the same thread. That one may be INSIDE: in a method of _AsyncSession, which may be changing
+the session::
+
+                     not INSIDE        INSIDE
+    read             as usual          the last known state
+    release          as usual          given up: the next callback of the loop completes it, or the interrupted frame
+    confirm          as usual          the same; the release is confirmed when the coroutine is awaited
+    abandon a call   as usual          given up
+    a coroutine      as usual          continues in the next iteration of the loop (a task may start eagerly)
+
+INSIDE, the interrupted frame continues with what it had read before. So the upper frame changes nothing of the
+session, as in _shared_session.py. A task may be cancelled at any point: its future may be DONE when its call is.
 """
 
 from __future__ import annotations
@@ -23,6 +37,7 @@ from . import _fork, _held, _log, _owners, _tracing
 from . import _protocol as protocol
 from ._calls import (
     Call,
+    CallState,
     Confirm,
     Hold,
     Options,
@@ -94,17 +109,30 @@ class _AsyncSession:
         self._next_attempt: asyncio.TimerHandle | None = None  # to connect
         self._reconnect_until = 0  # the latest deadline of the holds at the disconnect
         self._handed_over = False  # to the releaser of a SharedSession: nothing is done here any more
+        # A frame is INSIDE. Each method that changes the session sets it, and restores it without a call.
+        self._inside = False
         _fork.register(self)
 
     # --- Calls ---
 
+    def when_outside(self) -> Awaitable[None]:
+        """To be awaited at the start of a coroutine that changes the session: no frame is INSIDE then.
+
+        A task of an upper frame may run at once, in a loop with eager tasks.
+        """
+        return asyncio.sleep(0) if self._inside else _COMPLETED
+
     async def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
         """Sends call and waits until it is DONE, with an answer or an error.
 
-        If this raises, call is abandoned, unless it is DONE.
+        The caller has awaited when_outside(). If this raises, call is abandoned, unless it is DONE.
         """
         try:
-            self.session.submit(call, self.clock())
+            self._inside = True
+            try:
+                self.session.submit(call, self.clock())
+            finally:
+                self._inside = False
             await self._wait(call, timeouts)
         except BaseException:
             self.session.given_up += [call]
@@ -119,6 +147,8 @@ class _AsyncSession:
             return
         waiter = self._waiting[call] = _CallWaiter(call, self.loop.create_future(), timeouts)
         try:
+            if call.done:  # an upper frame has read the answer, before the call had a waiter
+                return
             if self._next_attempt is None and self.transport.sock is None:
                 self._connect()  # now that a call waits, attempts are repeated
             self._set_timer(waiter)
@@ -136,7 +166,9 @@ class _AsyncSession:
             return
         left = self.transport.expires_at(waiter.timeouts) - time.monotonic()
         if left <= 0:
-            waiter.future.set_exception(self.transport.timeout_error(waiter.call))
+            error = self.transport.timeout_error(waiter.call)
+            with contextlib.suppress(asyncio.InvalidStateError):  # an upper frame has cancelled the task
+                waiter.future.set_exception(error)
         elif left != math.inf:
             waiter.timer = self.loop.call_later(left, self._set_timer, waiter)
 
@@ -144,23 +176,42 @@ class _AsyncSession:
         """Completes what the caller has added to Session.given_up, before the call of anything that can be interrupted.
 
         A grant to an abandoned acquire, now or later, is released: the loop reads it. If a signal handler interrupts
-        this, it starts again, and raises the exception at the end.
+        this, it starts again, and raises the exception at the end. INSIDE, a callback of the loop completes it.
         """
+        if self._inside:
+            self._complete_soon()
+            return
         interrupt: BaseException | None = None
         for _ in INTERRUPT_RETRIES:
             try:
+                self._inside = True
                 self.session.complete_given_up(self.clock())
                 self._flush_releases()
                 break
             except BaseException as e:
                 interrupt = e
+            finally:
+                self._inside = False
         if interrupt is not None:
             raise interrupt
+
+    def _complete_soon(self) -> None:
+        """For a frame INSIDE. Without a loop that runs, the next use of the session completes what was given up."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.complete_given_up)
 
     # --- The socket ---
 
     def _connect(self) -> None:
         """Connects if a sidecar listens. Otherwise schedules another attempt, while a connection is needed."""
+        outer = self._inside
+        self._inside = True
+        try:
+            self._connect_inside()
+        finally:
+            self._inside = outer
+
+    def _connect_inside(self) -> None:
         if self._next_attempt is not None:
             self._next_attempt.cancel()
             self._next_attempt = None
@@ -173,15 +224,20 @@ class _AsyncSession:
     def _receive(self) -> None:
         if self._handed_over:
             return
+        outer = self._inside
+        self._inside = True
         try:
-            self.transport.receive()
-        except BaseException:
-            self._receive_soon()
-            raise
+            try:
+                self.transport.receive()
+            except BaseException:
+                self._receive_soon()
+                raise
+            finally:
+                self._notify()
+            if self.session.unsent:  # the release of a grant to an abandoned acquire, or the next step of the handshake
+                self._flush()
         finally:
-            self._notify()
-        if self.session.unsent:  # the release of a grant to an abandoned acquire, or the next step of the handshake
-            self._flush()
+            self._inside = outer
 
     def _receive_soon(self) -> None:
         """Schedules the processing of what was read when a signal handler raised: the socket is not readable again."""
@@ -197,6 +253,8 @@ class _AsyncSession:
     def _flush(self) -> None:
         if self._handed_over:
             return
+        outer = self._inside
+        self._inside = True
         try:
             done = self.transport.flush()
             if self.transport.sock is not self._socket:
@@ -211,7 +269,10 @@ class _AsyncSession:
             self._receive_soon()
             raise
         finally:
-            self._notify()
+            try:
+                self._notify()
+            finally:
+                self._inside = outer
 
     def _fd(self) -> int:
         assert self._socket is not None
@@ -239,7 +300,7 @@ class _AsyncSession:
             self._set_timer(waiter)
 
     def _notify(self) -> None:
-        """Wakes the tasks whose calls are DONE, and cancels the bodies whose locks are lost.
+        """Wakes the tasks whose calls are DONE, and cancels the bodies whose locks are lost. The caller is INSIDE.
 
         If it is interrupted, its next run continues.
         """
@@ -249,10 +310,13 @@ class _AsyncSession:
         while session.done_calls:
             waiter = self._waiting.get(session.done_calls[0])
             if waiter is not None and not waiter.future.done():
-                waiter.future.set_result(None)
+                try:  # noqa: SIM105
+                    waiter.future.set_result(None)
+                except asyncio.InvalidStateError:  # an upper frame has just cancelled the task
+                    pass
             session.done_calls.pop(0)
         while session.lost_holds:
-            for body in self._bodies.get(session.lost_holds[0], ()):
+            for body in tuple(self._bodies.get(session.lost_holds[0], ())):
                 body.cancel_soon()
             session.lost_holds.pop(0)
         if session.log:
@@ -264,6 +328,7 @@ class _AsyncSession:
     # --- Holds ---
 
     def check_usable(self) -> bool:
+        """Whether a call can be executed. No frame is INSIDE."""
         self._process_arrived()
         return self.session.failure is None
 
@@ -279,15 +344,26 @@ class _AsyncSession:
     def deadline(self, entry: Entry) -> int:
         return self._read_state(entry.deadline, entry)
 
-    def _read_state(self, read: Callable[[int], T], entry: Entry) -> T:
+    def _read_state(self, read: Callable[[int, bool], T], entry: Entry) -> T:
+        """Returns read(now, True), after everything that had arrived by now was processed.
+
+        INSIDE it processes nothing, and returns the last known state.
+        """
+        if self._inside:
+            self.reset_if_forked()
+            return read(self.clock(), False)
+        self._inside = True
         try:
             while True:
-                state = read(self._refresh(entry))
+                state = read(self._refresh(entry), True)
                 # The process may have been stopped after it had read. Then a later deadline may have arrived.
                 if entry.has_ended() or self.clock() < self.session.deadline(entry.hold):
                     return state
         finally:
-            self._notify()
+            try:
+                self._notify()
+            finally:
+                self._inside = False
 
     def _refresh(self, entry: Entry) -> int:
         """Processes what has arrived. Returns the time before it began: the read_at of Session.update_lost()."""
@@ -299,12 +375,19 @@ class _AsyncSession:
         return read_at
 
     def release(self, entry: Entry) -> None:
+        if self._inside:
+            self._release_later(entry)
+            return
         try:
-            read_at = self._refresh(entry)
+            self._inside = True
             try:
-                entry.release(read_at)
+                read_at = self._refresh(entry)
+                try:
+                    entry.release(read_at)
+                finally:
+                    self._flush_releases()
             finally:
-                self._flush_releases()
+                self._inside = False
         except LocksidecarError:
             raise
         except BaseException:  # a signal handler raised: release the lock before this is raised
@@ -313,16 +396,35 @@ class _AsyncSession:
             self.complete_given_up()
             raise
 
+    def _release_later(self, entry: Entry) -> None:
+        """Gives entry up, for a frame INSIDE."""
+        self.reset_if_forked()
+        entry.require_unreleased()
+        reason = entry.lost(self.clock(), False)
+        self.session.given_up += [entry]
+        entry.given_up = True
+        self._complete_soon()
+        if reason:
+            raise entry.loss_error(reason)
+
     def release_confirmed(self, entry: Entry) -> Confirm:
+        """Returns the request for the confirmation. INSIDE, it is NEW, and confirmation() submits it."""
+        if self._inside:
+            self._release_later(entry)
+            return confirm_call(entry.hold)
         given_up: list[Call[Any] | Entry] = [entry]
         try:
             call = confirm_call(entry.hold)
             given_up += [call]
-            read_at = self._refresh(entry)
+            self._inside = True
             try:
-                entry.release_confirmed(call, read_at)
+                read_at = self._refresh(entry)
+                try:
+                    entry.release_confirmed(call, read_at)
+                finally:
+                    self._flush_releases()
             finally:
-                self._flush_releases()
+                self._inside = False
         except LocksidecarError:
             raise
         except BaseException:  # a signal handler raised: release the lock before this is raised
@@ -334,6 +436,14 @@ class _AsyncSession:
 
     async def confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed. If call is not DONE at the end, it is abandoned."""
+        if call.state is CallState.NEW:
+            await self.when_outside()
+            self.complete_given_up()
+            self._inside = True
+            try:
+                self.session.submit_confirm(call, self.clock())
+            finally:
+                self._inside = False
         try:
             if not call.done:
                 try:
@@ -387,8 +497,13 @@ class _AsyncSession:
 
     async def close(self) -> None:
         """Sends bye, and waits up to BYE_WAIT for its answer."""
-        bye = self.session.close(self.clock())
         try:
+            await self.when_outside()
+            self._inside = True
+            try:
+                bye = self.session.close(self.clock())
+            finally:
+                self._inside = False
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
                     await self._wait(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
@@ -397,6 +512,17 @@ class _AsyncSession:
 
     def close_in_background(self) -> None:
         """Hands the session over to a releaser: the loop may be closed before bye is answered."""
+        if self._inside and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.close_in_background)
+            return
+        outer = self._inside
+        self._inside = True
+        try:
+            self._hand_over()
+        finally:
+            self._inside = outer
+
+    def _hand_over(self) -> None:
         self.session.close(self.clock())
         if self.loop.is_closed():  # no task waits in it, and no callback can be scheduled
             self._waiting.clear()
@@ -439,10 +565,19 @@ class _GuardedBody:
            │                         │                       │
            └─────────────────────────┴──────── close() ──────┴────► closed
 
-    RUNNING: _scheduled_cancel is None. CANCELLED: _cancelled is set.
+    RUNNING: _scheduled_cancel is None. CANCELLED: _cancelled is set. closed: _closed is set.
     """
 
-    __slots__ = ("_cancelled", "_cancels_before", "_entry", "_scheduled_cancel", "_shared", "_task", "_timer")
+    __slots__ = (
+        "_cancelled",
+        "_cancels_before",
+        "_closed",
+        "_entry",
+        "_scheduled_cancel",
+        "_shared",
+        "_task",
+        "_timer",
+    )
 
     def __init__(self, shared: _AsyncSession, entry: Entry) -> None:
         task = asyncio.current_task()
@@ -451,6 +586,7 @@ class _GuardedBody:
         self._shared = shared
         self._entry = entry
         self._cancelled = False
+        self._closed = False
         self._scheduled_cancel: asyncio.Handle | None = None
         # Cancellations that were requested before the body began. close() must not take them for its own.
         self._cancels_before = 0
@@ -479,11 +615,14 @@ class _GuardedBody:
             self._scheduled_cancel = self._shared.loop.call_soon(self._cancel)
 
     def _cancel(self) -> None:
+        if self._cancelled or self._closed:  # an upper frame has called cancel_soon(), too
+            return
         self._cancelled = True
         self._task.cancel(_LOST_MESSAGE)
 
     def close(self, exc: BaseException | None) -> bool:
         """Ends the guard. Returns whether exc is the cancellation that was made here, and no other one."""
+        self._closed = True
         self._timer.cancel()
         if self._scheduled_cancel is not None:
             self._scheduled_cancel.cancel()
@@ -509,7 +648,7 @@ class _Completed:
         yield
 
 
-_RELEASED: Final = _Completed()
+_COMPLETED: Final = _Completed()
 
 
 class Held(_held.Held):
@@ -555,7 +694,7 @@ class Held(_held.Held):
         """
         if not confirm:
             self._shared.release(self._entry)
-            return _RELEASED
+            return _COMPLETED
         return self._shared.confirmation(self._shared.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
 
     def _end_block(self, exc: BaseException | None, confirm: bool, timeout: float | None) -> Awaitable[None] | None:
@@ -649,8 +788,9 @@ class Lock:
     def locked(self) -> bool:
         """Whether a task of this process holds the lock through this object.
 
-        False does not mean that the lock is free: another object, process or host may hold it. Only an acquire with
-        timeout 0 finds that out. Client.info() has the holder on this host.
+        False does not mean that the lock is free: another object, process or host may hold it. Client.who() names the
+        holder on any host, and Client.info() that on this host. Only an acquire with timeout 0 finds out whether the
+        lock can be had.
         """
         return any(h.remaining > 0 for h in self._handles)
 
@@ -856,6 +996,7 @@ class Client:
 
         None does not mean that the lock is free: the sidecar does not ask Redis, and an owner on another host may hold
         it. The sidecar knows that ("remote") while an owner on this host waits for the lock, and for a moment after.
+        who() reads Redis.
 
         host: asks the sidecar of another host, by the name of the host or the uuid of the sidecar. Raises Unavailable
         if it does not answer within half a second; other calls of this client wait for that.
@@ -960,7 +1101,9 @@ class Client:
 
     def __del__(self) -> None:
         shared = self._shared
-        if shared is None or shared.pid != os.getpid() or shared.transport.sock is None or sys.is_finalizing():
+        if shared is None or shared.pid != os.getpid() or sys.is_finalizing():
+            return
+        if shared.transport.sock is None and not shared.session.can_be_resumed:  # else a sidecar keeps its locks
             return
         warnings.warn(
             f"unclosed {self!r}: call aclose(), or use async with", ResourceWarning, stacklevel=1, source=self
@@ -996,6 +1139,8 @@ class Client:
         self._loop = None
 
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
+        if self._shared is not None:
+            await self._shared.when_outside()
         shared = self._usable_session()
         call = acquire_call(name, owner, options, self._clock())
         given_up: list[Call[Any] | Entry] = [call]
@@ -1023,6 +1168,8 @@ class Client:
             raise
 
     async def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:
+        if self._shared is not None:
+            await self._shared.when_outside()
         await self._usable_session().execute(call, timeouts or Timeouts())
         return call.result()
 
@@ -1034,11 +1181,15 @@ class Client:
             self.after_fork_in_child()
         if self._loop is not loop:
             self._bind_to_loop(loop)
-        if self._shared is None or not self._shared.check_usable():
+        shared = self._shared
+        if shared is None or not shared.check_usable():
             if self._closed:
                 raise ClientClosed("the client was closed; make a new one with locksidecar.aconnect()")
-            self._shared = _AsyncSession(Transport(Session(self.path), self._clock), self._clock)
-        return self._shared
+            made = _AsyncSession(Transport(Session(self.path), self._clock), self._clock)
+            if self._shared is not None and self._shared is not shared:  # an upper frame has made one
+                return self._shared
+            self._shared = shared = made
+        return shared
 
     def _bind_to_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and not self._loop.is_closed():
