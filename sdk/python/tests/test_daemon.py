@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_readme import block_with
 
 import locksidecar
 from locksidecar import aio
@@ -453,6 +455,10 @@ def test_hosts_are_listed_and_asked(daemon: Daemon) -> None:
         assert (found.redis, found.key, [owner.host for owner in found.owners]) == ("ok", "lock", [hosts[0].host])
         assert found.holder is not None
         assert (found.holder.pid, found.holder.token) == (os.getpid(), held.token)
+        readme: dict[str, Any] = {"client": client}
+        exec(block_with("def holder_of"), readme)
+        assert readme["holder_of"]("job").startswith(f"pid {os.getpid()} on {hosts[0].host}: ")
+        assert readme["holder_of"]("another job") == "free"
         with pytest.raises(locksidecar.LocksidecarError, match="no sidecar has published"):
             client.info("job", host="no-such-host")
         with pytest.raises(locksidecar.Denied, match="other_hosts"):
