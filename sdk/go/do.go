@@ -58,15 +58,17 @@ type ContextUnlocker struct{ lock *Lock }
 //	type locker struct{ client *locksidecar.Client }
 //
 //	func (l locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
-//		held, err := l.client.TryLock(ctx, key)
+//		held, err := l.client.TryLock(ctx, key, locksidecar.WithKeep(50*time.Second))
 //		if err != nil {
 //			return nil, err
 //		}
 //		return held.ContextUnlocker(), nil
 //	}
 //
-// Such a locker keeps a job from running on two hosts at one time. It does not keep a job
-// from running once on each host: a host whose clock is behind finds the lock free again.
+// [WithKeep] makes one host run each slot of the schedule: the lock stays held after Unlock,
+// so a host whose clock is behind finds it held. The keep is longer than the clocks of the
+// hosts differ, and shorter than the time to the next slot. Without WithKeep such a locker
+// only keeps a job from running on two hosts at one time.
 func (l *Lock) ContextUnlocker() ContextUnlocker { return ContextUnlocker{l} }
 
 // Unlock is [Lock.Unlock]. It does not wait, so ctx has no effect: the lock is released

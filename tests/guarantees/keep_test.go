@@ -1,10 +1,12 @@
 package guarantees
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -172,5 +174,69 @@ func TestForceReleaseEndsAKeep(t *testing.T) {
 	defer l.Unlock()
 	if !d.Log.Contains("kept lock ended") {
 		t.Errorf("the log does not say that the keep has ended:\n%s", d.Log.String())
+	}
+}
+
+// slotLock and slotLocker are Lock and Locker of github.com/go-co-op/gocron, and locker is the
+// example of Lock.ContextUnlocker.
+type slotLock interface {
+	Unlock(ctx context.Context) error
+}
+
+type slotLocker interface {
+	Lock(ctx context.Context, key string) (slotLock, error)
+}
+
+type locker struct{ client *locksidecar.Client }
+
+func (l locker) Lock(ctx context.Context, key string) (slotLock, error) {
+	held, err := l.client.TryLock(ctx, key, locksidecar.WithKeep(nightlyKeep))
+	if err != nil {
+		return nil, err
+	}
+	return held.ContextUnlocker(), nil
+}
+
+// The schedulers of several hosts start the same slots, at one moment or one after the other. As
+// gocron does, each takes the lock of the job, runs it and unlocks, or skips the slot. force-release
+// stands for the end of the keep, before the next slot.
+func TestSchedulerRunsEachSlotOnce(t *testing.T) {
+	r := harness.StartRedis(t)
+	var daemons []*harness.Daemon
+	var lockers []slotLocker
+	for range 4 {
+		d := harness.StartDaemon(t, r.UnixURL())
+		daemons = append(daemons, d)
+		lockers = append(lockers, locker{harness.Dial(t, d)})
+	}
+	for slot := range 3 {
+		var mu sync.Mutex
+		var ran []int
+		start := func(host int) {
+			held, err := lockers[host].Lock(t.Context(), "report")
+			if err != nil {
+				harness.CheckError(t, err, locksidecar.ErrHeld)
+				return
+			}
+			mu.Lock()
+			ran = append(ran, host)
+			mu.Unlock()
+			if err := held.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		var together sync.WaitGroup
+		for host := range 2 {
+			together.Go(func() { start(host) })
+		}
+		together.Wait()
+		start(2) // the clocks of these are behind
+		start(3)
+		if len(ran) != 1 {
+			t.Fatalf("slot %d ran on the hosts %v", slot, ran)
+		}
+		if got := daemons[ran[0]].Run("force-release", "report"); got.Code != 0 {
+			t.Fatalf("%+v", got)
+		}
 	}
 }
