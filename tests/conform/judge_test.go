@@ -14,7 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-var playAll = flag.Bool("judge", false, "play the scenes of all faults, not of each fifth one")
+var playAll = flag.Bool("judge", false, "play the scenes of all faults, not of each fifth one; .ci/nightly does")
 
 // A fault is a change of the TypeScript client that breaks rules of the protocol. Each of the
 // scenes has to fail.
