@@ -59,8 +59,11 @@ def test_each_loss_is_reported_once(sidecar: FakeSidecar, losses: Losses) -> Non
         assert losses.empty()
 
 
-@pytest.mark.parametrize("find", ["check", "release"])
-def test_loss_that_the_holder_finds_first_is_reported_once(sidecar: FakeSidecar, losses: Losses, find: str) -> None:
+@pytest.mark.parametrize("reason", ["expired", "deleted", "stolen", "forced", "max_hold", "forgotten"])
+@pytest.mark.parametrize("find", ["check", "release", "watcher"])
+def test_each_loss_is_reported_once_by_whatever_finds_it(
+    sidecar: FakeSidecar, losses: Losses, reason: str, find: str
+) -> None:
     names = [f"n{i}" for i in range(100)]
     with locksidecar.connect(sidecar.path) as client:
         for name in names:
@@ -68,8 +71,11 @@ def test_loss_that_the_holder_finds_first_is_reported_once(sidecar: FakeSidecar,
             lock.acquire()
             held, shared = lock.held, client._shared
             assert shared is not None
+            if find == "watcher":
+                sidecar.lose(name, reason)
+                continue
             with shared.mutex:  # the watcher does not run
-                sidecar.lose(name, "stolen")
+                sidecar.lose(name, reason)
                 while not held._entry.hold.lost_reason:
                     shared._process_arrived()
             if find == "check":
@@ -77,7 +83,9 @@ def test_loss_that_the_holder_finds_first_is_reported_once(sidecar: FakeSidecar,
                     held.check()
             with pytest.raises(LockLost):
                 lock.release()
-        assert sorted(losses.get(timeout=TIMEOUT).name for _ in names) == sorted(names)
+        reported = [losses.get(timeout=TIMEOUT) for _ in names]
+        assert sorted(loss.name for loss in reported) == sorted(names)
+        assert {loss.reason for loss in reported} == {reason}
         wait_no_watcher(client)
         assert losses.empty()
 
@@ -175,9 +183,12 @@ def test_session_that_failed_is_watched_until_the_deadline(losses: Losses, tmp_p
 
 def test_close_is_reported_as_a_loss(sidecar: FakeSidecar, losses: Losses) -> None:
     client = locksidecar.connect(sidecar.path)
-    client.lock("n", on_lost=losses.put).acquire()
+    for i in range(100):
+        client.lock(f"n{i}", on_lost=losses.put).acquire()
     client.close()
-    assert losses.get(timeout=TIMEOUT).reason == "closed"
+    reported = [losses.get(timeout=TIMEOUT) for _ in range(100)]
+    assert {loss.reason for loss in reported} == {"closed"}
+    assert len({loss.name for loss in reported}) == 100
 
 
 def test_callback_may_use_the_client(sidecar: FakeSidecar) -> None:
