@@ -143,6 +143,9 @@ venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python 
 # What locks with Redisson in the tests, and in the benchmark.
 TEST_JAR  := tests/redisson/target/redisson-worker.jar
 BENCH_JAR := tests/bench/redisson/target/redisson-worker.jar
+# The last Redisson 3, in the target of the other so that one folder is ignored and cleaned.
+OLD_REDISSON := 3.52.0
+OLD_JAR := tests/redisson/target/$(OLD_REDISSON)/redisson-worker.jar
 
 .PHONY: redisson
 redisson: $(TEST_JAR)
@@ -150,12 +153,15 @@ redisson: $(TEST_JAR)
 # Maven keeps what it has fetched, and need not ask for it again.
 define jar
 	@{ command -v mvn && command -v javac; } >/dev/null || { $(call apt,default-jdk-headless maven); }
-	mvn -q -o -f $(1)/pom.xml package >/dev/null 2>&1 || mvn -q -f $(1)/pom.xml package
+	mvn -q -o -f $(1)/pom.xml $(2) package >/dev/null 2>&1 || mvn -q -f $(1)/pom.xml $(2) package
 	@touch $@
 endef
 
 $(TEST_JAR): $(shell find tests/redisson -type f -not -path '*/target/*' 2>/dev/null)
 	$(call jar,tests/redisson)
+
+$(OLD_JAR): $(shell find tests/redisson -type f -not -path '*/target/*' 2>/dev/null)
+	$(call jar,tests/redisson,-Dredisson.version=$(OLD_REDISSON) -Dredisson.major=3 -Dworker.target=target/$(OLD_REDISSON))
 
 $(BENCH_JAR): tests/redisson/parent.pom.xml tests/bench/redisson/pom.xml $(shell find tests/bench/redisson/src -type f 2>/dev/null)
 	$(call jar,tests/bench/redisson)
@@ -193,6 +199,13 @@ test-go: fmt-check redis cc venv redisson typescript readers promtool
 	go test -race -timeout 10m -short -run 'TestSimulation$$|TestExplore$$' ./internal/sim/...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
+
+# Which tests run with the last Redisson 3; of the whole set, those that show exclusion and wake-ups.
+REDISSON_TESTS ?= ExcludeEachOther$$|EveryLockOfRedisson|UnlockOfRedissonWakes|ReleaseByASidecarWakes|InterruptOfRedisson|ManyThreadsOfRedisson
+.PHONY: test-old-redisson
+test-old-redisson: redis $(OLD_JAR) ## the tests with Redisson, on its last version 3: REDISSON_TESTS, by default half a minute of them
+	@tests='$(REDISSON_TESTS)'; LOCKSIDECAR_REDISSON_JAR=$(CURDIR)/$(OLD_JAR) LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_REDISSON=1 \
+		go test -count 1 -timeout 20m ./tests/guarantees -run "$$tests"
 
 # The status page in a browser; the tests say what they need.
 .PHONY: test-page

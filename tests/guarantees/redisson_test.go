@@ -147,7 +147,7 @@ func TestEveryLockOfRedissonExcludesSidecars(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
-	for _, object := range []string{"lock", "nonreentrant", "fenced", "spin", "fair"} {
+	for _, object := range host.Locks("lock", "nonreentrant", "fenced", "spin", "fair") {
 		t.Run(object, func(t *testing.T) {
 			w, host := w.In(t), host.In(t)
 			c := harness.Command{Object: object, Name: "shared by " + object}
@@ -181,7 +181,7 @@ func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
 		c.Object = object
 		fleet, commands = append(fleet, w), append(commands, c)
 	}
-	for _, object := range []string{"lock", "nonreentrant", "fenced", "spin", "fair"} {
+	for _, object := range host.Locks("lock", "nonreentrant", "fenced", "spin", "fair") {
 		add(host.OnThread(object), object)
 	}
 	for i := range 2 {
@@ -234,6 +234,9 @@ func TestReleaseByASidecarWakesAWaiterOfRedisson(t *testing.T) {
 		{Object: "nonreentrant", WaitMS: -1},
 		{Object: "fenced", WaitMS: -1},
 	} {
+		if len(host.Locks(c.Object)) == 0 {
+			continue
+		}
 		t.Run(fmt.Sprintf("%s, wait %d ms", c.Object, c.WaitMS), func(t *testing.T) {
 			w, host := w.In(t), host.In(t)
 			c.Do, c.Name = "lock", "ours"

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -74,7 +76,7 @@ func startRedisson(t testing.TB, connect Command) *Worker {
 		client: fmt.Sprintf("%s %d", t.Name(), redissonClients.Add(1)), thread: "main",
 	}
 	connect.Do = "connect"
-	w.Must(connect)
+	w.version = w.Must(connect).Msg
 	w.disconnect = sync.OnceFunc(func() { w.Must(Command{Do: "disconnect"}) })
 	t.Cleanup(func() {
 		if t.Failed() && w.Stderr.String() != "" {
@@ -90,6 +92,14 @@ func startRedisson(t testing.TB, connect Command) *Worker {
 // Disconnect closes the RedissonClient before the test ends. Locks that its threads hold are
 // free at the ends of their leases.
 func (w *Worker) Disconnect() { w.disconnect() }
+
+// Locks returns those of these kinds of locks that this version of Redisson has.
+func (w *Worker) Locks(objects ...string) []string {
+	if strings.HasPrefix(w.version, "3.") {
+		return slices.DeleteFunc(objects, func(o string) bool { return o == "nonreentrant" })
+	}
+	return objects
+}
 
 // OnThread returns another thread of the same RedissonClient.
 func (w *Worker) OnThread(thread string) *Worker {

@@ -34,7 +34,8 @@ type Command struct {
 
 	// Redisson: lock, unlock, hammer, poll, stop (ends the poll), look, get_token,
 	// force_unlock, set_bucket, put_map, set_rate, acquire_rate, delete, set_permits, connect,
-	// disconnect.
+	// disconnect; interrupt (the command that the thread carries out), is_waiting (whether the
+	// thread stands still within one).
 	Client   string   `json:"client,omitempty"`      // name of the RedissonClient; Send sets it
 	Thread   string   `json:"thread,omitempty"`      // name of the thread; Send sets it
 	Object   string   `json:"object,omitempty"`      // "": lock; nonreentrant, fenced, spin, fair, multi, group, read, write, semaphore
@@ -60,7 +61,7 @@ type Answer struct {
 	Tries      int     `json:"tries,omitempty"`       // poll: number of tries
 	Grants     int     `json:"grants,omitempty"`      // poll: number of grants
 	LongestNS  int64   `json:"longest_ns,omitempty"`  // poll: the longest time until a grant
-	Yes        bool    `json:"yes,omitempty"`         // look: it is locked; force_unlock, put_map, set_rate, acquire_rate, delete, set_permits: it had an effect
+	Yes        bool    `json:"yes,omitempty"`         // look: it is locked; force_unlock, put_map, set_rate, acquire_rate, delete, set_permits: it had an effect; is_waiting: it does
 	Mine       bool    `json:"mine,omitempty"`        // look: the thread holds it
 	Entries    int     `json:"entries,omitempty"`     // look: how many times the thread holds it
 	TTLMS      int64   `json:"ttl_ms,omitempty"`      // look: until the key expires; -1: never; -2: there is no key
@@ -83,6 +84,7 @@ type Worker struct {
 
 	client, thread string // Redisson: addressed by every command
 	disconnect     func() // Redisson: closes the client; later calls do nothing
+	version        string // Redisson: of the jar
 }
 
 // A workerProcess is a process that reads commands and writes answers. The process of

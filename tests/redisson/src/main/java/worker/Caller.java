@@ -18,6 +18,9 @@ final class Caller {
     private final ExecutorService thread;
     private volatile Poll poll; // the last one
 
+    // Guarded by this.
+    private Thread busy; // carries out a command that is not a poll; null: none
+
     Caller(RedissonClient client, String name) {
         this.client = client;
         thread = Executors.newSingleThreadExecutor(task -> {
@@ -35,7 +38,36 @@ final class Caller {
             thread.execute(() -> Worker.answer(c, () -> p.run(Lockable.of(client, c))));
             return;
         }
-        thread.execute(() -> Worker.answer(c, () -> carryOut(c)));
+        thread.execute(() -> Worker.answer(c, () -> {
+            begin();
+            try {
+                return carryOut(c);
+            } finally {
+                end();
+            }
+        }));
+    }
+
+    private synchronized void begin() {
+        busy = Thread.currentThread();
+    }
+
+    private synchronized void end() {
+        busy = null;
+        Thread.interrupted(); // it was interrupted too late
+    }
+
+    /** Interrupts the command that is carried out. */
+    synchronized void interrupt() {
+        if (busy != null) {
+            busy.interrupt();
+        }
+    }
+
+    /** Reports whether the thread stands still within a command: it waits for a lock, or for an answer of Redis. */
+    synchronized boolean isWaiting() {
+        return busy != null
+                && (busy.getState() == Thread.State.WAITING || busy.getState() == Thread.State.TIMED_WAITING);
     }
 
     /** Ends the poll that is under way. */

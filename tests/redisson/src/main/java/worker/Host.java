@@ -6,7 +6,7 @@ import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
-import org.redisson.config.NameMapper;
+import org.redisson.config.SingleServerConfig;
 
 /** A RedissonClient and the threads that use it: one program on one host, with connections and a uuid of its own. */
 final class Host {
@@ -18,26 +18,14 @@ final class Host {
         if (watchdogMillis > 0) {
             config.setLockWatchdogTimeout(watchdogMillis);
         }
-        if (!prefix.isEmpty()) {
-            config.setNameMapper(new Prefix(prefix));
-        }
         // The defaults are for programs that do more than lock: 24 connections at the start, 32 threads for them.
         config.setThreads(4).setNettyThreads(4);
-        config.useSingleServer().setAddress(redis).setConnectionMinimumIdleSize(2).setConnectionPoolSize(16);
+        SingleServerConfig server = config.useSingleServer();
+        server.setAddress(redis).setConnectionMinimumIdleSize(2).setConnectionPoolSize(16);
+        if (!prefix.isEmpty()) {
+            Api.setPrefix(config, server, prefix);
+        }
         client = Redisson.create(config);
-    }
-
-    /** Puts a prefix before the name of each object, as programs do that share a Redis. */
-    private record Prefix(String prefix) implements NameMapper {
-        @Override
-        public String map(String name) {
-            return prefix + name;
-        }
-
-        @Override
-        public String unmap(String name) {
-            return name.substring(prefix.length());
-        }
     }
 
     Caller caller(String thread) {

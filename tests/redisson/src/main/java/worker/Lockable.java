@@ -32,7 +32,7 @@ sealed interface Lockable {
     static RLock lock(RedissonClient client, Command c) {
         return switch (c.object()) {
             case "lock" -> client.getLock(c.name());
-            case "nonreentrant" -> client.getNonReentrantLock(c.name());
+            case "nonreentrant" -> Api.nonReentrantLock(client, c.name());
             case "fenced" -> client.getFencedLock(c.name());
             case "spin" -> client.getSpinLock(c.name());
             case "fair" -> client.getFairLock(c.name());

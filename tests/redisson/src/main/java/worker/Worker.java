@@ -34,7 +34,7 @@ public final class Worker {
             case "connect" -> background(c, () -> {
                 Host host = new Host(c.redis(), c.watchdogMillis(), c.prefix());
                 HOSTS.put(c.client(), host);
-                return new JSONObject();
+                return new JSONObject().put("msg", Api.version());
             });
             case "disconnect" -> background(c, () -> {
                 HOSTS.remove(c.client()).shutdown();
@@ -44,6 +44,12 @@ public final class Worker {
                 HOSTS.get(c.client()).caller(c.thread()).stop();
                 return new JSONObject();
             });
+            case "interrupt" -> answer(c, () -> {
+                HOSTS.get(c.client()).caller(c.thread()).interrupt();
+                return new JSONObject();
+            });
+            case "is_waiting" -> answer(c, () -> new JSONObject()
+                    .put("yes", HOSTS.get(c.client()).caller(c.thread()).isWaiting()));
             default -> HOSTS.get(c.client()).caller(c.thread()).submit(c);
         }
     }
