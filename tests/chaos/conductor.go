@@ -17,21 +17,23 @@ import (
 
 // settings are the settings of a run.
 type settings struct {
-	seed      uint64
-	length    time.Duration // of the faults; after that the workers finish
-	kills     int           // instead of length: the number of kills of daemons, without other faults
-	killEvery time.Duration // if above 0, the faults are a barrage of kills: the mean life of a daemon
-	lease     time.Duration
-	hosts     int
-	goWorkers int // Go workers a host
-	pyWorkers int // Python workers a host
-	plain     int // workers a host whose sessions are not resumable
-	actors    int // of a worker
-	think     int // mean pause of an actor between two sections, ms
-	hot       int
-	cool      int
+	seed          uint64
+	length        time.Duration // of the faults; after that the workers finish
+	kills         int           // instead of length: the number of kills of daemons, without other faults
+	killEvery     time.Duration // if above 0, the faults are a barrage of kills: the mean life of a daemon
+	exchangeEvery time.Duration // if above 0, the plan is exchanges of roles, this far apart, and faults that lose nothing
+	lease         time.Duration
+	hosts         int
+	goWorkers     int // Go workers a host
+	pyWorkers     int // Python workers a host
+	plain         int // workers a host whose sessions are not resumable
+	actors        int // of a worker
+	think         int // mean pause of an actor between two sections, ms
+	hot           int
+	cool          int
 
 	program string // the daemon
+	older   string // a daemon of an older version, on each second host; "": none
 	python  string // that can import locksidecar; "": none
 	dir     string // of all files; a short path, because sockets are in it
 }
@@ -57,6 +59,15 @@ func (s settings) rules() history.Rules {
 		Answer: sdkGrace + command + grace,
 		Errors: []string{"canceled", "timeout", "held", "unavailable"},
 	}
+}
+
+// plan draws the plan of faults of the run.
+func (s settings) plan() []fault {
+	all := lanes(s.hosts, s.lease)
+	if s.exchangeEvery > 0 {
+		all = exchangeLanes(s.hosts, s.lease, s.exchangeEvery)
+	}
+	return drawPlan(s.seed, s.length, all, s.schedule())
 }
 
 // schedule returns calms that are long enough to detect a forgotten waiter.
@@ -135,6 +146,9 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 		h := &host{
 			name: name, program: set.program, lease: set.lease, link: l,
 			socket: filepath.Join(c.dir, name+".sock"), log: filepath.Join(c.dir, name+".log"),
+		}
+		if set.older != "" && i%2 == 1 {
+			h.program, h.follows = set.older, true
 		}
 		c.hosts = append(c.hosts, h)
 		if err := h.start(); err != nil {

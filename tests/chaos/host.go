@@ -26,6 +26,10 @@ type host struct {
 	lease   time.Duration
 	link    *link
 
+	// follows says that its connections to Redis end in an exchange of roles: its daemon is of a
+	// version that must not wait at a former master (docs/decisions/0041-origins.md).
+	follows bool
+
 	mu     sync.Mutex // guards what follows
 	cmd    *exec.Cmd
 	exited chan struct{}

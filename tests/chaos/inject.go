@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,6 +24,8 @@ func (c *conductor) inject(ctx context.Context, f fault) error {
 		did, err = c.disturbWorker(ctx, f)
 	case failover:
 		did, err = c.failOver(ctx, f)
+	case exchange:
+		did, err = c.exchangeRoles(ctx, f)
 	case deleteLock:
 		did = c.deleteLock(ctx, f)
 	case forced:
@@ -240,5 +243,44 @@ func (c *conductor) failOver(ctx context.Context, f fault) (bool, error) {
 		}
 		c.servers[0], c.servers[1] = next, old
 		return true, nil
+	})
+}
+
+// exchangeRoles makes the replica the master, and the master its replica, as an operator does who
+// wants to lose nothing: writes are paused until the replica has all data. No connection of a
+// daemon ends, except those of older daemons (see host.follows). The others stay at the former
+// master until it refuses a write, and receive there by replication what the new master publishes.
+func (c *conductor) exchangeRoles(ctx context.Context, f fault) (bool, error) {
+	old, next := c.servers[0], c.servers[1]
+	if waitUntil(ctx, 5*time.Second, "the replica is in sync", func() bool { return next.isReplicaInSync(ctx) && old.isMaster(ctx) }) != nil {
+		return false, ctx.Err()
+	}
+	return c.recordFault(f, "", func() (bool, error) {
+		if err := old.pauseWrites(ctx); err != nil {
+			return true, err
+		}
+		hasAll := func() bool {
+			offset := old.offset(ctx)
+			return offset >= 0 && next.offset(ctx) == offset
+		}
+		if waitUntil(ctx, eventTimeout, "the replica has all data", hasAll) != nil {
+			return false, errors.Join(ctx.Err(), old.resumeWrites(ctx))
+		}
+		for _, h := range c.hosts {
+			if h.follows {
+				h.link.redirect(next.socket())
+			} else {
+				h.link.leadTo(next.socket())
+			}
+		}
+		if err := next.promote(ctx); err != nil {
+			return true, err
+		}
+		c.replica.redirect(next.socket())
+		if err := old.replicate(ctx, c.replica); err != nil {
+			return true, err
+		}
+		c.servers[0], c.servers[1] = next, old
+		return true, old.resumeWrites(ctx)
 	})
 }

@@ -177,11 +177,16 @@ func (l *link) halfOpen(timeout time.Duration) {
 	l.mu.Unlock()
 }
 
-// redirect has the link connect to another server, and drops the connections to the old one.
-func (l *link) redirect(upstream string) {
+// leadTo has the link lead new connections to another server. The present ones stay.
+func (l *link) leadTo(upstream string) {
 	l.mu.Lock()
 	l.upstream = upstream
 	l.mu.Unlock()
+}
+
+// redirect has the link connect to another server, and drops the connections to the old one.
+func (l *link) redirect(upstream string) {
+	l.leadTo(upstream)
 	l.drop()
 }
 

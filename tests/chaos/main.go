@@ -7,6 +7,7 @@
 //
 //	go build -o bin/chaos ./tests/chaos && bin/chaos -time 10m -seed 1
 //	bin/chaos -kills 500        # nothing but kill -9 of the daemons
+//	bin/chaos -exchange-every 1s -older bin/older -time 10m # roles of Redis, two hosts of a version before this
 //	bin/chaos -kill-every 150ms -plain 1 -lease 1s -time 30m # and kills and stops of workers
 package main
 
@@ -45,6 +46,8 @@ func mainConductor() int {
 	flag.Uint64Var(&set.seed, "seed", 1, "seed of the plan of faults and of the workers' actions")
 	flag.IntVar(&set.kills, "kills", 0, "instead of -time: kill the daemons this many times, without other faults")
 	flag.DurationVar(&set.killEvery, "kill-every", 0, "instead of the plan of faults: kill each daemon this long after its start on average, and kill and stop workers")
+	flag.DurationVar(&set.exchangeEvery, "exchange-every", 0, "instead of the plan of faults: exchange the roles of master and replica this long after each other on average, with faults that lose no data")
+	flag.StringVar(&set.older, "older", "", "an older locksidecar binary, for two hosts more")
 	flag.DurationVar(&set.lease, "lease", set.lease, "the daemons' lease")
 	flag.IntVar(&set.goWorkers, "go", 2, "Go workers a host")
 	flag.IntVar(&set.pyWorkers, "py", 2, "Python workers a host")
@@ -55,7 +58,8 @@ func mainConductor() int {
 	flag.StringVar(&set.python, "python", "", "Python that can import locksidecar (default: search for it)")
 	keep := flag.Bool("keep", false, "keep the logs also of a run without violations")
 	flag.Parse()
-	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.plain < 0 || set.killEvery < 0 || set.kills > 0 && set.killEvery > 0 || set.actors < 1 || set.think < 0 {
+	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.plain < 0 || set.killEvery < 0 || set.kills > 0 && set.killEvery > 0 ||
+		set.exchangeEvery < 0 || set.exchangeEvery > 0 && (set.kills > 0 || set.killEvery > 0) || set.actors < 1 || set.think < 0 {
 		flag.Usage()
 		return 2
 	}
@@ -63,8 +67,15 @@ func mainConductor() int {
 		// A lock whose holder cannot resume its session stays taken until its deadline.
 		set.hot, set.cool = 3*set.hot, 3*set.cool
 	}
+	if set.exchangeEvery > 0 {
+		// A lock that all hosts want all the time passes from host to host by transfers.
+		set.hot, set.cool, set.think = 3, 12, 5
+	}
+	if set.older != "" {
+		set.hosts += 2
+	}
 	if *plan {
-		for _, f := range drawPlan(set.seed, set.length, lanes(set.hosts, set.lease), set.schedule()) {
+		for _, f := range set.plan() {
 			fmt.Println(f)
 		}
 		return 0
@@ -110,8 +121,13 @@ func prepare(set *settings) error {
 			return err
 		}
 	}
-	if set.program, err = filepath.Abs(set.program); err != nil {
-		return err
+	for _, program := range []*string{&set.program, &set.older} {
+		if *program == "" {
+			continue
+		}
+		if *program, err = filepath.Abs(*program); err != nil {
+			return err
+		}
 	}
 	if set.python == "" && set.pyWorkers > 0 {
 		set.python = findPython()
@@ -155,7 +171,7 @@ func conduct(ctx context.Context, set settings, progress io.Writer) (*outcome, e
 	case set.killEvery > 0:
 		err = c.barrage(ctx)
 	default:
-		err = c.storm(ctx, drawPlan(set.seed, set.length, lanes(set.hosts, set.lease), set.schedule()))
+		err = c.storm(ctx, set.plan())
 	}
 	if err != nil {
 		return nil, err

@@ -26,6 +26,7 @@ const (
 	deleteLock   faultKind = "DEL of a lock"
 	scriptFlush  faultKind = "SCRIPT FLUSH"
 	failover     faultKind = "failover to a lagging replica"
+	exchange     faultKind = "roles exchanged"
 
 	linkDrop     faultKind = "connections dropped"
 	linkRefuse   faultKind = "connections refused"
@@ -51,6 +52,7 @@ var effects = map[faultKind][]history.Effect{
 	flushAll:      {history.LosesData},
 	deleteLock:    {history.LosesData},
 	failover:      {history.Interrupts, history.LosesData},
+	exchange:      {history.Interrupts}, // the replica has all data before it is promoted
 	linkDrop:      {history.Interrupts},
 	linkRefuse:    {history.Interrupts},
 	linkStall:     {history.Interrupts},
@@ -99,7 +101,7 @@ func lanes(hosts int, lease time.Duration) []lane {
 	all := []lane{
 		{name: "redis", every: 4 * time.Second, faults: []faultChance{
 			{redisStop, 3, mostlyShort}, {redisRestart, 2, mostlyShort}, {redisFull, 1, mostlyShort}, {flushAll, 2, nil},
-			{deleteLock, 5, nil}, {scriptFlush, 2, nil}, {failover, 2, []durationRange{short}},
+			{deleteLock, 5, nil}, {scriptFlush, 2, nil}, {failover, 2, []durationRange{short}}, {exchange, 2, nil},
 		}},
 		{name: "fleet", every: 1500 * time.Millisecond, inCalms: true, faults: []faultChance{
 			{workerKill, 3, nil}, {workerStop, 3, []durationRange{short, short, long}},
@@ -120,6 +122,22 @@ func lanes(hosts int, lease time.Duration) []lane {
 // A schedule has the durations of storms, in which all lanes have faults, and of the calms between
 // them.
 type schedule struct{ storm, calm time.Duration }
+
+// exchangeLanes returns the lanes of a run in which the roles of master and replica are exchanged
+// again and again. No other fault loses data, so no overlap of two holders is excused.
+func exchangeLanes(hosts int, lease, every time.Duration) []lane {
+	short := []durationRange{{0, lease / 4}}
+	all := []lane{
+		{name: "redis", every: every, faults: []faultChance{{exchange, 1, nil}}},
+		{name: "fleet", every: 3 * time.Second, inCalms: true, faults: []faultChance{{workerKill, 3, nil}, {workerStop, 3, short}}},
+	}
+	for i := range hosts {
+		all = append(all,
+			lane{name: fmt.Sprintf("host%d", i), host: i, every: 8 * time.Second, faults: []faultChance{{daemonKill, 3, short}, {daemonTerm, 2, short}, {daemonStop, 2, short}}},
+			lane{name: fmt.Sprintf("link%d", i), host: i, every: 8 * time.Second, faults: []faultChance{{linkDrop, 4, nil}, {linkStall, 3, short}}})
+	}
+	return all
+}
 
 // drawPlan draws the plan of a run, which depends only on the arguments.
 func drawPlan(seed uint64, length time.Duration, all []lane, w schedule) []fault {

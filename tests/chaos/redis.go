@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -82,6 +83,30 @@ func (s *server) replicate(ctx context.Context, l *link) error {
 // promote makes the server a master.
 func (s *server) promote(ctx context.Context) error {
 	return s.Do(ctx, "REPLICAOF", "NO", "ONE").Err()
+}
+
+// pauseWrites has the server delay all writes of clients, for a minute at most.
+func (s *server) pauseWrites(ctx context.Context) error {
+	return s.Do(ctx, "CLIENT", "PAUSE", "60000", "WRITE").Err()
+}
+
+func (s *server) resumeWrites(ctx context.Context) error {
+	return s.Do(ctx, "CLIENT", "UNPAUSE").Err()
+}
+
+// offset returns how much of the replication stream the server has, or -1.
+func (s *server) offset(ctx context.Context) int64 {
+	info, err := s.Info(ctx, "replication").Result()
+	if err != nil {
+		return -1
+	}
+	_, rest, _ := strings.Cut(info, "\r\nmaster_repl_offset:")
+	text, _, _ := strings.Cut(rest, "\r\n")
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // launch starts a process whose output goes to a file, and which does not

@@ -27,6 +27,12 @@ var (
 // repository. In a clone without that history, the test is skipped.
 func ProgramOf(t testing.TB, base Base) string {
 	t.Helper()
+	if root == "" { // a package without harness.Main
+		var err error
+		if root, err = findRoot(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := exec.Command("git", "-C", root, "cat-file", "-e", base.commit+"^{commit}").Run(); err != nil {
 		t.Skipf("the history of the repository does not have commit %.12s, which is %s (%v): run `git fetch --unshallow`", base.commit, base.Name, err)
 	}

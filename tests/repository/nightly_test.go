@@ -27,7 +27,7 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		}
 		return string(text), cmd.ProcessState.ExitCode()
 	}
-	steps := []string{"sim", "diff", "mutants", "chaos", "chaos-kills", "fuzz", "storm", "conform", "systemd"}
+	steps := []string{"sim", "diff", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "redisson", "systemd"}
 
 	out, status := run("case $1 in diff) echo a difference; exit 3;; fuzz) exit 124;; esac\n")
 	_, screen, _ := strings.Cut(out, "\nnightly of ")
