@@ -18,6 +18,7 @@ type Mutant struct {
 	withoutTokenFloor bool // the mutant is not in the table, but in the store
 	withoutOrigin     bool // the same
 	arrivesByClock    bool // the mutant is in Redis
+	lowersLateScores  bool // the same
 }
 
 // newTable makes the table of a host, with the mutant in front of it.

@@ -244,6 +244,14 @@ var Mutants = []Mutant{
 		arrivesByClock: true,
 	},
 	{
+		// The alternative of docs/decisions/0051-clock-set-back.md.
+		Name:             "late-place-lowered",
+		Rule:             "a ticket comes behind all others, also before their hosts have asked again after Redis's clock was set back",
+		Detected:         `is number \d+ of \d+ in the queue`,
+		arrivesByClock:   true,
+		lowersLateScores: true,
+	},
+	{
 		Name:     "pipelined-take-reuses-number",
 		Rule:     "a Take after a Drop has a number of its own",
 		Detected: `the Drop before it would undo`,

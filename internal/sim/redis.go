@@ -354,7 +354,7 @@ func (w *world) execute(h *host, o *operation) {
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
 		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, PassedOn: left.passedOn,
+		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
 		LeftFree: left.free && o.op.Enqueue && o.op.Arrived != 0,
 		Moves:    left.expireAt,
 		Receivers: func(sidecar redis.Owner) int32 {

@@ -42,6 +42,7 @@ func Run(seed uint64, o Options) (r *Result) {
 	w.trace.on = o.Trace
 	w.withoutOrigin = o.Mutant != nil && o.Mutant.withoutOrigin
 	w.arrivesByClock = o.Mutant != nil && o.Mutant.arrivesByClock
+	w.lowersLateScores = o.Mutant != nil && o.Mutant.lowersLateScores
 	w.withoutTokenFloor = o.Mutant != nil && o.Mutant.withoutTokenFloor
 	defer func() {
 		r = &Result{

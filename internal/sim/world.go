@@ -61,6 +61,7 @@ type world struct {
 
 	withoutOrigin     bool // a mutant: every message counts as one of the server that it came from
 	arrivesByClock    bool // a mutant: a new ticket gets its place by Redis's clock alone
+	lowersLateScores  bool // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
 	withoutTokenFloor bool // a mutant: no host knows what tokens it has seen, or the time in Redis
 
 	phase    phase

@@ -39,6 +39,8 @@ const (
 	dieBetween  // the same, when it has sent operations and has answered no client
 	stall       // it stands still
 	passTime    // time passes until something is due
+	setBack     // Redis's clock is set back
+	setForward  // Redis's clock is set forward
 	actionKinds = iota
 )
 
@@ -47,6 +49,7 @@ var actionNames = [actionKinds]string{
 	"Redis executes the next operation of", "Redis executes, on the connection that was given up, the next operation of",
 	"the next result or message reaches", "the connection is given up by", "reconnects", "Redis notices the connection that was given up by", "restarts", "continues",
 	"Redis ends the connection of", "crashes", "will crash in the next input, before its effects,", "will crash in the next input, after its operations,", "stands still", "time passes",
+	"Redis's clock is set back", "Redis's clock is set forward",
 }
 
 func actionOf(k actionKind, i, c int) action { return action(k)<<2 | action(i)<<1 | action(c) }
@@ -60,8 +63,8 @@ func (a action) String() string {
 	switch {
 	case k <= claim:
 		return fmt.Sprintf("client %d of host %d %s", a.client(), a.host(), actionNames[k])
-	case k == passTime:
-		return "time passes"
+	case k >= passTime:
+		return actionNames[k]
 	}
 	switch k {
 	case reconnect, restart, resume, crash, dieBefore, dieBetween, stall:
@@ -145,6 +148,9 @@ func (w *world) actions(to []action) []action {
 	if _, ok := w.nextTick(); ok && int(w.ticks) < w.plan.Ticks {
 		to = append(to, actionOf(passTime, 0, 0))
 	}
+	if int(w.jumps) < w.plan.Jumps {
+		to = append(to, actionOf(setBack, 0, 0), actionOf(setForward, 0, 0))
+	}
 	return to
 }
 
@@ -165,6 +171,8 @@ func (w *world) step(a action) (next *world) {
 		n.faults++
 	case k == passTime:
 		n.ticks++
+	case k > passTime:
+		n.jumps++
 	}
 	switch a.kind() {
 	case acquire:
@@ -209,6 +217,10 @@ func (w *world) step(a action) (next *world) {
 		n.change(i).stalled = true
 	case passTime:
 		n.advance()
+	case setBack:
+		n.shift, n.wasSetBack = n.shift-back, true
+	case setForward:
+		n.shift += forward
 	}
 	n.check()
 	return n

@@ -24,9 +24,12 @@ func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 }
 
 // isOrdered reports whether acquires that wait are granted in the order of their arrival: all of
-// them want it, and no fault has happened. A lease that ends frees a lock for which its host has no
+// them want it, no fault has happened, and Redis's clock was not set back. Requests that arrive while
+// it is behind the last ticket all arrive 1 µs after that one. A lease that ends frees a lock for which its host has no
 // place in the queue, and a ticket that is too old loses its place.
-func (w *world) isOrdered() bool { return w.plan.Fair == allFair && w.faults == 0 && !w.hasLapsed }
+func (w *world) isOrdered() bool {
+	return w.plan.Fair == allFair && w.faults == 0 && !w.wasSetBack && !w.hasLapsed
+}
 
 // noteArrival notes, for the acquires of a host, that Redis has executed an operation. An acquire
 // arrives with the first operation for its lock that was sent after it came. A Take that is done is
@@ -42,7 +45,7 @@ func (w *world) noteArrival(h *host, r *request, reply *redis.Reply) {
 		if cl.phase != waiting || cl.since > r.sent || cl.isArrivalKnown {
 			continue
 		}
-		if cl.reached, cl.isArrivalKnown = uint64(w.clock()), isKnown; cl.reachedFirst == 0 {
+		if cl.reached, cl.isArrivalKnown = uint64(w.order()), isKnown; cl.reachedFirst == 0 {
 			cl.reachedFirst = cl.reached
 		}
 	}
@@ -119,7 +122,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 		}
 	}()
 	start, within := n.now, settleWithin
-	if n.faults == 0 && !n.wasLate {
+	if n.faults == 0 && n.jumps == 0 && !n.wasLate {
 		within = settleWithinFaultless
 	}
 	unused := int64(-1) // since when there is a key that no client has or waits for

@@ -22,7 +22,12 @@ import (
 // Two worlds that are not alike may have the same number by chance, once in 2^64 times.
 type digester struct {
 	now   int64
-	hosts [hostCount]description
+	clock uint64 // of Redis
+
+	// Redis's clock may be set. Then it may be at any distance before or after an arrival, so that more
+	// than their order matters.
+	maySet bool
+	hosts  [hostCount]description
 
 	tokens, arrivals, numbers []uint64 // in their order
 }
@@ -64,6 +69,13 @@ func (d *description) Token(token uint64) {
 }
 
 func (d *description) Arrival(at uint64) {
+	if d.digester.maySet {
+		if at != 0 { // it is known
+			at -= d.digester.clock
+		}
+		d.Value(at)
+		return
+	}
 	d.arrivals = append(d.arrivals, len(d.words))
 	d.words = append(d.words, at)
 }
@@ -102,7 +114,7 @@ func (d *description) flags(flags ...bool) {
 
 // digest returns the number of a world.
 func (g *digester) digest(w *world) uint64 {
-	g.now = w.now
+	g.now, g.clock, g.maySet = w.now, uint64(w.clock()), w.plan.Jumps > 0
 	g.tokens = append(g.tokens[:0], w.granted, uint64(w.counter.Value))
 	g.arrivals = append(g.arrivals[:0], 0) // it is not known
 	for i := range g.hosts {
@@ -141,14 +153,17 @@ func (g *digester) digest(w *world) uint64 {
 	if sums[0] > sums[1] {
 		sums[0], sums[1] = sums[1], sums[0]
 	}
-	limits := uint64(w.clients)<<16 | uint64(w.faults)<<8 | uint64(w.ticks)
+	limits := uint64(w.clients)<<16 | uint64(w.faults)<<8 | uint64(w.ticks) | uint64(w.jumps)<<40
 	if w.wasLate {
 		limits |= 1 << 32
+	}
+	if w.wasSetBack {
+		limits |= 1 << 34
 	}
 	if w.plan.Fair == allFair && w.hasLapsed {
 		limits |= 1 << 33
 	}
-	all := [...]uint64{sums[0], sums[1], limits, rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value))}
+	all := [...]uint64{sums[0], sums[1], limits, rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value)), uint64(w.shift)}
 	return hash(all[:])
 }
 
@@ -225,8 +240,11 @@ func (w *world) describeArrivals(d *description, arrivals ...uint64) {
 	}
 }
 
-// ticksOf describes the age of a ticket.
+// ticksOf describes the age of a ticket; in µs if Redis's clock may be set.
 func (w *world) ticksOf(at int64) uint64 {
+	if w.plan.Jumps > 0 {
+		return uint64(w.clock() - at)
+	}
 	return uint64(min((w.now/tick*clockPerTick-at+clockPerTick-1)/clockPerTick, 15_000_000/clockPerTick+1))
 }
 

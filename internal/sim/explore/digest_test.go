@@ -18,6 +18,9 @@ func TestStatesWithOneDigestHaveTheSameSuccessors(t *testing.T) {
 			t.Run(fmt.Sprintf("%s fair, from %s", fair, root.name), func(t *testing.T) {
 				t.Parallel()
 				testDigests(t, &Plan{Prefix: root.steps, Budget: unlimited, Fair: fair}, 4)
+				withJumps := unlimited
+				withJumps.Jumps = 2
+				testDigests(t, &Plan{Prefix: root.steps, Budget: withJumps, Fair: fair}, 3)
 			})
 		}
 	}

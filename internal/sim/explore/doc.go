@@ -16,6 +16,8 @@
 //     batch. Results and messages go into the one FIFO stream of each connection.
 //   - A host receives the next result or message of its stream.
 //   - Time passes until a table has a timer, or until the key expires. Timers fire on time.
+//   - Redis's clock is set back by 19 s or forward by 18 s. Arrivals, scores and signs of life go by
+//     it; the lease of the key does not.
 //   - A fault: Redis closes a connection; a host gives one up that Redis still has, so that what was
 //     sent on it is executed late or never, and Redis counts it as a receiver until it notices;
 //     a sidecar is killed, at rest or within its next input, before or after it has sent
@@ -23,7 +25,8 @@
 //   - What follows a fault: a host notices, connects again, continues; a successor restores the
 //     journal, and each client claims its hold.
 //
-// A [Budget] limits the actions of clients, the faults and the passages of time on one path. Then
+// A [Budget] limits the actions of clients, the faults, the passages of time and the jumps of the clock
+// on one path. Then
 // there are finitely many states, and the search ends when it has found all of them. It begins
 // from several roots: the initial state, a ticket in the queue, a transfer on its way, a
 // crowd, a lock that lingers.
@@ -33,7 +36,8 @@
 // were merged.
 //
 // The small budgets are 4 actions of clients, 2 actions and one passage of time, and 2 actions
-// and one fault; if a client chooses, 3 actions, 2 and one passage of time, and 1 and one fault. So
+// and one fault; if a client chooses, 3 actions, 2 and one passage of time, and 1 and one fault. With
+// one jump of Redis's clock they are 3, or 2 if all or some want strict order. So
 // many states follow from the roots:
 //
 //	strict order    actions   and a passage   and a fault   larger budgets
@@ -52,8 +56,8 @@
 //   - In every state: at most one client believes that it has the lock, and only while the
 //     key is its host's and lives at least as long as the deadline that it was sent.
 //   - At every grant: the token is larger than all before. If all acquires that wait want strict
-//     order, no other one that waits arrived at Redis before; until a fault happens, a lease ends
-//     in Redis, or a ticket is removed because its host has not asked for long.
+//     order, no other one that waits arrived at Redis before; until a fault happens, Redis's clock
+//     is set back, a lease ends in Redis, or a ticket is removed because its host has not asked for long.
 //   - The assertions of the table, which panic.
 //   - From a sample of the states: when faults end, and each client releases what it is
 //     granted, every request is answered within a refresh of the queue; at once, if no fault
@@ -66,7 +70,7 @@
 //
 // # What is not explored
 //
-// There is one clock, which moves in ticks of 32 ms; what happens within a tick happens at
+// There is one clock for both hosts and the leases in Redis, which moves in ticks of 32 ms; what happens within a tick happens at
 // one moment, except that a request comes after what was sent before it. So no drift of clocks
 // is explored. The times of the tables have the order of the defaults, in few ticks; what is left
 // to chance is always the least. All holds have the watchdog's lease, and no owner re-enters. A

@@ -16,17 +16,18 @@ var (
 
 // Each budget is explored from each root, until there is no further state.
 var (
-	budgets = []Budget{{Clients: 4}, {Clients: 2, Ticks: 1}, {Clients: 2, Faults: 1}}
+	budgets = []Budget{{Clients: 4}, {Clients: 2, Ticks: 1}, {Clients: 2, Faults: 1}, {Clients: 3, Jumps: 1}}
 	larger  = []Budget{
 		{Clients: 6}, {Clients: 4, Ticks: 1}, {Clients: 3, Ticks: 2}, {Clients: 3, Faults: 1},
 		{Clients: 1, Faults: 1, Ticks: 1}, {Clients: 2, Faults: 1, Ticks: 1}, {Clients: 2, Faults: 2}, {Clients: 1, Faults: 2, Ticks: 1}, {Clients: 1, Faults: 1, Ticks: 2},
+		{Clients: 4, Jumps: 2}, {Clients: 3, Ticks: 1, Jumps: 2}, {Clients: 2, Faults: 1, Jumps: 1},
 	}
 
 	// The same if requests want strict order. There are more states: it matters which of two
 	// arrived first.
-	allFairBudgets  = budgets
-	someFairBudgets = []Budget{{Clients: 3}, {Clients: 2, Ticks: 1}, {Clients: 1, Faults: 1}}
-	largerFair      = []Budget{{Clients: 5}, {Clients: 3, Ticks: 1}, {Clients: 2, Ticks: 2}, {Clients: 3, Faults: 1}, {Clients: 1, Faults: 1, Ticks: 1}}
+	allFairBudgets  = []Budget{{Clients: 4}, {Clients: 2, Ticks: 1}, {Clients: 2, Faults: 1}, {Clients: 2, Jumps: 1}}
+	someFairBudgets = []Budget{{Clients: 3}, {Clients: 2, Ticks: 1}, {Clients: 1, Faults: 1}, {Clients: 2, Jumps: 1}}
+	largerFair      = []Budget{{Clients: 5}, {Clients: 3, Ticks: 1}, {Clients: 2, Ticks: 2}, {Clients: 3, Faults: 1}, {Clients: 1, Faults: 1, Ticks: 1}, {Clients: 3, Jumps: 1}, {Clients: 2, Ticks: 1, Jumps: 1}}
 )
 
 func TestExplore(t *testing.T) {
@@ -54,7 +55,7 @@ func explore(t *testing.T, fair fairness, all []Budget) {
 	}
 	if *budget != "" {
 		var b Budget
-		if _, err := fmt.Sscanf(*budget, "%d,%d,%d", &b.Clients, &b.Faults, &b.Ticks); err != nil {
+		if n, err := fmt.Sscanf(*budget, "%d,%d,%d,%d", &b.Clients, &b.Faults, &b.Ticks, &b.Jumps); n < 3 {
 			t.Fatalf("-explore.budget: %v", err)
 		}
 		all = []Budget{b}

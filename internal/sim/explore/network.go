@@ -271,8 +271,12 @@ func (w *world) publish(h *host, c *connection, to int, m redisop.Message) {
 // tickNow is the beginning of the tick.
 func (w *world) tickNow() int64 { return w.now / tick * tick }
 
-// clock is what Redis's TIME returns, in µs. Each script takes some.
-func (w *world) clock() int64 { return w.now/tick*clockPerTick + w.scripts }
+// clock is what Redis's TIME returns, in µs. Keys do not expire by it: one that ends early because the
+// clock was set forward has two owners in any case.
+func (w *world) clock() int64 { return w.order() + w.shift }
+
+// order is a clock that nothing sets, in µs. Each script takes some.
+func (w *world) order() int64 { return w.now/tick*clockPerTick + w.scripts }
 
 func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
 	res := redisop.Result{

@@ -41,10 +41,15 @@ type Budget struct {
 	Clients int // that clients acquire, cancel, release or die
 	Faults  int
 	Ticks   int // that time passes
+	Jumps   int // that Redis's clock is set back or forward
 }
 
 func (b Budget) String() string {
-	return fmt.Sprintf("%d actions of clients, %d faults, %d passages of time", b.Clients, b.Faults, b.Ticks)
+	text := fmt.Sprintf("%d actions of clients, %d faults, %d passages of time", b.Clients, b.Faults, b.Ticks)
+	if b.Jumps > 0 {
+		text += fmt.Sprintf(", %d jumps of Redis's clock", b.Jumps)
+	}
+	return text
 }
 
 // Report is what an exploration has found.
@@ -166,7 +171,7 @@ func newRoot(p *Plan) *world {
 	for _, a := range p.Prefix {
 		w = w.step(a)
 	}
-	w.clients, w.faults, w.ticks, w.wasLate, w.hasLapsed = 0, 0, 0, false, false
+	w.clients, w.faults, w.ticks, w.jumps, w.wasLate, w.hasLapsed = 0, 0, 0, 0, false, false
 	return w
 }
 

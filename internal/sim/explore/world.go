@@ -31,6 +31,11 @@ const (
 	// lease, as they are of the default lease. These are whole seconds, as the signs are.
 	clockPerTick = 2_000_000 // µs
 
+	// By how much Redis's clock is set back or forward, µs: a ticket that stands for longer than 15 s
+	// without a sign of life is too old. Half a tick, so that no time comes back to which it was
+	// set.
+	back, forward = 19_000_000, 18_000_000
+
 	freshToken = 1 << 30 // the counter begins above it
 )
 
@@ -76,11 +81,13 @@ type world struct {
 	// and the times in a digest, are without these nanoseconds.
 	now int64
 
-	scripts int64  // that Redis has run since the last tick
-	granted uint64 // the largest token
+	scripts    int64  // that Redis has run since the last tick
+	shift      int64  // by which Redis's clock was set, µs
+	wasSetBack bool   // Redis's clock was
+	granted    uint64 // the largest token
 
 	// Steps so far of the kinds that a plan limits.
-	clients, faults, ticks int8
+	clients, faults, ticks, jumps int8
 
 	wasLate   bool // time has passed while something was on its way
 	hasLapsed bool // the lease of a key has ended, or a ticket was removed because its host had not asked for long

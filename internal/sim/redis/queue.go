@@ -179,7 +179,7 @@ func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int32, ticket ui
 			return rank, given
 		}
 		sign()
-		if take.Arrived != 0 && !c.Denied.ZAdd {
+		if take.Arrived != 0 && !c.Denied.ZAdd || c.LowersLateScores && q.Tickets[rank].Time > c.Clock {
 			q.Add(Ticket{Owner: c.Owner, Num: given, Time: arrived})
 		}
 		return q.Rank(c.Owner, given), given

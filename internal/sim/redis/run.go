@@ -27,7 +27,8 @@ type Command struct {
 
 	SkipsLook bool // a Renew does not look for fields of others beside ours, as most do not
 
-	ArrivesByClock bool // a mutant: a request arrives when Redis's clock says, also if that was set back
+	LowersLateScores bool // a mutant: a ticket that is asked for again, and whose score is later than Redis's clock, gets the clock
+	ArrivesByClock   bool // a mutant: a request arrives when Redis's clock says, also if that was set back
 
 	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
 	Clock     int64                     // µs: what Redis's TIME returns
