@@ -26,6 +26,7 @@ const (
 	attackRole = "attack"
 	attackKind = "LOCKSIDECAR_TEST_ATTACK"
 	attackSize = "LOCKSIDECAR_TEST_ATTACK_SIZE"
+	attackName = "LOCKSIDECAR_TEST_ATTACK_NAME"
 	nobodyUID  = 65534
 )
 
@@ -132,6 +133,7 @@ func runAttack() int {
 	size, _ := strconv.Atoi(os.Getenv(attackSize))
 	run := map[string]func(int) error{
 		"burn": burn, "ping": attackPing, "pairs": attackPairs, "fresh": attackFresh, "deadlock": attackDeadlock, "list": attackList,
+		"name":   attackByName,
 		"cancel": attackCancel, "unread": attackUnread, "connect": attackConnect, "max_hold": attackMaxHold, "hold": attackHold, "crowd": attackCrowd,
 	}[os.Getenv(attackKind)]
 	if err := run(size); err != nil {
@@ -425,6 +427,11 @@ func attackCrowd(int) error {
 // returns when the attack is in progress. numbers are what the attack reports, if anything.
 func StartAttack(t testing.TB, d *Daemon, a Attack) (attacker *Worker, numbers []int64) {
 	t.Helper()
+	return startAttack(t, d, a)
+}
+
+func startAttack(t testing.TB, d *Daemon, a Attack, env ...string) (attacker *Worker, numbers []int64) {
+	t.Helper()
 	cmd := RoleCommand(t, d, attackRole)
 	if os.Geteuid() == 0 {
 		// Other users cannot enter the directory of the test binary.
@@ -441,7 +448,7 @@ func StartAttack(t testing.TB, d *Daemon, a Attack) (attacker *Worker, numbers [
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	cmd.Env = append(cmd.Env, attackKind+"="+a.Kind, attackSize+"="+strconv.Itoa(a.Size))
+	cmd.Env = append(append(cmd.Env, attackKind+"="+a.Kind, attackSize+"="+strconv.Itoa(a.Size)), env...)
 	attacker = StartWorker(t, cmd)
 	return attacker, attacker.Must(Command{Do: a.Kind}).Waits
 }

@@ -93,3 +93,35 @@ func measureAttacks(t *testing.T, attacks []harness.Attack, args ...string) {
 		})
 	}
 }
+
+// What names that are near to those of sidecars or of another lock cost a lock that two hosts want,
+// if a local user of one of them acquires such a name with several clients: grants before and
+// during the attack, of the attacked host and of the other one.
+func TestMeasureNameAttacks(t *testing.T) {
+	measured(t)
+	const lock = "wanted by two hosts"
+	names := harness.NameAttacks(lock, "", "", "")
+	for i := range names {
+		t.Run(names[i].Description, func(t *testing.T) {
+			r := harness.StartRedis(t)
+			attacked := harness.StartDaemonForAllUsers(t, r)
+			other, gone := harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
+			a := harness.NameAttacks(lock, harness.UUIDOf(t, r, attacked), harness.UUIDOf(t, r, other), harness.UUIDOf(t, r, gone))[i]
+			gone.Kill()
+			users := harness.StartUsers(t, lock, 2, attacked, other)
+			users.AwaitGrants(0, 1)
+			users.AwaitGrants(1, 1)
+			count := func() (grants [2]int64) {
+				from := [2]int64{users.Grants(0), users.Grants(1)}
+				time.Sleep(window(8 * time.Second))
+				return [2]int64{users.Grants(0) - from[0], users.Grants(1) - from[1]}
+			}
+			before := count()
+			_, counts := harness.StartNameAttack(t, attacked, a.Name)
+			during := count()
+			granted, refused := counts()
+			row(a.Description, "attacked host %d, then %d grants; other host %d, then %d; the attacker: %d granted, %d refused",
+				before[0], during[0], before[1], during[1], granted, refused)
+		})
+	}
+}
