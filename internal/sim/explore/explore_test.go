@@ -10,7 +10,7 @@ import (
 
 var (
 	deep   = flag.Bool("explore.deep", false, "explore with the larger budgets")
-	budget = flag.String("explore.budget", "", "explore with this budget: what clients do, faults and passages of time, as in 3,1,0")
+	budget = flag.String("explore.budget", "", "explore with this budget: what clients do, faults and passages of time, and jumps of Redis's clock if any, as in 3,1,0 or 3,0,0,1")
 	limit  = flag.Duration("explore.for", 0, "begin no further level after this time, for each root and budget")
 )
 
