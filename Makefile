@@ -275,7 +275,7 @@ conform: typescript ## break the rules of a client one at a time: does locksidec
 .PHONY: chaos
 chaos: redis venv build $(if $(CHAOS_OLDER),bin/older/$(CHAOS_OLDER)) ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times
 	go build -o bin/chaos ./tests/chaos
-	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) $(if $(filter-out 0,$(CHAOS_KILL_EVERY)),-kill-every $(CHAOS_KILL_EVERY) -lease 1s -py 1 -plain 1) $(if $(filter-out 0,$(CHAOS_EXCHANGE_EVERY)),-exchange-every $(CHAOS_EXCHANGE_EVERY) -go 1 -py 1) $(if $(CHAOS_OLDER),-older bin/older/$(CHAOS_OLDER)) -daemon bin/locksidecar -python .venv/bin/python
+	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) $(if $(filter-out 0,$(CHAOS_KILL_EVERY)),-kill-every $(CHAOS_KILL_EVERY) -lease 1s -py 1 -plain 1) $(if $(filter-out 0,$(CHAOS_EXCHANGE_EVERY)),-exchange-every $(CHAOS_EXCHANGE_EVERY) -go 1 -py 1 -think 5) $(if $(CHAOS_OLDER),-older bin/older/$(CHAOS_OLDER)) -daemon bin/locksidecar -python .venv/bin/python
 
 # The daemon of a commit.
 bin/older/%:

@@ -69,7 +69,7 @@ func mainConductor() int {
 	}
 	if set.exchangeEvery > 0 {
 		// A lock that all hosts want all the time passes from host to host by transfers.
-		set.hot, set.cool, set.think = 3, 12, 5
+		set.hot, set.cool = 3, 12
 	}
 	if set.older != "" {
 		set.hosts += 2
