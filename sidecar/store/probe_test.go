@@ -155,3 +155,48 @@ func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 		t.Errorf("OnDegraded(%q)", <-r.degraded)
 	}
 }
+
+// A probe is refused if Redis permits its Take and not its Drop.
+func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
+	done, refused := reply{kind: ':', num: 1}, reply{kind: '$', text: "NOPERM no permission to run the 'del' command"}
+	for name, c := range map[string]struct {
+		list []reply
+		want bool
+	}{
+		"none":     {[]reply{done, done}, false},
+		"the Take": {[]reply{refused, done}, true},
+		"the Drop": {[]reply{done, refused}, true},
+	} {
+		if text := refusedProbe(reply{kind: '*', list: c.list}); (text != "") != c.want {
+			t.Errorf("%s is refused: %q", name, text)
+		}
+	}
+}
+
+// A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
+// probe sent a second after the last one, and not after the interval.
+func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
+	const sentAt, interval = int64(time.Hour), int64(time.Minute)
+	for name, c := range map[string]struct {
+		why     string
+		outcome locktable.Outcome
+		want    int64
+	}{
+		"refused, and Redis serves":      {"", locktable.Refused, sentAt + int64(probeConfirm)},
+		"may be refused once":            {"", locktable.Retryable, sentAt + int64(probeConfirm)},
+		"served, and Redis serves":       {"", locktable.Done, sentAt + interval},
+		"served, and Redis is degraded":  {"it refuses", locktable.HeldByOther, sentAt + int64(probeConfirm)},
+		"refused, and Redis is degraded": {"it refuses", locktable.Refused, sentAt + interval},
+		"unknown":                        {"", locktable.Unknown, sentAt + interval},
+	} {
+		p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}}
+		p.probe = probe{interval: interval, sentAt: sentAt, next: sentAt + interval, why: c.why}
+		p.onTake(&locktable.Result{Kind: locktable.Take, Outcome: c.outcome})
+		if p.probe.next != c.want {
+			t.Errorf("%s: the next probe is %v after the last one, want %v", name, time.Duration(p.probe.next-sentAt), time.Duration(c.want-sentAt))
+		}
+		if isRefused := c.outcome == locktable.Refused; p.probe.isConclusive("") != isRefused {
+			t.Errorf("%s: a probe whose keys are denied is conclusive: %v, and the Take was refused: %v", name, !isRefused, isRefused)
+		}
+	}
+}

@@ -164,3 +164,14 @@ func TestKeyThatCannotBeReadIsAnError(t *testing.T) {
 		}
 	}
 }
+
+// Any program may have written the owner fields. What a client receives is UTF-8.
+func TestKeyHasUTF8Only(t *testing.T) {
+	k, ok := keyOf([]reply{
+		{kind: '$', text: protocol.KeyReadWrite}, {kind: '$', text: "re\xffad"}, {kind: ':', num: 7}, {kind: ':', num: 1}, {kind: ':', num: 0},
+		{kind: '$', text: "id\xfe:1"}, {kind: '$', text: "1"},
+	})
+	if !ok || k.What != "re?ad" || len(k.Owners) != 1 || k.Owners[0].Field != "id?:1" {
+		t.Errorf("%+v %v", k, ok)
+	}
+}
