@@ -110,7 +110,7 @@ func TestBarrageOfKillsBreaksNoRule(t *testing.T) {
 // fault excuses two owners of a lock, or a token that is granted twice.
 func TestExchangesOfRolesUnderTwoVersionsBreakNoRule(t *testing.T) {
 	set := smallRun(t)
-	set.older = harness.LastWithoutOrigins(t)
+	set.older = harness.ProgramOf(t, harness.Base010PreQueue)
 	set.length, set.exchangeEvery = 8*time.Second, 500*time.Millisecond
 	set.hosts, set.hot, set.cool, set.think = 4, 3, 12, 5
 	o := run(t, set)
