@@ -179,23 +179,23 @@ func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
 	const sentAt, interval = int64(time.Hour), int64(time.Minute)
 	for name, c := range map[string]struct {
 		why     string
-		outcome locktable.Outcome
+		outcome redisop.Outcome
 		want    int64
 	}{
-		"refused, and Redis serves":      {"", locktable.Refused, sentAt + int64(probeConfirm)},
-		"may be refused once":            {"", locktable.Retryable, sentAt + int64(probeConfirm)},
-		"served, and Redis serves":       {"", locktable.Done, sentAt + interval},
-		"served, and Redis is degraded":  {"it refuses", locktable.HeldByOther, sentAt + int64(probeConfirm)},
-		"refused, and Redis is degraded": {"it refuses", locktable.Refused, sentAt + interval},
-		"unknown":                        {"", locktable.Unknown, sentAt + interval},
+		"refused, and Redis serves":      {"", redisop.Refused, sentAt + int64(probeConfirm)},
+		"may be refused once":            {"", redisop.Retryable, sentAt + int64(probeConfirm)},
+		"served, and Redis serves":       {"", redisop.Done, sentAt + interval},
+		"served, and Redis is degraded":  {"it refuses", redisop.HeldByOther, sentAt + int64(probeConfirm)},
+		"refused, and Redis is degraded": {"it refuses", redisop.Refused, sentAt + interval},
+		"unknown":                        {"", redisop.Unknown, sentAt + interval},
 	} {
 		p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}}
 		p.probe = probe{interval: interval, sentAt: sentAt, next: sentAt + interval, why: c.why}
-		p.onTake(&locktable.Result{Kind: locktable.Take, Outcome: c.outcome})
+		p.onTake(&redisop.Result{Kind: redisop.Take, Outcome: c.outcome})
 		if p.probe.next != c.want {
 			t.Errorf("%s: the next probe is %v after the last one, want %v", name, time.Duration(p.probe.next-sentAt), time.Duration(c.want-sentAt))
 		}
-		if isRefused := c.outcome == locktable.Refused; p.probe.isConclusive("") != isRefused {
+		if isRefused := c.outcome == redisop.Refused; p.probe.isConclusive("") != isRefused {
 			t.Errorf("%s: a probe whose keys are denied is conclusive: %v, and the Take was refused: %v", name, !isRefused, isRefused)
 		}
 	}
