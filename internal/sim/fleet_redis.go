@@ -231,9 +231,9 @@ func (f *Fleet) run(host int16, op, next *redisop.Op, dropped *redis.Reply, at i
 	wasFree := !l.key.Exists()
 	c := redis.Command{
 		Op: op, Owner: redis.Owner(host), Now: at,
-		Floor: 1, Fresh: 1, Expiry: counterExpiry, KeepsCounterExpiry: op.AfterPendingDrop,
+		Floor: 1, Fresh: 1, Expiry: counterExpiry,
 		Denied: redis.Denied{Queue: f.plan.DenyQueues},
-		Queue:  &l.queue, Clock: at / µs, Receivers: f.receivers, Next: next, PassedOn: dropped.Passed, Moves: dropped.Moves,
+		Queue:  &l.queue, Clock: at / µs, Receivers: f.receivers, Next: next, PassedOn: dropped.Passed,
 	}
 	reply := c.Run(&l.key, &l.counter, &l.channel)
 	switch {

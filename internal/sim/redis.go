@@ -352,11 +352,10 @@ func (w *world) execute(h *host, o *operation) {
 	left := name.dropped.to(o)
 	c := redis.Command{
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
-		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
+		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
 		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
 		LeftFree: left.free && o.op.Enqueue && o.op.Arrived != 0,
-		Moves:    left.expireAt,
 		Receivers: func(sidecar redis.Owner) int32 {
 			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar])))
 		},
@@ -370,7 +369,6 @@ func (w *world) execute(h *host, o *operation) {
 		w.check.meet(CounterExpired)
 	}
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
-	unjumpedExpiry := name.unjumpedExpiry
 	var reply redis.Reply
 	switch {
 	case name.overwritten:
@@ -383,7 +381,7 @@ func (w *world) execute(h *host, o *operation) {
 	case shared.brokenCounter && c.Next != nil:
 		counter := brokenCounter
 		reply = c.Run(&name.key, &counter, w.channel(n))
-	case !name.denied && w.random.oneIn(w.plan.busy) && c.Moves == 0: // not if the Drop of the same script was executed
+	case !name.denied && w.random.oneIn(w.plan.busy):
 		reply = redis.Reply{Outcome: redisop.Retryable, Code: "BUSY", Listeners: redisop.Uncounted}
 	default:
 		reply = c.Run(&name.key, &shared.counter, w.channel(n))
@@ -398,10 +396,6 @@ func (w *world) execute(h *host, o *operation) {
 		w.onPass(n, &reply, o.floor)
 	case redis.Write:
 		name.unjumpedExpiry = 0
-		if o.op.KeepsExpiry && c.Moves != 0 {
-			name.unjumpedExpiry = left.unjumpedExpiry
-			w.check.meet(ExpiryKept)
-		}
 		if before.Owner == redis.NoOwner {
 			w.checkWakeUp(n)
 		}
@@ -433,10 +427,7 @@ func (w *world) execute(h *host, o *operation) {
 		reply.Listeners = -1
 	}
 	if o.op.Kind == redisop.Drop {
-		name.dropped = dropped{
-			script: o.script, passedOn: reply.Passed, free: reply.Paused,
-			expireAt: reply.Moves, unjumpedExpiry: unjumpedExpiry,
-		}
+		name.dropped = dropped{script: o.script, passedOn: reply.Passed, free: reply.Paused}
 	}
 	o.setResult(&reply, name)
 	w.checkNewTicket(h, n, o, &reply)
@@ -516,11 +507,9 @@ func (w *world) takeAfter(h *host, o *operation) *operation {
 
 // dropped is what a Drop leaves to the Take after it in the same script.
 type dropped struct {
-	script         uint64 // of the Drop
-	passedOn       bool   // the lock passed on
-	free           bool   // the lock is left free for a moment
-	expireAt       int64  // of the key, of which the Take only changes the field; 0: the Take sets the key
-	unjumpedExpiry int64  // of the key, as redisName has it
+	script   uint64 // of the Drop
+	passedOn bool   // the lock passed on
+	free     bool   // the lock is left free for a moment
 }
 
 // to returns what the Drop leaves to an operation.

@@ -56,7 +56,6 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 	const lease, expiry = 30_000, 20 * sec
 	inOrder := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, Enqueue: true, InOrder: true, Arrived: 1, Reserve: 7}
-	again := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, KeepsExpiry: true, Reserve: 1}
 	waiting := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, Enqueue: true, Reserve: 7}
 	for _, left := range []struct {
 		what   string
@@ -67,9 +66,6 @@ func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 	}{
 		{"the lock is left free", 150, inOrder, false, func(r *redisop.Result, k *redis.Key) bool {
 			return r.Outcome == redisop.HeldByOther
-		}},
-		{"the expiry is kept", 0, again, false, func(r *redisop.Result, k *redis.Key) bool {
-			return k.ExpireAt == expiry
 		}},
 		{"the lock has passed on", 0, waiting, true, func(r *redisop.Result, k *redis.Key) bool {
 			return r.Outcome == redisop.HeldByOther && r.HolderReached == redisop.HolderNotTold

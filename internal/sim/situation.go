@@ -34,7 +34,6 @@ const (
 	DrawRefused            // for a hold, which was renewed all the same
 	FirstListened          // the first ticket had waited for a program, and was subscribed when that released the lock
 	FirstNotified          // a Drop found the lock of a program, and had the first ticket ask again
-	ExpiryKept             // a lock was dropped and taken again, and kept its expiry
 	PausedForPollers       // a lock was left free for clients that poll
 	CounterBeganAboveClock // of Redis, at what its host knew
 	FloorRaised            // of a connection, because its host got a token that is ahead of Redis's clock
@@ -125,7 +124,6 @@ var situationNames = [situations]string{
 	DrawRefused:            "draw-refused",
 	FirstListened:          "first-listened",
 	FirstNotified:          "first-notified",
-	ExpiryKept:             "expiry-kept",
 	PausedForPollers:       "paused-for-pollers",
 	CounterBeganAboveClock: "counter-began-above-clock",
 	FloorRaised:            "floor-raised",

@@ -93,13 +93,13 @@ type content struct {
 
 const maxGrants = 1 << 15
 
-// claimUse says whether a hold has had the claim, and when the expiry of an unused one was set.
+// claimUse says whether a hold has had the claim, and what is known of the expiry of an unused one.
 type claimUse uint8
 
 const (
-	claimUsed            claimUse = iota // a hold has, or had, holdID
-	claimUnused                          // it was acquired for the queue, which set its expiry
-	claimUnusedOldExpiry                 // it was acquired for the queue; its expiry is older (see Op.KeepsExpiry), or an operation in flight may set another
+	claimUsed          claimUse = iota // a hold has, or had, holdID
+	claimUnused                        // it was acquired for the queue, which set its expiry
+	claimUnusedDoubted                 // it was acquired for the queue; an operation that was sent later may set another expiry
 )
 
 // isTired reports whether the key has had no free moment for QuietTime, or for PollerTime if a
@@ -201,7 +201,6 @@ func (w *window) awaited() (sent int64, is bool) {
 type inFlight struct {
 	holdID          uint64
 	sentAt          int64
-	keptUntil       int64 // of a Take that keeps the key's expiry: validUntil before it; 0: it sets the expiry
 	count           uint32
 	leaseMS         uint32
 	reserve         uint16
@@ -217,13 +216,10 @@ type inFlight struct {
 
 // use is what a claim is for that has come with this operation.
 func (op *inFlight) use() claimUse {
-	switch {
-	case !op.unassigned:
-		return claimUsed
-	case op.keptUntil != 0:
-		return claimUnusedOldExpiry
+	if op.unassigned {
+		return claimUnused
 	}
-	return claimUnused
+	return claimUsed
 }
 
 // want is what Redis should have under a name.
@@ -246,7 +242,6 @@ type want struct {
 	enqueue     bool   // a ticket is to stand in the queue if another host has the lock
 	notBefore   int64  // unless the claim is this host's already
 	mayPipeline bool   // after a Drop in flight
-	isRenewable bool   // its lease is that of the watchdog, and it has no keep
 	onlyAsk     bool   // a free lock is left to the hosts before this one in the queue
 	inOrder     bool   // a free lock goes to the first of the queue, if there is one
 	arrived     uint64 // see Op.Arrived
@@ -318,7 +313,7 @@ func (c *remoteClaim) choose(a *alarm, w *want) redisop.Op {
 		return redisop.Op{
 			Kind: redisop.Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
 			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket, RequireExisting: w.onlyAsk, InOrder: w.inOrder,
-			Arrived: w.arrived, KeepsExpiry: w.mayPipeline && w.reserve == 1 && w.isRenewable && c.isFresh(a.now, w.leaseMS),
+			Arrived: w.arrived,
 		}
 	case w.kind == wantForQueue && c.mayAsk(a, w):
 		return redisop.Op{Kind: redisop.Arrive} // a Take that is due is an arrival, too
@@ -365,14 +360,6 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) redisop.Op {
 	return op
 }
 
-// isFresh reports whether Redis has given the key this lease a short time ago, so that the next
-// hold can do with what is left of it. To set the expiry is a seventh of what it costs Redis to drop
-// and take a lock.
-func (c *remoteClaim) isFresh(now int64, leaseMS uint32) bool {
-	whole := validity(leaseMS)
-	return c.state == claimConfirmed && c.leaseMS == leaseMS && c.validUntil-now >= whole-whole/16
-}
-
 // sent notes an operation that is being sent.
 func (c *remoteClaim) sent(now int64, op *redisop.Op, unassigned bool) {
 	if op.Kind == redisop.Arrive {
@@ -385,9 +372,6 @@ func (c *remoteClaim) sent(now int64, op *redisop.Op, unassigned bool) {
 	}
 	c.phase = windowOne
 	if op.AfterPendingDrop {
-		if op.KeepsExpiry {
-			c.op.keptUntil = c.validUntil
-		}
 		busySince := c.busySince // the key does not disappear in between
 		c.forget(claimUncertain)
 		c.busySince = busySince
@@ -399,7 +383,7 @@ func (c *remoteClaim) sent(now int64, op *redisop.Op, unassigned bool) {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+validity(op.LeaseMS))
 		if c.use == claimUnused {
-			c.use = claimUnusedOldExpiry
+			c.use = claimUnusedDoubted
 		}
 	}
 }
@@ -490,11 +474,10 @@ func (c *remoteClaim) unknown(now int64, op *inFlight) {
 // dataLost notes that Redis may have lost its data, and tokens that were drawn before: after
 // a restart or a failover. (A FLUSHALL of a Redis that goes on running is not noticed as
 // such: the next operation finds no key, see KeyMissing in Table.Result.)
-func (c *remoteClaim) dataLost(now int64) {
+func (c *remoteClaim) dataLost() {
 	c.dropTokens()
 	if c.isBusy() {
-		c.op.mayHaveLostData = true               // it may meet the new data,
-		c.op.keptUntil = min(c.op.keptUntil, now) // and a key with an older expiry
+		c.op.mayHaveLostData = true // it may meet the new data
 	}
 	if c.state.isOurs() {
 		c.state = claimInDoubt

@@ -423,37 +423,6 @@ func TestKeepOfAHoldThatEndedIsForgotten(t *testing.T) {
 	}
 }
 
-// A Take behind a Drop may leave the key the expiry that it had. If the request for which it was
-// sent is canceled, a keep or a fixed lease of the next one does not begin with that expiry.
-func TestKeptExpiryIsNotThatOfALaterRequest(t *testing.T) {
-	for name, o := range map[string]opt{"keep": keep(990 * time.Millisecond), "fixed lease": fixed(time.Second)} {
-		t.Run(name, func(t *testing.T) {
-			r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
-			r.acquire(1, "a")
-			r.redis(redisop.Take, redisop.Done)
-			r.pass(20 * time.Millisecond)
-			r.release(1, 1)
-			id := r.acquire(2, "a")
-			drop, take := r.two()
-			if !take.KeepsExpiry {
-				t.Fatalf("the take: %+v", take)
-			}
-			r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 99, Target: id})
-			r.acquire(3, "a", o)
-			r.log = nil
-			r.tb.Result(r.now, redisop.Result{Kind: drop.Kind, Name: "a", Sent: r.now, Listeners: redisop.Uncounted})
-			r.tb.Result(r.now, redisop.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 2, Listeners: redisop.Uncounted})
-			r.want()
-			if take := r.redis(redisop.Take, redisop.Done); take.KeepsExpiry || take.LeaseMS < 1000 {
-				t.Errorf("the take after it: %+v", take)
-			}
-			if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s3 granted") {
-				t.Errorf("%q", r.log)
-			}
-		})
-	}
-}
-
 // A claim covers a keep only while its key is as it was made for the keep. Others may be granted with
 // the claim from before while the Take is in flight, and change the key's expiry.
 func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {

@@ -175,7 +175,7 @@ func (t *Table) want(a *alarm, l *lock) want {
 		}
 		w := want{
 			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseToTake(first.request), reserve: 1,
-			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline, isRenewable: first.request.lease == WatchdogLease && first.request.keepMS == 0,
+			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline,
 			ticket: q.place.live(),
 		}
 		w.onlyAsk = l.claim.state == claimAbsent && !first.isTrying() && q.arbiter.mustOnlyAsk(now, &q.place)

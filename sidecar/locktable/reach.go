@@ -94,7 +94,7 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 		l := t.locks[i]
 		l.claim.endPause()
 		if dataLost {
-			l.claim.dataLost(now)
+			l.claim.dataLost()
 		}
 		if q := l.queue; q != nil {
 			if !isListening {

@@ -427,7 +427,7 @@ func (t *Table) deferReconcile(l *lock) {
 // validity that is long enough to be worth having. A lease that was acquired for it may have
 // spent up to two thirds on the way; one that it inherits has to be as long as its own. A keep
 // begins when the lease does, which may be a moment before the grant; an inherited claim, and one
-// whose key kept an older expiry, has to be valid for all of it.
+// whose key may have another expiry by now, has to be valid for all of it.
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
 	if !c.hasTokens() {

@@ -197,12 +197,8 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *redisop.Result)
 	if h != nil && h.isRenewed() && !h.isOrphan() {
 		lease = min(lease, t.leaseMS) // what is above it covers what its client was sent before
 	}
-	set := r.Sent // when the lease began, at the latest
-	if op.keptUntil != 0 {
-		set = min(set, op.keptUntil-validity(lease))
-	}
-	c.confirmed(now, set+validity(lease), op, r.Token)
-	c.renewAt = t.renewalAfter(set, ms(min(lease, t.leaseMS)), c.holdID)
+	c.confirmed(now, r.Sent+validity(lease), op, r.Token)
+	c.renewAt = t.renewalAfter(r.Sent, ms(min(lease, t.leaseMS)), c.holdID)
 	if h != nil && h.isChecked() {
 		c.renewAt = t.nextCheck(now, h)
 	}

@@ -295,13 +295,12 @@ func (c *remoteClaim) describe(d Description, now int64, cfg *Config) {
 	}
 	if c.isBusy() {
 		op := &c.op
-		d.Value(uint64(op.kind)<<8 | bit(op.keptUntil != 0)<<7 | bit(op.unassigned)<<6 | bit(op.enqueue)<<5 | bit(op.isDoubted)<<4 |
+		d.Value(uint64(op.kind)<<8 | bit(op.unassigned)<<6 | bit(op.enqueue)<<5 | bit(op.isDoubted)<<4 |
 			bit(op.mayBeFree)<<3 | bit(op.checkAgain)<<2 | bit(op.mayHaveLostData)<<1)
 		d.Number(op.holdID)
 		describeAge(d, now, op.sentAt, cfg.Lease)
 		d.Value(uint64(op.count)<<32 | uint64(op.leaseMS))
 		d.Value(uint64(op.reserve)<<32 | uint64(min(op.passedMS, uint32(longestPass/time.Millisecond))))
-		d.Time(max(op.keptUntil, now))
 	}
 }
 

@@ -26,7 +26,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[remoteClaim](), 4},
 		{reflect.TypeFor[content](), 14},
 		{reflect.TypeFor[window](), 5},
-		{reflect.TypeFor[inFlight](), 14},
+		{reflect.TypeFor[inFlight](), 13},
 		{reflect.TypeFor[hold](), 24},
 		{reflect.TypeFor[queue](), 11},
 		{reflect.TypeFor[waiter](), 3},

@@ -239,52 +239,6 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	}
 }
 
-// A hold of a lock that is taken again does with what is left of the lease that Redis gave the key
-// before, if that is nearly all.
-func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
-	const lease = time.Second
-	for _, tt := range []struct {
-		says  string
-		after time.Duration // since Redis gave the key its lease
-		opts  []opt
-		keeps bool
-	}{
-		{"soon", 61 * time.Millisecond, nil, true},
-		{"later", 63 * time.Millisecond, nil, false},
-		{"with a fixed lease", time.Millisecond, []opt{fixed(lease)}, false},
-		{"with a fixed lease of its own", time.Millisecond, []opt{fixed(time.Hour)}, false},
-		{"with a keep", time.Millisecond, []opt{keep(time.Millisecond)}, false},
-	} {
-		t.Run(tt.says, func(t *testing.T) {
-			r := newListeningRig(t, locktable.Config{Lease: lease, Linger: locktable.NoLinger})
-			r.acquire(1, "a")
-			r.redis(redisop.Take, redisop.Done)
-			given := r.deadline()
-			r.pass(tt.after)
-			r.release(1, 1)
-			r.acquire(2, "a", tt.opts...)
-			_, take := r.two()
-			if take.KeepsExpiry != tt.keeps {
-				t.Fatalf("the take: %+v", take)
-			}
-			r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Listeners: redisop.Uncounted})
-			r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2, Listeners: redisop.Uncounted})
-			if !tt.keeps {
-				if d := r.deadline(); d <= given {
-					t.Errorf("the hold is valid until %v, and the one before it was until %v", d, given)
-				}
-				return
-			}
-			if d := r.deadline(); d != given {
-				t.Errorf("the hold is valid until %v, and the key is this host's until %v", d, given)
-			}
-			if d := r.untilAsked(lease) + tt.after; d < lease/3 || d > lease/3+lease/10 {
-				t.Errorf("it is renewed %v after Redis gave the key its lease, want a third of %v", d, lease)
-			}
-		})
-	}
-}
-
 // two takes a Drop and the Take behind it.
 func (r *rig) two() (drop, take redisop.Op) {
 	r.Helper()
@@ -1144,60 +1098,4 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 		t.Fatalf("asserting: %+v", op)
 	}
 	r.quiet()
-}
-
-// Redis may have lost its data while the Take behind a Drop was in flight. What it found then may be
-// the key of an older copy, with an older expiry: the lease that it keeps is not believed in.
-func TestExpiryThatWasKeptIsNotBelievedInAfterADataLoss(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
-	r.acquire(1, "a")
-	r.redis(redisop.Take, redisop.Done)
-	r.release(1, 1)
-	r.acquire(2, "a")
-	_, take := r.two()
-	if !take.KeepsExpiry {
-		t.Fatalf("the take: %+v", take)
-	}
-	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
-	r.pass(5 * time.Millisecond)
-	r.tb.Up(r.now, true, true)
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Listeners: redisop.Uncounted})
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2, Listeners: redisop.Uncounted})
-	r.want()
-	if take := r.redis(redisop.Take, redisop.Done); take.KeepsExpiry || take.LeaseMS != 1000 {
-		t.Errorf("the take after it: %+v", take)
-	}
-	if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s2 granted") {
-		t.Errorf("%q", r.log)
-	}
-}
-
-// A key keeps an expiry only if this host set that expiry for a lease of the same length, and knows
-// that Redis has it.
-func TestLockThatIsTakenAgainKeepsNoOtherExpiry(t *testing.T) {
-	setUp := func(t *testing.T, opts ...opt) *rig {
-		r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
-		r.acquire(1, "a", opts...)
-		r.redis(redisop.Take, redisop.Done)
-		return r
-	}
-	takesAgain := func(r *rig) {
-		r.Helper()
-		r.acquire(2, "a")
-		if _, take := r.two(); take.KeepsExpiry || take.LeaseMS != 1000 {
-			r.Errorf("the take: %+v", take)
-		}
-	}
-	t.Run("a longer one", func(t *testing.T) {
-		r := setUp(t, fixed(time.Hour))
-		r.release(1, 1)
-		takesAgain(r)
-	})
-	t.Run("one that may be a dead ticket's", func(t *testing.T) {
-		r := setUp(t)
-		r.transfer(1, 900)
-		r.release(1, 1)
-		r.redis(redisop.Renew, redisop.Unknown)
-		takesAgain(r)
-	})
 }

@@ -64,7 +64,6 @@ type Op struct {
 	Kind             OpKind
 	RequireExisting  bool // Take: a missing key is not set
 	AfterPendingDrop bool // Take: it is pipelined after a Drop of the same lock that has no result yet
-	KeepsExpiry      bool // Take with AfterPendingDrop and Reserve 1: if the Drop leaves it only the field to change, the key's expiry stays as it was
 	Enqueue          bool // Take: a ticket is to stand in the queue if another owner has the key
 	InOrder          bool // Take with Enqueue: a free key goes to the first of the queue
 	CanWait          bool // Drop: it is not known that anything waits for the lock

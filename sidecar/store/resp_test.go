@@ -168,7 +168,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 	inOrder := wait(takeOp("e", 9), 0)
 	inOrder.InOrder = true
 	asks := wait(takeOp("f", 11), 3)
-	asks.AfterPendingDrop, asks.KeepsExpiry = true, true
+	asks.AfterPendingDrop = true
 	arrived := wait(takeOp("b", 21), 0)
 	arrived.InOrder, arrived.Arrived = true, 1700000000000123
 	arrivedAgain := arrived
@@ -193,7 +193,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 1 0 0 0 1 13 70 0 80 18 60 0 1 0 20 2 1 3 ", "0123abcd",
 				"9", "14", "15", "12", "1", "1", "0",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
-				"7", "8", "64", "10", "11", "-1"}},
+				"7", "8", "64", "10", "11", "1"}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{arrived}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
 				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "1700000000000123 0 ", "0123abcd", "21"}},

@@ -202,10 +202,6 @@ const (
 	turns
 )
 
-// maxPairPassedMS bounds PassedMS of a Drop that has a Take pipelined after it: a lock that
-// has passed from owner to owner for longer is left free for a moment.
-const maxPairPassedMS = 99
-
 func argSectionOf(op *redisop.Op) argSection {
 	switch {
 	case op.Kind == redisop.Renew, op.Kind == redisop.Check, op.Kind == redisop.Arrive:
@@ -314,14 +310,12 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	dst = appendNumber(dst, e.floor)
 	dst = appendNumber(dst, birth)
 	dst = appendNumber(dst, e.expiry)
-	dst = e.appendQueueWords(dst, ops, again)
+	dst = e.appendQueueWords(dst, ops)
 	dst = appendString(dst, e.origin)
 	for i := range ops {
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.HoldID))
 		switch section := argSectionOf(op); {
-		case i >= again && op.Kind == redisop.Take && op.KeepsExpiry:
-			dst = appendNumber(dst, -1)
 		case i >= again && op.Kind == redisop.Take:
 			dst = appendNumber(dst, int64(op.Reserve))
 		case section == set, section == setLate:
@@ -341,14 +335,12 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 
 // appendQueueWords appends, as one argument, what the operations say of queues. Most locks
 // have none, and then Redis does not take it apart.
-func (e *encoder) appendQueueWords(dst []byte, ops []redisop.Op, again int) []byte {
+func (e *encoder) appendQueueWords(dst []byte, ops []redisop.Op) []byte {
 	words, end := e.words[:0], 0 // of those that are not 0
 	for i := range ops {
 		op := &ops[i]
 		first := uint64(op.PassedMS)
 		switch {
-		case op.Kind == redisop.Drop && i >= again && ops[i+1].Arrived == 0:
-			first = min(first, maxPairPassedMS)
 		case op.Enqueue && op.Arrived != 0:
 			first = max(op.Arrived, 3)
 		case op.Enqueue && op.InOrder:

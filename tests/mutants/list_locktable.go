@@ -11,11 +11,11 @@ func tableTest(name string) check { return test("sidecar/locktable", name) }
 var locktableMutants = []mutant{
 	// Exclusion.
 	{
-		rule: "a keep does not begin with an expiry that the key had before",
+		rule: "a claim whose expiry an operation in flight may change is not that of a keep",
 		file: "sidecar/locktable/claim.go",
-		old:  "	case op.keptUntil != 0:\n",
-		new:  "	case false:\n",
-		by:   tableTest("TestKeptExpiryIsNotThatOfALaterRequest"),
+		old:  `			c.use = claimUnusedDoubted`,
+		new:  `			c.use = claimUnused`,
+		by:   tableTest("TestClaimOfAnotherLeaseIsNotThatOfAKeep"),
 	},
 	{
 		rule: "a lock has one local holder",
@@ -1239,34 +1239,6 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestTurnEndsByItsBudget"),
 	},
 	{
-		rule: "a hold of a key that kept its expiry is valid no longer than the key",
-		file: "sidecar/locktable/result.go",
-		old:  `	if op.keptUntil != 0 {`,
-		new:  `	if false {`,
-		by:   tableTest("TestLockThatIsTakenAgainKeepsItsExpiry"),
-	},
-	{
-		rule: "the simulation finds a hold that is valid longer than its key",
-		file: "sidecar/locktable/result.go",
-		old:  `	if op.keptUntil != 0 {`,
-		new:  `	if false {`,
-		by:   simulation,
-	},
-	{
-		rule: "a key keeps its expiry only if nearly all of its lease is left",
-		file: "sidecar/locktable/claim.go",
-		old:  `c.validUntil-now >= whole-whole/16`,
-		new:  `c.validUntil-now >= whole-whole/2`,
-		by:   tableTest("TestLockThatIsTakenAgainKeepsItsExpiry"),
-	},
-	{
-		rule: "a hold with a fixed lease has all of it",
-		file: "sidecar/locktable/claim.go",
-		old:  `w.reserve == 1 && w.isRenewable && c.isFresh`,
-		new:  `w.reserve == 1 && c.isFresh`,
-		by:   tableTest("TestLockThatIsTakenAgainKeepsItsExpiry"),
-	},
-	{
 		rule: "a turn is two round trips long",
 		file: "sidecar/locktable/arbiter.go",
 		old:  `	return min(max(2*p.trip,`,
@@ -1898,27 +1870,6 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestRequeueOfAnotherTicketChangesNothing"),
 	},
 	{
-		rule: "an expiry that a Take keeps is not believed in after a data loss",
-		file: "sidecar/locktable/claim.go",
-		old:  `		c.op.keptUntil = min(c.op.keptUntil, now) //`,
-		new:  `		//`,
-		by:   tableTest("TestExpiryThatWasKeptIsNotBelievedInAfterADataLoss"),
-	},
-	{
-		rule: "a key keeps its expiry only if its claim is confirmed",
-		file: "sidecar/locktable/claim.go",
-		old:  `return c.state == claimConfirmed && c.leaseMS == leaseMS && `,
-		new:  `return c.leaseMS == leaseMS && `,
-		by:   tableTest("TestLockThatIsTakenAgainKeepsNoOtherExpiry"),
-	},
-	{
-		rule: "a key keeps its expiry only for a lease of the same length",
-		file: "sidecar/locktable/claim.go",
-		old:  `return c.state == claimConfirmed && c.leaseMS == leaseMS && `,
-		new:  `return c.state == claimConfirmed && `,
-		by:   tableTest("TestLockThatIsTakenAgainKeepsNoOtherExpiry"),
-	},
-	{
 		rule: "only the first of the queue asks after a free moment",
 		file: "sidecar/locktable/arbiter.go",
 		old:  "		case r.Rank > 0:\n			a.nextTry",
@@ -2106,13 +2057,6 @@ var locktableMutants = []mutant{
 		old:  "ms(min(lease, t.leaseMS))",
 		new:  "ms(lease)",
 		by:   tableTest("TestEachOperationLeavesTheKeyForTheWholeKeep"),
-	},
-	{
-		rule: "a key that is taken again for a keep gets its expiry",
-		file: "sidecar/locktable/lock.go",
-		old:  " && first.request.keepMS == 0",
-		new:  "",
-		by:   tableTest("TestLockThatIsTakenAgainKeepsItsExpiry"),
 	},
 	{
 		rule: "a hold that its client does not claim is kept",

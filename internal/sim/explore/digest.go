@@ -289,7 +289,7 @@ func (w *world) describeConnection(d *description, c *connection) {
 
 func (w *world) describeOp(d *description, r *request) {
 	op := &r.op
-	d.flags(op.RequireExisting, op.AfterPendingDrop, op.KeepsExpiry, op.Enqueue, op.InOrder, op.Ticket != 0)
+	d.flags(op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Ticket != 0)
 	d.Value(uint64(op.Kind)<<48 | uint64(op.Reserve)<<32 | uint64(op.LeaseMS))
 	d.Value(uint64(op.Count)<<32 | uint64(min(op.PassedMS, 100)))
 	d.Number(op.HoldID)

@@ -199,7 +199,7 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 	w.scripts++
 	cmd := redis.Command{
 		Op: &r.op, Owner: redis.Owner(h.index), Now: w.tickNow(), Floor: 1, Fresh: freshToken,
-		Queue: w.queue, Clock: w.clock(), KeepsCounterExpiry: r.op.AfterPendingDrop,
+		Queue: w.queue, Clock: w.clock(),
 		Receivers: func(to redis.Owner) int32 {
 			n := int32(0)
 			if w.hosts[to].conn.isServed {
@@ -212,12 +212,11 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 		},
 	}
 	if next != nil {
-		cmd.Next, cmd.HidesMoves = &next.op, true
+		cmd.Next = &next.op
 	}
 	if dropped != nil {
 		cmd.PassedOn = dropped.Passed
 		cmd.LeftFree = dropped.Paused && r.op.Enqueue && r.op.Arrived != 0
-		cmd.Moves = dropped.Moves
 	}
 	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
 	w.noteArrival(h, r, &reply)

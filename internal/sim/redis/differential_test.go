@@ -563,24 +563,6 @@ func (s *contents) find(lock string) ([]redis.Key, []counter, *redis.Channel) {
 	return keys, counters, s.channel(redis.ChannelName(lock))
 }
 
-// mayHaveCountOne adds that a lock which was refused when it was taken again has the count
-// 1: the script may have set it before.
-func (s *contents) mayHaveCountOne(lock string) {
-	for _, k := range s.keys[lock] {
-		switch {
-		case k.Other == nil:
-			k.Count = min(k.Count, 1)
-		case len(k.Other.Hash) == 1:
-			hash := maps.Clone(k.Other.Hash)
-			for field := range hash {
-				hash[field] = "1"
-			}
-			k = redis.NewKey(redis.Content{Type: k.Other.Type, Hash: hash}, k.ExpireAt, prefixes)
-		}
-		s.keys[lock] = add(s.keys[lock], k)
-	}
-}
-
 // ---- the comparison
 
 // compareResults carries the operations out in the model, in the order in which Redis did,
@@ -621,7 +603,6 @@ func (r *lapRun) compareResults(rd *round, results []redisop.Result, floors []in
 	published = make(map[string]int)
 	writes := slices.ContainsFunc(keyed, r.writesWithoutMemory)
 	var previous redis.Reply
-	var moves []int64
 	for i, op := range keyed {
 		c := r.command(op)
 		// A run that has written gets memory even if Redis has none: after a Take that
@@ -633,7 +614,6 @@ func (r *lapRun) compareResults(rd *round, results []redisop.Result, floors []in
 		if again {
 			c.PassedOn = previous.Passed
 			c.LeftFree = previous.Paused && op.Enqueue && op.Arrived != 0
-			circumstances = afterEach(moves, circumstances)
 		}
 		if i+1 < len(ops) && takenAgain(ops, i+1) {
 			c.Next = keyed[i+1]
@@ -641,16 +621,12 @@ func (r *lapRun) compareResults(rd *round, results []redisop.Result, floors []in
 		if rd.full && writes && !again {
 			circumstances = append(circumstances, func(c *redis.Command) { c.NoMemory = !c.NoMemory })
 		}
-		reply, replyMoves, messages, err := r.explain(&c, circumstances, &results[i], floors, fresh, slack)
+		reply, messages, err := r.explain(&c, circumstances, &results[i], floors, fresh, slack)
 		if err != nil {
 			return nil, nil, err
 		}
-		moves = replyMoves
 		sent = append(sent, messages...)
 		previous = reply
-		if reply.Outcome == redisop.Refused && again {
-			r.contents.mayHaveCountOne(op.Name)
-		}
 		if reply.Publication == redis.Published {
 			published[redis.ChannelName(op.Name)]++
 		}
@@ -661,9 +637,6 @@ func (r *lapRun) compareResults(rd *round, results []redisop.Result, floors []in
 // circumstances returns what the test cannot see of how an operation was carried out.
 func (r *lapRun) circumstances(rd *round, ops []*redisop.Op, i int) []func(*redis.Command) {
 	as := []func(*redis.Command){func(*redis.Command) {}}
-	if ops[i].AfterPendingDrop {
-		as = append(as, func(c *redis.Command) { c.KeepsCounterExpiry = true })
-	}
 	if ops[i].Kind == redisop.Renew {
 		as = append(as, func(c *redis.Command) { c.SkipsLook = true })
 	}
@@ -676,9 +649,9 @@ func (r *lapRun) circumstances(rd *round, ops []*redisop.Op, i int) []func(*redi
 		}
 	}
 	if len(leases) > 1 || len(ops) > runMax || users[r.user].key != nil {
-		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree, c.Moves = nil, false, false, 0 },
+		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree = nil, false, false },
 			func(c *redis.Command) {
-				c.Next, c.PassedOn, c.LeftFree, c.Moves, c.NoMemory = nil, false, false, 0, rd.full
+				c.Next, c.PassedOn, c.LeftFree, c.NoMemory = nil, false, false, rd.full
 			})
 	}
 	return as
@@ -704,9 +677,8 @@ func (r *lapRun) writesWithoutMemory(op *redisop.Op) bool {
 
 // explain runs a command in the model, under all circumstances that are possible and on
 // all contents that are, and keeps what the contents are afterwards if it returns what
-// Redis did. There must be at least one such case. It returns the reply of one of them, and what
-// the replies of all have as Moves.
-func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *redisop.Result, floors []int64, fresh, slack int64) (reply redis.Reply, moves []int64, sent []expectation, err error) {
+// Redis did. There must be at least one such case. It returns the reply of one of them.
+func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *redisop.Result, floors []int64, fresh, slack int64) (reply redis.Reply, sent []expectation, err error) {
 	keys, counters, channel := r.contents.find(c.Op.Name)
 	r.contents.queue(c.Op.Name)
 	var keysAfter []redis.Key
@@ -738,7 +710,7 @@ func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command),
 		} else if mergeErr := merge(sent, messages); mergeErr != nil {
 			err = mergeErr
 		}
-		reply, moves = want, add(moves, want.Moves)
+		reply = want
 		keysAfter, countersAfter, queuesAfter = add(keysAfter, k), add(countersAfter, n), append(queuesAfter, c.Queue)
 	}
 	for _, key := range keys {
@@ -756,26 +728,11 @@ func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command),
 		}
 	}
 	if keysAfter == nil || err != nil {
-		return reply, nil, nil, cmp.Or(err, difference)
+		return reply, nil, cmp.Or(err, difference)
 	}
 	name := c.Op.Name
 	r.contents.keys[name], r.contents.counters[redis.CounterName(name)], r.contents.queues[name] = keysAfter, countersAfter, queuesAfter
-	return reply, moves, sent, nil
-}
-
-// afterEach returns the circumstances of a Take after each reply that the Drop before it in the
-// same run may have had. With two floors, the Drop may or may not have only changed the field.
-func afterEach(moves []int64, circumstances []func(*redis.Command)) []func(*redis.Command) {
-	var all []func(*redis.Command)
-	for _, m := range moves {
-		for _, circumstance := range circumstances {
-			all = append(all, func(c *redis.Command) {
-				c.Moves = m
-				circumstance(c)
-			})
-		}
-	}
-	return all
+	return reply, sent, nil
 }
 
 func add[T comparable](list []T, v T) []T {

@@ -331,11 +331,10 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
-			op.KeepsExpiry = op.Reserve == 1 && r.oneIn(2)
 			if wait(&op); len(names) > runMax || len(leases) > 1 || users[user].key != nil || rd.full {
 				// The test cannot see whether one run had both, and memory; other messages are sent
-				// then, and another expiry is left.
-				op.Arrived, op.KeepsExpiry = 0, false
+				// then.
+				op.Arrived = 0
 			}
 			rd.ops = append(rd.ops, first)
 		}

@@ -373,36 +373,6 @@ func btoi(b bool) int {
 	return 0
 }
 
-// movesField reports whether a Drop and the Take after it only change the field, because the lock
-// is exactly as this sidecar left it. The queue had no ticket.
-func (c *Command) movesField(key *Key, counter *Counter) bool {
-	op, next := c.Op, c.Next
-	switch {
-	case next == nil || next.RequireExisting || next.Count != 1 || next.Reserve == 0:
-		return false
-	case c.hasNextArrived() && op.PassedMS >= maxPassedMS, c.Denied.PExpire && !next.KeepsExpiry, c.Denied.Counter, c.NoMemory:
-		return false
-	}
-	n := *counter
-	if n.HasExpired(c.Now) || n.Other != nil || n.Value < c.Floor || n.Value+int64(next.Reserve) > MaxToken {
-		return false
-	}
-	if key.Other == nil {
-		return key.Owner == c.Owner && key.Num == op.HoldID
-	}
-	if len(key.Other.Hash) != 1 {
-		return false
-	}
-	_, isOurs := key.Other.Hash[fieldOf(c.Prefixes[c.Owner], op.HoldID)]
-	return isOurs
-}
-
-// publishesMove reports whether the release is published when a Drop and the Take after it only
-// change the field.
-func (c *Command) publishesMove(counter *Counter) bool {
-	return c.Next.Reserve == 1 && (counter.Value+1)%4 == 0 && !c.HidesMoves
-}
-
 // notifyFirst has the first ticket ask again if a program has the lock which is no sidecar. upTo:
 // see offer.
 func (c *Command) notifyFirst(key *Key, upTo uint64, reply *Reply) {
@@ -429,20 +399,18 @@ func (c *Command) freed(pause uint32, upTo uint64, reply *Reply) {
 // done is false if it does not after all.
 func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, existed bool) (reply Reply, done bool) {
 	op := c.Op
-	if !c.hasTickets() && !c.hasNextArrived() {
-		return reply, false
-	}
 	reply = Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted}
 	pauses := false
 	if (c.Next == nil || c.hasNextArrived()) && op.PassedMS >= maxPassedMS {
 		listeners, _ := c.count(channel)
 		pauses = listeners > 0 || op.PassedMS >= maxPassedAloneMS
 	}
+	if !c.hasTickets() && !(c.hasNextArrived() && pauses) {
+		return reply, false
+	}
 	mine := uint64(0)
 	if c.hasNextArrived() {
-		if _, mine = c.enqueue(c.Next, 0); !c.hasTickets() && !pauses {
-			return reply, false
-		}
+		_, mine = c.enqueue(c.Next, 0)
 	}
 	refused := op.LeaseMS == 0
 	if !pauses && !refused {

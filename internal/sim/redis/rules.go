@@ -214,7 +214,7 @@ func (c *Counter) draw(cmd *Command, n int64) (last int64, made bool, code strin
 // program's, which wants it to stay.
 func (c *Counter) refresh(cmd *Command) {
 	switch {
-	case c.ExpireAt == NoExpiry || cmd.KeepsCounterExpiry:
+	case c.ExpireAt == NoExpiry:
 	case cmd.Expiry == 0:
 		if !cmd.Denied.Persist {
 			c.ExpireAt = NoExpiry

@@ -37,16 +37,10 @@ type Command struct {
 
 	// What the rest of the run decides.
 
-	NoMemory           bool        // Redis grants no more memory, and the run has written nothing
-	KeepsCounterExpiry bool        // a Take that follows its Drop in one run does not look at the expiry of the counter
-	PassedOn           bool        // the Drop before this Take in the same run passed the lock on
-	LeftFree           bool        // the same Drop left it free for a moment, and the Take must
-	Moves              int64       // what the reply to the same Drop has
-	Next               *redisop.Op // the Take that follows this Drop in the same run; nil: none does
-
-	// HidesMoves: a release after which the lock is taken again in the same run is never
-	// published. It is for a world that does not tell one token from another.
-	HidesMoves bool
+	NoMemory bool        // Redis grants no more memory, and the run has written nothing
+	PassedOn bool        // the Drop before this Take in the same run passed the lock on
+	LeftFree bool        // the same Drop left it free for a moment, and the Take must
+	Next     *redisop.Op // the Take that follows this Drop in the same run; nil: none does
 }
 
 // Denied is what the ACL of Redis denies the user of the sidecar. Nothing is done of a
@@ -61,7 +55,7 @@ type Denied struct {
 type Publication uint8
 
 const (
-	NotPublished  Publication = iota // nothing was released, or it was taken again at once
+	NotPublished  Publication = iota // nothing was released
 	Published                        // to all subscribers
 	PublishDenied                    // something was released, and the ACL denies to publish it
 )
@@ -88,10 +82,6 @@ type Reply struct {
 	Passed        bool
 	Paused        bool
 	Sent          []Sent // to sidecars, in this order
-
-	// Moves is when the key expires of which the Take after this Drop only changes the field;
-	// 0: the Take sets the key.
-	Moves int64
 }
 
 // Run carries out a command on the key, the token counter and the channel of its lock.
@@ -125,23 +115,16 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 		return reply
 	}
-	moves, isHidden := int64(0), false
-	if op.Kind == redisop.Drop && !c.hasTickets() && c.movesField(key, counter) {
-		moves, isHidden = key.ExpireAt, !c.publishesMove(counter)
-	}
 	switch {
 	case op.Kind == redisop.Take && c.LeftFree:
 		reply := Reply{Outcome: redisop.HeldByOther, TTLMS: -1, Listeners: redisop.Uncounted}
 		c.refuse(key, channel, op.Ticket, &reply)
 		return reply
 	case op.Kind == redisop.Drop && (c.hasTickets() || c.hasNextArrived()):
-		notifies, hadTickets := op.Ticket == 0, c.hasTickets()
-		if hadTickets {
+		notifies := op.Ticket == 0
+		if c.hasTickets() {
 			notifies = notifies || c.Queue.Rank(c.Owner, op.Ticket) == 0
 			c.Queue.remove(c.Owner, op.Ticket)
-		}
-		if !hadTickets && c.movesField(key, counter) {
-			break
 		}
 		if standing == Free || standing.Ours() {
 			if reply, done := c.dropToQueue(key, counter, channel, standing != Free); done {
@@ -164,7 +147,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		return Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted}
 	}
 	verdict := Judge(op, standing)
-	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: redisop.Uncounted, Sent: sent, Moves: moves}
+	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: redisop.Uncounted, Sent: sent}
 	if verdict.Counts {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}
@@ -176,10 +159,6 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 	}
 	expireAt := c.Now + int64(op.LeaseMS)*1e6
-	keepsExpiry := op.KeepsExpiry && c.Moves != 0
-	if keepsExpiry {
-		expireAt = c.Moves
-	}
 	if verdict.Change == Write {
 		if c.NoMemory && !standing.Ours() {
 			return refusal("OOM")
@@ -203,14 +182,14 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	switch verdict.Change {
 	case Write:
-		if c.Denied.PExpire && !keepsExpiry {
+		if c.Denied.PExpire {
 			return refusal("NOPERM") // a lock without an expiry must not stay
 		}
 		*key = Key{Owner: c.Owner, Num: op.HoldID, Count: op.Count, ExpireAt: expireAt}
 	case Remove:
 		c.remove(key)
 	}
-	if verdict.Publishes && !isHidden {
+	if verdict.Publishes {
 		c.publish(channel, &reply)
 	}
 	if op.Kind == redisop.Take && reply.Outcome == redisop.Done && c.hasTickets() {

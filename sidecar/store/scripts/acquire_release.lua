@@ -20,8 +20,8 @@
 -- ARGV[7]  expiry of a counter after its last use, ms; 0: counters do not expire
 -- ARGV[8]  of the queue: for each operation two numbers, each followed by a space; missing
 --          ones are 0. Of a take: wait; ticket, 0: none. Of a drop: for how long the lock
---          has passed from owner to owner without having been free, ms, and below 100 if it
---          is taken again by a take with wait 0 to 2; the ticket that is given up, 0: none
+--          has passed from owner to owner without having been free, ms; the ticket that is
+--          given up, 0: none
 -- ARGV[9]  origin: the server that executes this script, as the connection knows it; messages
 --          name it
 -- ARGV[10…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
@@ -29,8 +29,7 @@
 --          only move a lock that is ours already to this hold, never take a free one
 --          if it is dropped, with this hold or an earlier one: channel
 --          if it is dropped and taken again: hold number of the new hold; how many tokens to
---          draw, at least 1, or -1: one, and a key that is as this sidecar left it keeps its
---          expiry
+--          draw, at least 1
 --
 -- Returns for each lock, and for a lock that is dropped and taken again first for the drop
 -- and then for the take,
@@ -59,8 +58,7 @@
 -- either   {description}   the key is of another type; for a take, also a hash that is not a
 --                          lock; nothing was changed
 --          "CODE text"     the error of Redis for this lock alone; the lock is as it was,
---                          except for the lease of one that is ours already, and for the
---                          entries of one that is taken again with the number that it has
+--                          except for the lease of one that is ours already
 --
 -- The queue of a lock is a ZSET, whose key is locksidecar_queue:{lock}, or if the lock's
 -- key has a brace, locksidecar_queue::lock. Its members are tickets: the owner field
@@ -99,11 +97,6 @@
 -- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
 -- ticket stays, and its sidecar receives "free". It also does if a lock that has a queue
 -- cannot be passed on.
---
--- If a lock that is dropped and taken again is as this sidecar left it, it is not free in
--- between, so a client that waits for it is not woken. The release is published only if the
--- new token is a multiple of 4: the number of its receivers shows the sidecar that clients
--- subscribe. A take that draws several tokens counts the subscribers instead.
 --
 -- A lock that is dropped and taken again for a request that arrived at a given time passes to
 -- the first of all tickets, that of the take among them. It may be left free for a moment, too.
@@ -433,7 +426,9 @@ local function define_queue_functions()
       notifies = ask('ZRANK', queue, prefix .. ticket) == 0
       write('ZREM', queue, prefix .. ticket)
     end
-    if not arrived and count(queue) == 0 then return release(lock, num, channel) end
+    local long = passed + 0 >= 50 and (arrived or not again)
+    local pauses = long and (passed + 0 >= 100 or count_subscribers(channel) > 0)
+    if count(queue) == 0 and not (arrived and pauses) then return release(lock, num, channel) end
     local fields = ask('HLEN', lock)
     local old, other
     if fields ~= 0 then old, other = owner(lock, fields, num) end
@@ -441,13 +436,12 @@ local function define_queue_functions()
       if notifies then notify_first(lock, other, num) end
       return release(lock, num, channel)
     end
-    local pauses = passed + 0 >= 100 or (arrived or not again) and passed + 0 >= 50 and count_subscribers(channel) > 0
-    -- A take without arrival gets a ticket behind those of the queue.
-    local given = {old = old, lease = ARGV[4], passed = passed, more = (arrived or wait == '0') and 0 or 1}
+    -- A take without arrival gets a ticket behind those of the queue. No sidecar accepts a transfer
+    -- of a lock that has passed on for longer than 99 ms.
+    local given = {old = old, lease = ARGV[4], passed = math.min(passed, 99), more = (arrived or wait == '0') and 0 or 1}
     if arrived then
       local _, stands = enqueue(queue, again, '0', wait)
       given.mine = stands
-      if not pauses and count(queue) == 0 then return release(lock, num, channel) end
     end
     local refused = given.lease == '0'
     if not pauses and not refused then
@@ -466,13 +460,7 @@ local function define_queue_functions()
     return listeners
   end
 
-  -- Whether a lock that is dropped by op and taken again may go to another owner.
-  local function waits(op, lock)
-    local passed = words_of(op)
-    return passed + 0 >= 50 and words_of(op + 1) + 0 > 2 or count(queue_of(lock)) > 0
-  end
-
-  return {waits = waits, refuse = refuse, take_in_order = take_in_order, leave = leave, drop = drop}
+  return {refuse = refuse, take_in_order = take_in_order, leave = leave, drop = drop}
 end
 
 local queues        -- the functions for them, once they are defined
@@ -581,68 +569,22 @@ for i = 1, again - 1 do
     end
   end
 end
-if again > locks then return statuses end
-
--- Drops and takes a lock by changing only its field: to delete the key and make it again
--- costs Redis more than all the rest, and no other host could have taken it in between.
--- Returns the token. If the lock is not exactly as this sidecar left it, it returns
--- nothing and has changed nothing; then drop and take follow. keeps: the key's expiry stays.
---
--- The expiry of the counter needs no look: the take before this one refreshed it.
-local function retake(lock, counter, old, num, text, keeps)
-  if ask('HLEN', lock) ~= 1 then return end
-  local last, n = ask('INCRBY', counter, text), text + 0
-  if type(last) == 'table' then return end
-  if last - n >= floor and last < 2 ^ 53 and ask('HSET', lock, prefix .. num, '1') == 1 then
-    if ask('HDEL', lock, prefix .. old) ~= 1 then
-      ask('HDEL', lock, prefix .. num)
-    else
-      if keeps or ask('PEXPIRE', lock, lease) == 1 then return last end
-      -- Only PEXPIRE is not permitted. The lock is dropped, and take returns the error.
-      ask('DEL', lock)
-    end
-  end
-  -- The draw is undone: take must find the counter as it was. A counter that did not
-  -- exist, or was 0, which means the same, is made by take.
-  if last == n then ask('DEL', counter) else ask('INCRBY', counter, '-' .. text) end
-end
-
 for i = again, locks do
   counters = counters + 1
-  local lock, counter = keys[i], keys[counters]
-  local num, later, draws = args[a], args[a + 1], args[a + 2]
-  a = a + 3
-  local keeps = draws == '-1'
-  if keeps then draws = '1' end
-  local last = not (wanted and queues.waits(n + 1, lock)) and retake(lock, counter, num, later, draws, keeps)
-  local is_published = last and draws == '1' and last % 4 == 0
-  local channel
-  if not last or draws ~= '1' or is_published then
-    channel = 'redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1)
-  end
-  if last then
-    local receivers = -3
-    if draws ~= '1' then
-      last = {last, count_subscribers(channel)}
-    elseif is_published then
-      receivers = ask('PUBLISH', channel, unlocked)
-      if receivers ~= 0 then receivers = type(receivers) == 'table' and -2 or count_subscribers(channel) end
-    end
-    statuses[n + 1], statuses[n + 2] = receivers, last
-    n = n + 2
+  local lock, num, counter = keys[i], args[a], keys[counters]
+  local channel = 'redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1)
+  local ok, status, passed_on, stays_free
+  if wanted then
+    ok, status, passed_on, stays_free = pcall(queues.drop, n + 1, lock, num, channel, args[a + 1])
   else
-    local ok, status, passed_on, stays_free
-    if wanted then
-      ok, status, passed_on, stays_free = pcall(queues.drop, n + 1, lock, num, channel, later)
-    else
-      ok, status = pcall(release, lock, num, channel)
-    end
-    note(ok, status)
-    if stays_free then
-      note(pcall(queues.refuse, n + 1, lock, channel, later, '', false))
-    else
-      note(pcall(take, n + 1, lock, counter, later, '1', draws, false, false, ok and passed_on))
-    end
+    ok, status = pcall(release, lock, num, channel)
   end
+  note(ok, status)
+  if stays_free then
+    note(pcall(queues.refuse, n + 1, lock, channel, args[a + 1], '', false))
+  else
+    note(pcall(take, n + 1, lock, counter, args[a + 1], '1', args[a + 2], false, false, ok and passed_on))
+  end
+  a = a + 3
 end
 return statuses
