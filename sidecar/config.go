@@ -13,6 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
@@ -139,7 +140,7 @@ const (
 	StateNone = "none"
 
 	// NoLinger is the Config.Linger with which no lock lingers.
-	NoLinger = locktable.NoLinger
+	NoLinger = contest.NoLinger
 	// AutoTurn is the Config.Turn that follows the round trips to Redis.
 	AutoTurn = time.Duration(0)
 	// OneGrant is the Config.Turn with which hosts alternate at each grant.
@@ -175,14 +176,13 @@ const _ = uint(state.MaxKeyPrefix - store.MaxKeyPrefix)
 func (c *Config) table() locktable.Config {
 	return locktable.Config{
 		Lease:      c.Lease,
-		Linger:     c.Linger,
-		Turn:       c.Turn,
 		MaxLocks:   c.MaxLocks,
 		MaxHolds:   c.MaxHolds,
 		MaxWaiters: c.MaxWaiters,
 		NewNames:   c.MaxNewNames,
 		UID:        int64(unix.Geteuid()),
 
+		Contest:      contest.Config{Turn: c.Turn, Linger: c.Linger},
 		Fair:         namePatterns(c.Fair),
 		NamePatterns: namePatterns(c.MetricsNames),
 	}

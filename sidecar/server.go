@@ -165,7 +165,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	table := cfg.table()
 	if cfg.OtherHosts != OtherHostsNone {
 		s.names.lookUp = s.store.Host
-		table.HostName = s.names.of
+		table.Contest.HostName = s.names.of
 	}
 	table.Seed = binary.LittleEndian.Uint64(seed[:])
 	if s.state != nil {

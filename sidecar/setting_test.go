@@ -64,8 +64,8 @@ func TestTimesReachTheLockTable(t *testing.T) {
 		if err := tt.cfg.setDefaults(); err != nil {
 			t.Fatal(err)
 		}
-		if got := tt.cfg.table(); got.Lease != tt.lease || got.Linger != tt.linger || got.Turn != tt.turn {
-			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v", got.Lease, got.Linger, got.Turn, tt.lease, tt.linger, tt.turn)
+		if got := tt.cfg.table(); got.Lease != tt.lease || got.Contest.Linger != tt.linger || got.Contest.Turn != tt.turn {
+			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v", got.Lease, got.Contest.Linger, got.Contest.Turn, tt.lease, tt.linger, tt.turn)
 		}
 	}
 }

@@ -250,12 +250,12 @@ func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 	case !h.up: // no other host could get it
 		return
 	case l.waiting > 0 && (w.wantsOrder(h, n) || q.acquire.Fair): // its turn is that of its waiters
-	case l.waiting > 0 && t.Turn > 0:
-		limit = int64(t.Turn)
+	case l.waiting > 0 && t.Contest.Turn > 0:
+		limit = int64(t.Contest.Turn)
 	case l.waiting > 0:
 		limit = longestTurn
-	case l.othersListen() && t.HandoffTime > 0:
-		limit = int64(t.HandoffTime)
+	case l.othersListen() && t.Contest.HandoffTime > 0:
+		limit = int64(t.Contest.HandoffTime)
 	case l.othersListen():
 		limit = 50 * ms
 	}
@@ -269,7 +269,7 @@ func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 }
 
 func (w *world) handoffBudget() int {
-	if b := w.plan.table.HandoffBudget; b > 0 {
+	if b := w.plan.table.Contest.HandoffBudget; b > 0 {
 		return b
 	}
 	return 64

@@ -525,7 +525,7 @@ var Mutants = []Mutant{
 		Rule:     "a turn is no longer than it may be while another sidecar waits",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
 		mutate: func(t *mutantTable) {
-			t.configure(func(c *locktable.Config) { c.Turn, c.HandoffBudget = time.Hour, 1<<14 })
+			t.configure(func(c *locktable.Config) { c.Contest.Turn, c.Contest.HandoffBudget = time.Hour, 1<<14 })
 		},
 	},
 	{
@@ -533,7 +533,7 @@ var Mutants = []Mutant{
 		Rule:     "a lock is left free now and then",
 		Detected: `never left it free|takes the lock that it releases`,
 		mutate: func(t *mutantTable) {
-			t.configure(func(c *locktable.Config) { c.QuietTime = time.Hour })
+			t.configure(func(c *locktable.Config) { c.Contest.QuietTime = time.Hour })
 		},
 	},
 	{
@@ -541,7 +541,7 @@ var Mutants = []Mutant{
 		Rule:     "a lock that a program may poll is left free more often",
 		Detected: `never left it free`,
 		mutate: func(t *mutantTable) {
-			t.configure(func(c *locktable.Config) { c.PollerTime = time.Hour })
+			t.configure(func(c *locktable.Config) { c.Contest.PollerTime = time.Hour })
 		},
 	},
 	{

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 )
 
 // plan is what one seed makes possible in a world. Not everything at once: a bug that needs
@@ -73,29 +74,29 @@ func drawPlan(seed uint64, r *random) plan {
 	}
 	leases := []time.Duration{500 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
 	p.table = locktable.Config{
-		UID:                1002,
-		Lease:              leases[r.below(int64(len(leases)))],
-		SubscriptionLinger: time.Duration(r.magnitude(50*ms, 10*sec)),
-		Seed:               seed,
+		UID:     1002,
+		Lease:   leases[r.below(int64(len(leases)))],
+		Contest: contest.Config{SubscriptionLinger: time.Duration(r.magnitude(50*ms, 10*sec))},
+		Seed:    seed,
 	}
 	if r.oneIn(3) {
 		p.table.MaxWork = int(r.between(1, 3))
 	}
 	if r.oneIn(2) {
-		p.table.HandoffBudget = int(r.between(1, 8))
-		p.table.HandoffTime = time.Duration(r.magnitude(5*ms, 500*ms))
+		p.table.Contest.HandoffBudget = int(r.between(1, 8))
+		p.table.Contest.HandoffTime = time.Duration(r.magnitude(5*ms, 500*ms))
 	}
 	switch r.below(4) {
 	case 0:
-		p.table.Turn = 1
+		p.table.Contest.Turn = 1
 	case 1:
-		p.table.Turn = time.Duration(r.magnitude(100*µs, 20*ms))
+		p.table.Contest.Turn = time.Duration(r.magnitude(100*µs, 20*ms))
 	}
 	switch r.below(4) {
 	case 0:
-		p.table.Linger = locktable.NoLinger
+		p.table.Contest.Linger = contest.NoLinger
 	case 1:
-		p.table.Linger = time.Duration(r.magnitude(ms, 20*ms))
+		p.table.Contest.Linger = time.Duration(r.magnitude(ms, 20*ms))
 	}
 	if r.oneIn(12) {
 		p.table.MaxLocks = int(r.between(1, 4))
@@ -146,7 +147,7 @@ func drawPlan(seed uint64, r *random) plan {
 			p.hosts, p.names, p.sharedCounters, p.finiteWaits, p.cancels = 3, 1, false, true, true
 			p.redissonClients, p.polling, p.redissonForces = 1, true, 0
 			p.latency, p.thinkTime = r.magnitude(100*µs, ms), r.magnitude(100*ms, sec)
-			p.table.SubscriptionLinger = 50 * time.Millisecond
+			p.table.Contest.SubscriptionLinger = 50 * time.Millisecond
 		}
 		return p // a world without faults
 	}

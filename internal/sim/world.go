@@ -381,8 +381,8 @@ func (w *world) endFaults() {
 func (w *world) closeAll() {
 	w.phase = closing
 	linger := int64(10 * sec)
-	if w.plan.table.SubscriptionLinger > 0 {
-		linger = int64(w.plan.table.SubscriptionLinger)
+	if w.plan.table.Contest.SubscriptionLinger > 0 {
+		linger = int64(w.plan.table.Contest.SubscriptionLinger)
 	}
 	for _, h := range w.hosts {
 		if h.isDown() {

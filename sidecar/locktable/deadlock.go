@@ -3,7 +3,6 @@ package locktable
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -11,41 +10,6 @@ import (
 // maxSteps bounds the search for a wait cycle. A search that is given up finds none:
 // the request waits, as it would without the search.
 const maxSteps = 256
-
-func (p Peer) String() string {
-	if p.PID == 0 {
-		return "a process that is not visible from here"
-	}
-	if p.Cmd == "" {
-		return fmt.Sprintf("pid %d", p.PID)
-	}
-	return fmt.Sprintf("pid %d (%s)", p.PID, commandInSentence(p.Cmd))
-}
-
-// OfUser describes the process and its user.
-func (p Peer) OfUser() string {
-	switch {
-	case p.PID == 0:
-		return fmt.Sprintf("a process of uid %d that is not visible from here", p.UID)
-	case p.Cmd == "":
-		return fmt.Sprintf("pid %d of uid %d", p.PID, p.UID)
-	}
-	return fmt.Sprintf("pid %d (%s) of uid %d", p.PID, p.Cmd, p.UID)
-}
-
-// commandInSentence cuts a command line to 64 bytes, with an ellipsis: the sentence about a wait
-// cycle names several processes, and an error has room for 1,024 bytes.
-func commandInSentence(cmd string) string {
-	const most, ellipsis = 64, "…"
-	if len(cmd) <= most {
-		return cmd
-	}
-	end := most - len(ellipsis)
-	for !utf8.RuneStart(cmd[end]) {
-		end--
-	}
-	return cmd[:end] + ellipsis
-}
 
 // findWaitCycle searches the wait-for graph of the local owners: from the holder of l, by
 // what each owner waits for, back to the owner that asks. It returns the cycle in words for
@@ -87,12 +51,6 @@ func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 		}
 	}
 	return ""
-}
-
-// step is one step of a search for a wait cycle.
-type step struct {
-	lock *lock // a request waits for it
-	from int   // index of the step that led here; −1: the new request's own
 }
 
 // describeCycle describes a wait cycle: the new request's owner holds locks[0], the holder

@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -474,7 +475,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 // learns of the holder.
 func TestMessageNamesTheHost(t *testing.T) {
 	asked, name := "", ""
-	r := newListeningRig(t, locktable.Config{HostName: func(field string) string { asked = field; return name }})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HostName: func(field string) string { asked = field; return name }}})
 	r.acquire(1, "b")
 	r.queued(1)
 	if asked != "another:1" {

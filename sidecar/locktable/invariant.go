@@ -2,8 +2,6 @@ package locktable
 
 import (
 	"fmt"
-
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Exclusion between two hosts rests on Redis: a script sets a key only if it is free or this
@@ -22,23 +20,12 @@ func (t *Table) assertGranted(now int64, h *hold) {
 	switch {
 	case h.next != nil && h.mode == Exclusive:
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, h.next.id)
-	case !c.state.isOurs() || c.op.kind == redisop.Drop:
+	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
-	case h.deadline > c.validUntil || h.deadline <= now:
-		violated("Validity is conservative", l, "hold %d is granted until %d at %d; the claim is valid until %d", h.id, h.deadline, now, c.validUntil)
-	case h.id < c.holdID || h.id > t.lastNum:
-		violated("A lower hold number never replaces a higher one", l, "hold %d is granted; Redis has %d, and %d was used last", h.id, c.holdID, t.lastNum)
-	}
-}
-
-// assertSent panics if an operation that is about to be sent breaks an invariant.
-func (c *remoteClaim) assertSent(l *lock, op *redisop.Op) {
-	switch {
-	case op.Kind == redisop.Arrive && !c.isAsking:
-	case op.Kind == redisop.Arrive, c.isBusy() && !(op.Kind == redisop.Take && op.AfterPendingDrop && c.phase == windowOne && c.op.kind == redisop.Drop):
-		violated("One operation in flight", l, "operation %d is sent during operation %d", op.Kind, c.op.kind)
-	case op.HoldID < c.holdID:
-		violated("A lower hold number never replaces a higher one", l, "operation %d has %d, and Redis has %d", op.Kind, op.HoldID, c.holdID)
+	case h.deadline > c.ValidUntil() || h.deadline <= now:
+		violated("Validity is conservative", l, "hold %d is granted until %d at %d; the claim is valid until %d", h.id, h.deadline, now, c.ValidUntil())
+	case h.id < c.HoldID() || h.id > t.lastNum:
+		violated("A lower hold number never replaces a higher one", l, "hold %d is granted; Redis has %d, and %d was used last", h.id, c.HoldID(), t.lastNum)
 	}
 }
 

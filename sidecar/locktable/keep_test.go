@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -427,7 +428,7 @@ func TestKeepOfAHoldThatEndedIsForgotten(t *testing.T) {
 // the claim from before while the Take is in flight, and change the key's expiry.
 func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	keeps := keep(10 * time.Second)
-	r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
+	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{Linger: contest.NoLinger}})
 	r.acquire(1, "a", owner(1))
 	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", keeps)

@@ -6,20 +6,6 @@ import "math"
 // each of them has reached. Its holds are counted in buckets by their deadlines, so that
 // their minimum costs nothing however many there are.
 
-// leaseEvents is what a session was sent of its deadlines, and what it is to be sent.
-type leaseEvents struct {
-	// Deadlines of its watchdog holds, counted in buckets of a sixteenth of the lease.
-	deadlineBuckets map[int64]int32
-	minBucket       int64 // no bucket below it is in deadlineBuckets
-
-	leaseSent          int64  // deadline of the last lease event
-	leaseSentEstimated bool   // none was sent yet: leaseSent is the earliest deadline among its watchdog holds, rounded down to a bucket
-	leaseSeq           uint32 // lease events so far
-	minUncovered       int64  // earliest deadline, below leaseSent, of a hold that was granted since then
-
-	isQueued bool // in Table.leaseQueue
-}
-
 // bucketWidth is the width of a bucket of deadlineBuckets.
 func (t *Table) bucketWidth() int64 { return int64(t.cfg.Lease) / 16 }
 
@@ -29,7 +15,7 @@ func (t *Table) trackDeadline(h *hold) {
 	if h == nil || !h.sharesLeaseEvents() {
 		return
 	}
-	b := h.lock.claim.validUntil / t.bucketWidth()
+	b := h.lock.claim.ValidUntil() / t.bucketWidth()
 	if h.isTracked && h.bucket == b {
 		return
 	}
@@ -73,43 +59,6 @@ func (t *Table) queueLeaseEvent(s *session) {
 		s.isQueued = true
 		t.leaseQueue = append(t.leaseQueue, s)
 	}
-}
-
-// flushLeaseEvents coalesces: it sends each session with renewed holds one event, with the
-// deadline that all of its watchdog holds have reached, if that is news to some of them.
-func (t *Table) flushLeaseEvents() {
-	for i := 0; i < len(t.leaseQueue); i++ { // it may grow
-		s := t.leaseQueue[i]
-		t.leaseQueue[i] = nil
-		s.isQueued = false
-		if !t.needsLeaseEvent(s) {
-			continue
-		}
-		if t.now >= min(s.leaseSent, s.minUncovered) {
-			// Of some holds the client has seen the deadline pass: they are lost,
-			// and must not come back to life by this event.
-			for h := s.holds.head; h != nil; {
-				next := h.inSession.next
-				t.reconcile(t.now, h.lock)
-				h = next
-			}
-			if !t.needsLeaseEvent(s) {
-				continue
-			}
-		}
-		d := t.reachedDeadline(s)
-		if d < s.leaseSent {
-			t.lowerLease(s, d)
-			continue
-		}
-		s.leaseSent, s.minUncovered, s.leaseSentEstimated = d, math.MaxInt64, false
-		s.leaseSeq++
-		t.markSessionDirty(s)
-		if !s.phase.IsAway() { // finishResume sends it, when the client knows what it has lost
-			t.emit(Effect{Kind: Lease, Session: s.id, Deadline: d})
-		}
-	}
-	t.leaseQueue = t.leaseQueue[:0]
 }
 
 // lowerLease sends a session a deadline that is below the last one, for holds that were

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -88,7 +89,7 @@ func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 
 func TestLingeringEndsAfterItsTime(t *testing.T) {
 	for _, tt := range []struct{ configured, want time.Duration }{{0, 5 * time.Millisecond}, {18 * time.Millisecond, 18 * time.Millisecond}} {
-		r := newLingeringRig(t, locktable.Config{Linger: tt.configured})
+		r := newLingeringRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
 		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*time.Millisecond {
 			t.Errorf("it lingers for %v, want %v", d, tt.want)
 		}
@@ -137,7 +138,7 @@ func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
 		{5 * ms, 4 * ms, 0, 5 * ms},
 		{5 * ms, 200 * time.Microsecond, 0, 0},
 	} {
-		r := newListeningRig(t, locktable.Config{Linger: tt.configured})
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
 		useTwice(r, tt.latency, tt.held)
 		r.lingers()
 		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*ms {
@@ -148,7 +149,7 @@ func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
 
 // A Redis, or a host, that stood still for a moment is not a slow one.
 func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Linger: 20 * time.Millisecond})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: 20 * time.Millisecond}})
 	useTwice(r, 200*time.Microsecond, 0)
 	r.acquire(1, "a")
 	hold := r.lastHold()
@@ -163,7 +164,7 @@ func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
 }
 
 func TestNoLingerIsNever(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
 	for hold := uint64(1); hold < 4; hold++ {
 		r.acquire(1, "a")
 		if op := r.redis(redisop.Take, redisop.Done); op.Reserve != 1 {
@@ -282,7 +283,7 @@ func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 // While a hot lock is held or lingers, Redis gets the number of its hold each 50 ms, and returns
 // whether a program has subscribed since.
 func TestHotLockIsSyncedEach50MS(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r)
 	synced := r.now
 	for range 3 {
@@ -325,7 +326,7 @@ func lastToken(r *rig) uint64 {
 // answered. Their tokens were drawn before, so the program's is larger than all of them, and those
 // that are drawn after the loss are larger still.
 func TestKeyOfALingeringLockThatIsDeletedIsNoticedWithin50MS(t *testing.T) {
-	r := newLingeringRig(t, locktable.Config{QuietTime: time.Hour})
+	r := newLingeringRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	synced, taken := r.now, r.tokens+1 // the program's token
 	r.tokens = taken
 	for r.collect(); len(r.ops) == 0; r.collect() {
@@ -545,7 +546,7 @@ func TestPauseOfALockThatNoClientWantsEnds(t *testing.T) {
 
 // It is not renewed while it lingers, so it must not linger until its lease ends.
 func TestLockDoesNotLingerUntilItsLeaseEnds(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Lease: 600 * time.Millisecond, Linger: time.Second})
+	r := newListeningRig(t, locktable.Config{Lease: 600 * time.Millisecond, Contest: contest.Config{Linger: time.Second}})
 	hold := warmUp(r)
 	sent := r.now
 	r.pass(100 * time.Millisecond)
@@ -659,7 +660,7 @@ func TestManyLocksLinger(t *testing.T) {
 // The result of the operation in flight is of a hold that has ended: the lock lingers for no time
 // in which its next operation waits for that.
 func TestLockDoesNotLingerWhileAnOperationIsInFlight(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r)
 	for r.collect(); len(r.ops) == 0; r.collect() {
 		r.release(1, hold)
@@ -674,7 +675,7 @@ func TestLockDoesNotLingerWhileAnOperationIsInFlight(t *testing.T) {
 
 // A lock without a token lingers for nothing: the next acquire needs an operation.
 func TestLockWithoutATokenDoesNotLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r) // with the first of 256 tokens
 	for range 255 {
 		r.release(1, hold)

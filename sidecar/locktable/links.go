@@ -52,16 +52,9 @@ func (q *list[T]) remove(v *T, at func(*T) *links[T]) {
 // would be most of what there is to collect.
 type pool[T any] struct {
 	free []*T
-	max  int // so many are kept, maxFree at least
 }
 
-const (
-	maxFree = 256
-
-	// maxFreeWindows is as many as there are in flight when a hundred thousand locks, which were
-	// acquired within two seconds, are renewed: 512 KiB.
-	maxFreeWindows = 8192
-)
+const maxFree = 256
 
 // get returns a T: a new one, or one as it was put back.
 func (p *pool[T]) get() *T {
@@ -76,7 +69,7 @@ func (p *pool[T]) get() *T {
 }
 
 func (p *pool[T]) put(v *T) {
-	if len(p.free) < max(p.max, maxFree) {
+	if len(p.free) < maxFree {
 		p.free = append(p.free, v)
 	}
 }

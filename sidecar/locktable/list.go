@@ -1,9 +1,8 @@
 package locktable
 
 import (
-	"time"
-
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 )
 
 // Info describes one lock; false: no local client holds it or waits for it, and no release of
@@ -49,16 +48,14 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		if h.phase != HoldKept {
 			r.LeaseMS = int64(t.remainingLease(h))
 		}
-	case q != nil && q.arbiter.remote.isKnown:
-		remote := &q.arbiter.remote
+	case q != nil && q.contest.Remote().IsKnown():
+		remote := q.contest.Remote()
 		r.State = protocol.StateRemote
-		r.RemoteField, r.RemoteHost, r.RemoteTTLMS = remote.field, remote.host(&t.cfg), remote.ttlMS
-		if remote.ttlMS >= 0 {
-			r.RemoteTTLMS = max(0, remote.ttlMS-millis(now-remote.seenAt))
-		}
-	case l.claim.isBusy():
+		r.RemoteField, _ = remote.Field()
+		r.RemoteHost, r.RemoteTTLMS = remote.Host(&t.contests), remote.TTL(now)
+	case l.claim.IsBusy():
 		r.State = protocol.StateBusy
-	case l.claim.lingerUntil != 0 && l.claim.state.isOurs():
+	case l.claim.LingerUntil() != 0 && l.claim.State().IsOurs():
 		r.State = protocol.StateLingering
 	}
 	if q != nil {
@@ -74,18 +71,6 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	return r
 }
 
-// countGrant counts a grant of the lock. The counter of a lock has 16 bits, because there may be a
-// hundred thousand locks; what is above is counted apart, for the few that need it.
-func (t *Table) countGrant(l *lock) {
-	if l.claim.granted++; l.claim.granted == 0 {
-		t.grantCarries[l.name]++
-	}
-}
-
-func (t *Table) grantsOf(l *lock) uint32 { return t.grantCarries[l.name]<<16 | uint32(l.claim.granted) }
-
-func millis(ns int64) int64 { return max(0, ns/int64(time.Millisecond)) }
-
 // Holds counts what a session holds.
 func (t *Table) Holds(id SessionID) int {
 	if s := t.sessions[id]; s != nil {
@@ -99,9 +84,20 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.holds == nil && (l.claim.isBusy() || t.redis.isUp() && l.claim.state != claimAbsent) {
+		if l.holds == nil && (l.claim.IsBusy() || t.redis.isUp() && l.claim.State() != claim.Absent) {
 			n++
 		}
 	}
 	return n
+}
+
+// HeldNames calls yield with the name of each hold of a session, the newest hold first, until it
+// returns false.
+func (t *Table) HeldNames(id SessionID, yield func(name string) bool) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	for h := s.holds.head; h != nil && yield(h.lock.name); h = h.inSession.next {
+	}
 }

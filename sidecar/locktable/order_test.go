@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -136,7 +137,7 @@ func TestTransferForAWaiterThatIsGoneIsNotForTheNext(t *testing.T) {
 
 // lingering returns a rig in which the lock lingers.
 func lingering(t *testing.T) *rig {
-	r := newListeningRig(t, locktable.Config{Linger: 5 * time.Millisecond})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: 5 * time.Millisecond}})
 	for hold := uint64(1); hold <= 2; hold++ {
 		r.acquire(1, "a")
 		r.redis(redisop.Take, redisop.Done)
@@ -166,7 +167,7 @@ func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 }
 
 func TestLockInOrderHasNoTurns(t *testing.T) {
-	r := holdsInOrder(t, locktable.Config{HandoffBudget: 1, Turn: 1})
+	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{HandoffBudget: 1, Turn: 1}})
 	r.arrive(1000, 0)
 	r.arrive(2000, 0)
 	r.recall("a")
@@ -502,7 +503,7 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 // A Take waits for the result of an Arrive. If that does not come, Redis is what the request waited
 // for, and not another host.
 func TestArriveWithoutAResultIsTheReasonOfATimeout(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
 	r.acquire(1, "a", fair)
 	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", fair)

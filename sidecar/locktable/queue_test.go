@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -148,7 +149,7 @@ func TestTicketIsRefreshed(t *testing.T) {
 		{3 * time.Second, 0, 500 * time.Millisecond},
 		{30 * time.Second, 2 * time.Second, 2 * time.Second},
 	} {
-		r := newListeningRig(t, locktable.Config{Lease: tt.lease, Poll: tt.poll})
+		r := newListeningRig(t, locktable.Config{Lease: tt.lease, Contest: contest.Config{Poll: tt.poll}})
 		r.acquire(1, "a")
 		r.queued(3)
 		for range 5 {
@@ -584,7 +585,7 @@ func (r *rig) handOver(hold uint64) {
 // The host that has had its turn passes the lock on, and stands behind all others: in one
 // step, so that its ticket comes before those of later hosts.
 func TestTurnEndsByItsBudget(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{HandoffBudget: 3, Turn: time.Hour, HandoffTime: time.Hour})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 3, Turn: time.Hour, HandoffTime: time.Hour}})
 	takeTurn(r)
 	r.handOver(1)
 	r.handOver(2)
@@ -610,7 +611,7 @@ func TestTurnEndsByItsBudget(t *testing.T) {
 
 func TestTurnEndsByItsTime(t *testing.T) {
 	for _, turn := range []time.Duration{1, 8 * time.Millisecond} {
-		r := newListeningRig(t, locktable.Config{Turn: turn})
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: turn}})
 		takeTurn(r)
 		begin := r.now
 		for hold := uint64(1); len(r.ops) == 0; hold++ {
@@ -665,7 +666,7 @@ func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 // The danger: the host that has the lock does not get, or forgets, that another one waits, and
 // keeps it. What a handoff or a renewal answers must not erase what a recall said before.
 func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{HandoffBudget: 4, Turn: time.Hour, HandoffTime: time.Hour})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 4, Turn: time.Hour, HandoffTime: time.Hour}})
 	r.acquire(1, "a", owner(1))
 	r.acquire(2, "a")
 	r.answerAll()
@@ -690,7 +691,7 @@ func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 
 // No other host wants it: that budget is not theirs.
 func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{HandoffBudget: 2, Turn: 1})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 2, Turn: 1}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.answerAll()
@@ -709,7 +710,7 @@ func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
 // What a recall said is of that time. When the lock comes to this host again, Redis says how
 // many wait.
 func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{HandoffBudget: 2, Turn: time.Hour, HandoffTime: time.Hour})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 2, Turn: time.Hour, HandoffTime: time.Hour}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.recall("a") // while the Take is in flight, which then finds that no ticket is left
@@ -728,7 +729,7 @@ func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
 // the sidecars pass the lock on.
 func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	setUp := func(t *testing.T, passed uint32) *rig {
-		r := newListeningRig(t, locktable.Config{Turn: time.Millisecond, Linger: locktable.NoLinger})
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, Linger: contest.NoLinger}})
 		r.acquire(1, "a")
 		r.acquire(2, "a")
 		r.queued(0)
@@ -792,7 +793,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 // that passes between such hosts would never be left free.
 func TestTurnsOfLessThanAMillisecondAddUp(t *testing.T) {
 	const turn, turns = 310 * time.Microsecond, 1000
-	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
 	sum := time.Duration(0)
 	for range turns {
 		r.acquire(1, "a")
@@ -1020,7 +1021,7 @@ func TestHostDoesNotSubscribeWhileItsTicketIsOnItsWay(t *testing.T) {
 // A host without a place in the queue, because Redis does not permit it one, stays subscribed
 // while it asks again.
 func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{SubscriptionLinger: time.Millisecond})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{SubscriptionLinger: time.Millisecond}})
 	r.acquire(1, "a")
 	r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
 	r.want("subscribe a")
@@ -1241,7 +1242,7 @@ func yieldTo(r *rig) (drop, take redisop.Op) {
 
 // The other host has left the queue meanwhile: the Take gets the lock that the Drop freed.
 func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Turn: 1, HandoffBudget: 1})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 1, HandoffBudget: 1}})
 	_, take := yieldTo(r)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.want()
@@ -1254,7 +1255,7 @@ func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
 // Another program deleted the key, and a ticket from before got the lock: the Drop that is in
 // flight gives it back.
 func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Turn: 1, HandoffBudget: 1})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 1, HandoffBudget: 1}})
 	_, take := yieldTo(r)
 	r.transfer(1, 64)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
@@ -1354,7 +1355,7 @@ func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
 // Redis, and a network that has become slower is noticed.
 func TestRoundTripIsThatOfTheShortAnswers(t *testing.T) {
 	const near, far = time.Millisecond, 15 * time.Millisecond
-	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
 	answer := func(kind redisop.OpKind, trip time.Duration) time.Duration {
 		sent := r.now
 		r.now += int64(trip)

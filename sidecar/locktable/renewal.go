@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -62,11 +63,11 @@ func (t *Table) renewalDraw(group uint64, period, n int64) int64 {
 // A hold with a shorter lease than the daemon's is checked twice at most before it ends, and has no
 // offset: what it costs is bounded by the acquire that it began with.
 func (t *Table) nextCheck(now int64, h *hold) int64 {
-	if lease := ms(t.leaseOf(h.lease, h.leaseMS)); lease < int64(t.cfg.Lease) {
+	if lease := moment.MS(t.leaseOf(h.lease, h.leaseMS)); lease < int64(t.cfg.Lease) {
 		cell := t.cellOf(h)
 		return ceilDiv(now+max(lease/3, minCheckInterval), cell) * cell
 	}
-	return t.renewalAfter(now, int64(t.cfg.Lease), h.lock.claim.holdID)
+	return t.renewalAfter(now, int64(t.cfg.Lease), h.lock.claim.HoldID())
 }
 
 // minCheckInterval is how long the key of a hold is not checked again, unless another program has
@@ -81,14 +82,7 @@ func (t *Table) cellOf(h *hold) int64 {
 	if h.isRenewed() {
 		return t.renewalCell()
 	}
-	return min(t.renewalCell(), cellOfLease(ms(t.leaseOf(h.lease, h.leaseMS))))
-}
-
-// renewalPace spreads the renewals that are due at one moment over the ticks after it.
-type renewalPace struct {
-	tick      int64 // of the last renewal that was due
-	begun     int   // in that tick
-	postponed int   // in that tick, to later ones
+	return min(t.renewalCell(), cellOfLease(moment.MS(t.leaseOf(h.lease, h.leaseMS))))
 }
 
 // renewalsPerTick is how many renewals are begun in a tick of the wheel: 256,000 a second, which
@@ -100,11 +94,11 @@ const renewalsPerTick = 4 * redisop.RenewalGroupSize
 // tick: to a later tick, and by half a cell at most. Nothing else of the lock waits for that.
 func (t *Table) paceRenewal(now int64, l *lock) {
 	c := &l.claim
-	if now < c.renewAt || c.isBusy() || l.holds == nil {
+	if now < c.RenewAt() || c.IsBusy() || l.holds == nil {
 		return
 	}
 	cell := t.cellOf(l.holds)
-	latest := c.renewAt/cell*cell + cell/2 // renewals are due at the beginning of a cell
+	latest := c.RenewAt()/cell*cell + cell/2 // renewals are due at the beginning of a cell
 	if now >= latest {
 		return
 	}
@@ -117,5 +111,5 @@ func (t *Table) paceRenewal(now int64, l *lock) {
 		return
 	}
 	p.postponed++
-	c.renewAt = min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)
+	c.SetRenewAt(min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest))
 }

@@ -51,14 +51,17 @@ func TestRenewalThatWaitsIsNotCounted(t *testing.T) {
 	now := int64(time.Hour)
 	tb := New(Config{}, now)
 	l := &lock{holds: &hold{phase: HoldLive, lease: WatchdogLease}}
-	l.claim.renewAt, l.claim.window = now, &window{phase: windowOne}
+	l.claim.Reset()
+	l.claim.SetRenewAt(now)
+	tb.windows.Open(&l.claim)
+	l.claim.Send(now, &redisop.Op{Kind: redisop.Check}, false)
 	tb.paceRenewal(now, l)
 	if tb.renewals.begun != 0 {
 		t.Error("a renewal behind an operation in flight was counted")
 	}
-	l.claim.phase = windowIdle
+	l.claim.Answer(redisop.Check)
 	tb.paceRenewal(now, l)
-	if tb.renewals.begun != 1 || l.claim.renewAt != now {
-		t.Errorf("a renewal that is begun: %+v, due at %d, want %d", tb.renewals, l.claim.renewAt, now)
+	if tb.renewals.begun != 1 || l.claim.RenewAt() != now {
+		t.Errorf("a renewal that is begun: %+v, due at %d, want %d", tb.renewals, l.claim.RenewAt(), now)
 	}
 }

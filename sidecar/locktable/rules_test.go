@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -108,7 +109,7 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 		"a program is subscribed": {false, 1, func(*rig) {}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+			r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
 			r.acquire(1, "a")
 			r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Listeners: c.programs, Token: 1})
 			c.wait(r)
@@ -517,7 +518,7 @@ func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 	t.Run("an operation was sent", func(t *testing.T) {
 		r := newRig(t)
-		r.tb = connect(locktable.New(locktable.Config{HandoffBudget: 1}, r.now))
+		r.tb = connect(locktable.New(locktable.Config{Contest: contest.Config{HandoffBudget: 1}}, r.now))
 		r.tb.Up(r.now, false, false)
 		for s := range locktable.SessionID(3) {
 			r.tb.Open(r.now, s+1, locktable.Peer{})

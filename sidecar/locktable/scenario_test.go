@@ -14,6 +14,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -232,9 +233,9 @@ func (s *scenario) command(line string) {
 
 // start makes the table.
 func (s *scenario) start(a *arguments) {
-	s.cfg.Linger, s.cfg.Lease = a.duration("linger"), a.duration("lease")
-	if s.cfg.Linger == 0 {
-		s.cfg.Linger = locktable.NoLinger
+	s.cfg.Contest.Linger, s.cfg.Lease = a.duration("linger"), a.duration("lease")
+	if s.cfg.Contest.Linger == 0 {
+		s.cfg.Contest.Linger = contest.NoLinger
 	}
 	s.journal = newRecordJournal()
 	s.cfg.Journal = s.journal

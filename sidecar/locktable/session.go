@@ -2,90 +2,6 @@ package locktable
 
 import "math"
 
-// SessionID names a session; the caller never reuses one.
-type SessionID uint64
-
-// Peer is what operators see of the process behind a session.
-type Peer struct {
-	PID, UID int64
-	Cmd      string
-	Client   string
-}
-
-// SessionPhase is where a session is in its life. The table and its caller have the same
-// phases; what only one of them can tell apart is marked. The journal has it, like Mode.
-//
-//	restored            Open
-//	   ▼                 │
-//	absent ──Resume──▶ claiming ──last claim──▶ serving ──bye──▶ leaving ──▶ ended
-//	   │  ◀─connection──┘                       │    │                        ▲
-//	   │       ended                            │    └─process ended──▶ draining
-//	   │ it does not come back                  │ it breaks the protocol      ▲
-//	   ▼                                        ▼                             │
-//	givenUp                                 unserved ─────────────────────────┘
-//	   └───────────────its process ended, or it holds nothing─────────────────┘
-type SessionPhase uint8
-
-const (
-	// SessionServing: its client is connected, or the sidecar has not noticed that it is
-	// not. Its watchdog holds are renewed.
-	SessionServing SessionPhase = iota
-
-	// SessionAbsent: it is from the journal, and its client has not come back since the
-	// restart. Its watchdog holds are renewed.
-	SessionAbsent
-
-	// SessionClaiming: its client is back, and has not claimed all its holds yet.
-	SessionClaiming
-
-	// SessionLeaving (the caller's): its client said bye, and is answered at the end of the
-	// step.
-	SessionLeaving
-
-	// SessionDraining (the caller's): its process ended, and what it sent last is being read.
-	SessionDraining
-
-	// SessionGivenUp: its client did not come back. Its holds are not renewed.
-	SessionGivenUp
-
-	// SessionUnserved: its client broke the protocol, but lives. Its holds are not renewed.
-	SessionUnserved
-
-	// SessionEnded: its client died, or left. Its holds are released, each after its crash
-	// delay.
-	SessionEnded
-)
-
-// IsOver reports whether the session is not served any more.
-func (p SessionPhase) IsOver() bool { return p >= SessionGivenUp }
-
-// IsAway reports whether the session's client has not claimed its holds since a restart.
-func (p SessionPhase) IsAway() bool { return p == SessionAbsent || p == SessionClaiming }
-
-// session is one client: its holds, its requests, and what it was sent about its
-// watchdog deadlines.
-type session struct {
-	id    SessionID
-	peer  Peer
-	user  *user
-	terms *Terms // nil: the policy says nothing about it
-	phase SessionPhase
-
-	isSweeping bool // in Table.sweeping
-	isDirty    bool // in dirtySet.sessions
-
-	endedAt int64
-
-	holds    list[hold]
-	confirms map[uint64]struct{} // ids of its confirms that are not answered; nil: it has sent none
-
-	requests map[uint64]*request       // by id
-	byAge    list[request]             // the same in the order of their arrival
-	owners   map[uint64]*list[request] // the same by owner, without those of owner 0
-
-	leaseEvents
-}
-
 // Open begins a session.
 func (t *Table) Open(_ int64, id SessionID, p Peer) { t.open(id, p) }
 
@@ -105,32 +21,6 @@ func (t *Table) open(id SessionID, p Peer) *session {
 	s.user.sessions++
 	t.sessions[id] = s
 	return s
-}
-
-func (s *session) addRequest(r *request) {
-	s.requests[r.id] = r
-	s.byAge.push(r, inSession)
-	if r.owner != 0 {
-		if s.owners[r.owner] == nil {
-			s.owners[r.owner] = new(list[request])
-		}
-		s.owners[r.owner].push(r, ofOwner)
-	}
-	s.user.waiters++
-	s.countWaiter(r.at.lock.name, 1)
-}
-
-func (s *session) removeRequest(r *request) {
-	delete(s.requests, r.id)
-	s.byAge.remove(r, inSession)
-	if r.owner != 0 {
-		own := s.owners[r.owner]
-		if own.remove(r, ofOwner); own.len == 0 {
-			delete(s.owners, r.owner)
-		}
-	}
-	s.user.waiters--
-	s.countWaiter(r.at.lock.name, -1)
 }
 
 // Close ends a session because its client died: its requests vanish without an answer,

@@ -3,8 +3,10 @@ package locktable
 import (
 	"maps"
 	"slices"
-	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
@@ -35,17 +37,16 @@ func (t *Table) Clone(j Journal) *Table {
 		panic("locktable: a table is cloned that has effects, or whose chances cannot be cloned")
 	}
 	n := &Table{
-		cfg: t.cfg, leaseMS: t.leaseMS, policy: t.policy,
+		cfg: t.cfg, leaseMS: t.leaseMS, contests: t.contests,
 		sessions: make(map[SessionID]*session, len(t.sessions)),
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), hotUntil: t.hotUntil, pollers: t.pollers, isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, redis: t.redis, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
 	n.cfg.Journal = j
-	n.policy.cfg = &n.cfg
 	n.dirty.lastHoldID = t.dirty.lastHoldID
 	// It fires the same timers at the same times, and takes a hundredth of the memory. Only its
 	// Next is of no use: see NextDeadline.
@@ -81,13 +82,10 @@ func (s *session) clone(n *Table) *session {
 // addClone adds a copy of another table's lock.
 func (t *Table) addClone(l *lock) {
 	c := &lock{
-		name: l.name, index: l.index, slot: l.slot, hotUntil: l.hotUntil, isHot: l.isHot, group: l.group, claim: l.claim, rivals: l.rivals,
+		name: l.name, index: l.index, slot: l.slot, memory: l.memory, group: l.group,
 	}
 	c.timer.Value = c
-	if l.claim.window != &atRest {
-		w := *l.claim.window
-		c.claim.window = &w
-	}
+	c.claim = l.claim.Clone()
 	if l.user != nil {
 		c.user = t.users[l.user.uid]
 	}
@@ -104,7 +102,7 @@ func (t *Table) addClone(l *lock) {
 	}
 	q := *l.queue
 	q.waiters = list[waiter]{}
-	q.arbiter.rivals = &c.rivals
+	q.contest = l.queue.contest.Clone(&c.memory)
 	q.confirms = slices.Clone(q.confirms)
 	for i := range q.confirms {
 		q.confirms[i].user = t.users[q.confirms[i].user.uid]
@@ -119,8 +117,8 @@ func (t *Table) addClone(l *lock) {
 		cr.timer.Value = cr
 		cr.at = waiter{request: cr, lock: c}
 		q.waiters.push(&cr.at, inQueue)
-		if w == l.queue.order.newcomer {
-			q.order.newcomer = &cr.at
+		if w == l.queue.newcomer {
+			q.newcomer = &cr.at
 		}
 		waiters := cr.session.user.waiters
 		cr.session.addRequest(cr)
@@ -150,7 +148,7 @@ func (t *Table) cloneHold(h *hold, l *lock) *hold {
 
 // NextDeadline is when the first timer is due; false: there is none.
 func (t *Table) NextDeadline() (at int64, ok bool) {
-	at = never
+	at = moment.Never
 	for _, l := range t.locks {
 		if l.timer.Pending() {
 			at = min(at, l.timer.Deadline())
@@ -164,7 +162,7 @@ func (t *Table) NextDeadline() (at int64, ok bool) {
 			}
 		}
 	}
-	return at, at != never
+	return at, at != moment.Never
 }
 
 // Describe describes a table that knows no other lock than that of the name, except for its
@@ -178,29 +176,24 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 		d.Time(max(r.silentSince(), now-int64(t.cfg.TryWithin)))
 	}
 	d.Number(t.lastNum)
-	d.Value(uint64(t.policy.polling))
-	if t.cfg.Turn == 0 {
-		d.Value(uint64(t.policy.trip))
-	}
-	d.Value(uint64(t.lingerTime(0)))
+	t.contests.Describe(d)
 	l := t.byName[name]
 	if len(t.locks) != int(bit(l != nil)) {
 		panic("locktable: the table knows another lock")
 	}
 	d.Value(bit(l != nil))
 	if l == nil {
-		t.describeHeat(d, now, t.hotUntil.at(name))
-		t.describePoller(d, now, t.pollers.at(name))
+		m := t.contests.Remember(name)
+		t.contests.DescribeMemory(d, now, &m)
 		return
 	}
-	t.describeHeat(d, now, l.hotUntil)
-	t.describePoller(d, now, l.rivals.pollerAt)
-	d.Value(bit(l.isHot)<<1 | bit(l.timer.Pending()))
+	t.contests.DescribeMemory(d, now, &l.memory)
+	d.Value(bit(l.timer.Pending()))
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))
 	}
-	d.Value(bit(l.rivals.areWaiting)<<16 | uint64(uint16(l.rivals.listeners)))
-	l.claim.describe(d, now, &t.cfg)
+	busy, turn, grants := t.contests.Limits()
+	l.claim.Describe(d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, PassedMS: contest.PauseAfterMS})
 	for h := l.holds; h != nil; h = h.next {
 		t.describeHold(d, now, h)
 	}
@@ -223,98 +216,16 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 		d.Value(uint64(r.keepMS))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))
 		// It matters which operations were sent after it came. All that come later are.
-		d.Value(bit(r.since <= l.claim.askedAt)<<2 | bit(r.since <= l.claim.op.sentAt)<<1 | bit(q.arbiter.remote.isKnownSince(r.since)))
+		d.Value(bit(r.since <= l.claim.AskedAt())<<2 | bit(r.since <= l.claim.InFlight().SentAt)<<1 | bit(q.contest.Remote().IsKnownSince(r.since)))
 		if r.timer.Pending() {
 			d.Time(max(r.timer.Deadline(), now))
 		}
 	}
-	q.place.describe(d, now, &t.cfg)
+	q.contest.DescribePlace(d, &t.contests, now)
 	if mayBeInOrder {
 		t.describeOrder(d, now, l)
 	}
-	q.arbiter.describe(d, now, &t.cfg)
-}
-
-// describeHeat describes until when a lock is hot; until is as lock.hotUntil.
-func (t *Table) describeHeat(d Description, now int64, until uint32) {
-	left := uint32(0)
-	if t.isHotAt(now, until) {
-		left = 1 + until - shortMoment(now)
-	}
-	d.Value(uint64(left))
-}
-
-// describePoller describes for how long a program is remembered; at is as rivals.pollerAt. It
-// matters only if its lock has free moments more often.
-func (t *Table) describePoller(d Description, now int64, at uint32) {
-	if t.cfg.PollerTime == t.cfg.QuietTime {
-		return
-	}
-	age := shortMillis(int64(t.cfg.RivalMemory))
-	if at != 0 {
-		age = min(age, shortMillis(now)-at)
-	}
-	d.Value(uint64(age))
-}
-
-// describeAge describes a time in the past, of which it matters only whether it is longer ago
-// than a limit, and if it is not, for how long.
-func describeAge(d Description, now, at int64, limit time.Duration) {
-	d.Time(max(at, now-int64(limit)))
-}
-
-// longestPass is the largest PassedMS that makes a difference to Redis.
-const longestPass = 100 * time.Millisecond
-
-func (c *remoteClaim) describe(d Description, now int64, cfg *Config) {
-	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use)<<1 | bit(c.retryAt != 0))
-	d.Number(c.maxHoldID)
-	d.Time(max(c.retryAt, now))
-	if c.state != claimAbsent {
-		d.Number(c.holdID)
-		d.Value(uint64(c.count)<<32 | uint64(c.leaseMS))
-		d.Value(uint64(describedTokens(c.tokensLeft)))
-		if c.tokensLeft > 0 {
-			d.Token(c.nextToken)
-		}
-		d.Value(uint64(min(int(c.grants), max(2, cfg.HandoffBudget))))
-		describeAge(d, now, c.confirmedAt, time.Duration(max(hotSyncDelay, checkPause)))
-		d.Time(max(c.validUntil, now))
-		d.Value(bit(c.busySince != 0))
-		describeAge(d, now, c.busySince, max(cfg.QuietTime, longestPass))
-		describeAge(d, now, c.cameAt, max(cfg.HandoffTime, cfg.Turn))
-	}
-	if c.state.isOurs() {
-		d.Time(max(c.renewAt, now))
-	}
-	d.Value(bit(c.lingerUntil != 0))
-	d.Time(max(c.lingerUntil, now))
-	d.Value(bit(c.isAsking))
-	if c.isAsking {
-		describeAge(d, now, c.askedAt, cfg.Lease)
-	}
-	if c.isBusy() {
-		op := &c.op
-		d.Value(uint64(op.kind)<<8 | bit(op.unassigned)<<6 | bit(op.enqueue)<<5 | bit(op.isDoubted)<<4 |
-			bit(op.mayBeFree)<<3 | bit(op.checkAgain)<<2 | bit(op.mayHaveLostData)<<1)
-		d.Number(op.holdID)
-		describeAge(d, now, op.sentAt, cfg.Lease)
-		d.Value(uint64(op.count)<<32 | uint64(op.leaseMS))
-		d.Value(uint64(op.reserve)<<32 | uint64(min(op.passedMS, uint32(longestPass/time.Millisecond))))
-	}
-}
-
-// describedTokens describes how many tokens are left, so that two numbers from which it is far to
-// where tokens are drawn are the same: for so many grants, they are.
-func describedTokens(left uint16) uint16 {
-	const far = 16
-	switch {
-	case left >= hotTokens/4+far:
-		return hotTokens/4 + far
-	case left < hotTokens/4 && left >= far:
-		return far
-	}
-	return left
+	q.contest.Describe(d, &t.contests, now)
 }
 
 func (t *Table) describeHold(d Description, now int64, h *hold) {
@@ -335,59 +246,17 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	}
 }
 
-func (p *place) describe(d Description, now int64, cfg *Config) {
-	d.Value(uint64(p.phase))
-	if p.phase != placeNone {
-		d.Number(p.ticket)
-		d.Value(uint64(uint32(p.rank)))
-		describeAge(d, now, p.since, cfg.WatchAfter)
-		describeAge(d, now, p.validSince, cfg.Lease)
-		conn, isKnown := p.conn.Number()
-		d.Value(uint64(conn)<<2 | bit(isKnown)<<1 | bit(p.mayHaveLock))
-	}
-}
-
 // describeOrder describes what is known of arrivals. A lock that is not in order becomes it with
 // the next request that wants strict order, which finds the arrivals of those that wait already.
 func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	q, c := l.queue, &l.claim
-	o := &q.order
-	d.Time(max(o.retryAt, now))
-	d.Value(bit(o.isDenied))
-	if c.op.enqueue {
-		d.Arrival(o.asked)
-		d.Arrival(o.toServe.upTo)
-	}
-	if q.place.phase != placeNone {
-		d.Arrival(q.place.arrived)
-	}
-	isOurs := c.state.isOurs() // only then does it matter which waiters are served
-	if isOurs {
-		d.Arrival(o.served.upTo)
-	}
+	isOurs := c.State().IsOurs()
+	q.contest.DescribeOrder(d, now, c.InFlight().Enqueue, isOurs)
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
-		d.Arrival(w.request.arrived)
-		cameLater := q.place.phase != placeNone && w.request.arrived == 0 && w.request.since > q.place.since
-		d.Value(bit(c.op.enqueue && o.toServe.includes(w.request))<<4 | bit(cameLater)<<3 | bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(isOurs && o.served.includes(w.request)))
-	}
-}
-
-func (a *arbiter) describe(d Description, now int64, cfg *Config) {
-	d.Value(uint64(a.phase)<<8 | uint64(a.sub)<<4 | bit(a.isPolling)<<3 | bit(a.remote.isKnown)<<2 | bit(a.remote.isSidecar)<<1 | bit(a.ownPublishesPending > 0))
-	d.Time(max(a.nextTry, now))
-	d.Time(max(a.backoffUntil, now))
-	d.Time(max(a.rivalUntil, now))
-	if a.remote.isKnown {
-		describeAge(d, now, a.remote.askedAt, cfg.Lease)
-		d.Value(bit(a.remote.ttlMS >= 0))
-		d.Time(max(a.remote.seenAt+ms(max(a.remote.ttlMS, 0)), now))
-	}
-	if a.sub != unsubscribed {
-		d.Time(max(a.lingerUntil, now))
-		d.Value(uint64(a.unneededMessages)<<8 | uint64(a.ownPublishesPending))
-		if a.ownPublishesPending > 0 {
-			d.Time(max(a.ownPublishesDeadline, now))
-		}
+		r := w.request
+		d.Arrival(r.arrived)
+		served := q.contest.DescribeWaiter(c.InFlight().Enqueue, isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
+		d.Value(served<<2 | bit(r.isFair)<<1 | bit(w == q.newcomer))
 	}
 }
 
@@ -399,8 +268,8 @@ func (t *Table) DescribeSession(d Description, now int64, id SessionID) {
 		return
 	}
 	d.Value(uint64(s.phase))
-	d.Value(bit(s.minUncovered < never))
-	if s.minUncovered < never {
+	d.Value(bit(s.minUncovered < moment.Never))
+	if s.minUncovered < moment.Never {
 		d.Time(max(s.minUncovered, now))
 	}
 	if s.holds.len == 0 {

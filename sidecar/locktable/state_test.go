@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -14,28 +15,18 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Table](), 33},
-		{reflect.TypeFor[Config](), 30},
-		{reflect.TypeFor[policy](), 5},
+		{reflect.TypeFor[Table](), 31},
+		{reflect.TypeFor[Config](), 16},
 		{reflect.TypeFor[reachability](), 6},
 		{reflect.TypeFor[session](), 14},
 		{reflect.TypeFor[leaseEvents](), 7},
 		{reflect.TypeFor[user](), 5},
-		{reflect.TypeFor[lock](), 14},
-		{reflect.TypeFor[rivals](), 3},
-		{reflect.TypeFor[remoteClaim](), 4},
-		{reflect.TypeFor[content](), 14},
-		{reflect.TypeFor[window](), 5},
-		{reflect.TypeFor[inFlight](), 13},
+		{reflect.TypeFor[lock](), 12},
 		{reflect.TypeFor[hold](), 24},
 		{reflect.TypeFor[queue](), 11},
 		{reflect.TypeFor[waiter](), 3},
 		{reflect.TypeFor[request](), 18},
 		{reflect.TypeFor[confirm](), 3},
-		{reflect.TypeFor[place](), 8},
-		{reflect.TypeFor[order](), 7},
-		{reflect.TypeFor[arbiter](), 12},
-		{reflect.TypeFor[remoteHolder](), 6},
 		{reflect.TypeFor[dirtySet](), 9},
 	} {
 		if n := known.of.NumField(); n != known.fields {
@@ -52,8 +43,8 @@ func TestGrantsAreCountedBeyondTheFieldOfTheLock(t *testing.T) {
 	for range grants {
 		tb.countGrant(l)
 	}
-	l.claim.forget(claimAbsent)
-	l.claim.transferred(0, 0, &redisop.Message{})
+	l.claim.Forget(claim.Absent)
+	l.claim.Transfer(0, 0, &redisop.Message{})
 	if n := tb.grantsOf(l); n != grants {
 		t.Errorf("%d grants, want %d", n, grants)
 	}

@@ -17,23 +17,6 @@ import (
 // namesWithin. A user that has given more is refused names that are not in the table.
 const namesWithin = 10 * time.Minute
 
-// user is what the clients of one user have in the table.
-type user struct {
-	uid      int64
-	sessions int
-	waiters  int
-	cells    int // of the locks that count as this user's: see charge
-
-	// When the names that it gave would have been given at the rate of NewNames: the
-	// generic cell rate algorithm.
-	namesUntil int64
-}
-
-// Cells is how much of MaxLocks a lock of this name takes: how many cells of the state
-// file it has, which are of 128 bytes. Names of up to 32 bytes need one, and each further
-// 120 bytes or a part of them another one.
-func Cells(name string) int { return 1 + (max(0, len(name)-32)+119)/120 }
-
 func (t *Table) userOf(uid int64) *user {
 	u := t.users[uid]
 	if u == nil {

@@ -912,14 +912,14 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the end of a long hold is an event",
-		file: "sidecar/locktable/hold.go",
+		file: "sidecar/locktable/release.go",
 		old:  "			case h.isLong(now):",
 		new:  "			case false:",
 		by:   test("sidecar", "TestEndOfALongHoldIsAnEvent"),
 	},
 	{
 		rule: "a release that was cut short is a loss for operators",
-		file: "sidecar/locktable/hold.go",
+		file: "sidecar/locktable/release.go",
 		old:  "			case req.CutShort:",
 		new:  "			case false:",
 		by:   test("sidecar/locktable", "TestReleaseThatWasCutShortIsCountedOnceAsALoss"),

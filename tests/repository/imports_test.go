@@ -44,7 +44,7 @@ var bans = []ban{
 	},
 	{
 		from: "internal/sim", to: []string{"./..."},
-		except: []string{"./internal/sim/...", "./sidecar/locktable", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		except: []string{"./internal/sim/...", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "the simulation drives the lock table alone: its Redis, network and clients are its own",
 	},
 	{
@@ -82,7 +82,7 @@ var bans = []ban{
 	},
 	{
 		from: "sidecar/locktable", to: []string{"./..."},
-		except: []string{"./sidecar/locktable", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		except: []string{"./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "the table is pure: what it wants done leaves it as values",
 	},
 	{
@@ -90,12 +90,26 @@ var bans = []ban{
 		why: "the lock table and the store agree on operations, results and messages: these depend on neither",
 	},
 	{
-		from: "sidecar/locktable", to: []string{"net", "net/...", "os/exec", "log/slog", "github.com/redis/..."},
+		from: "sidecar/locktable/moment", to: []string{"./..."}, except: []string{"./sidecar/locktable/moment"},
+		why: "times are what all rooms of the lock table agree on",
+	},
+	{
+		from: "sidecar/locktable/claim", to: []string{"./..."},
+		except: []string{"./sidecar/locktable/claim", "./sidecar/locktable/moment", "./sidecar/redisop"},
+		why:    "what Redis has for this host knows neither clients nor other hosts: the table says what is wanted",
+	},
+	{
+		from: "sidecar/locktable/contest", to: []string{"./..."},
+		except: []string{"./sidecar/locktable/contest", "./sidecar/locktable/moment", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "between hosts only a View decides: the contest sees neither the clients nor the claim",
+	},
+	{
+		from: "sidecar/locktable/...", to: []string{"net", "net/...", "os/exec", "log/slog", "github.com/redis/..."},
 		why: "the table does no I/O: a simulation runs it millions of steps a second",
 	},
 	{
 		from: "sidecar/policy", to: []string{"./..."},
-		except: []string{"./sidecar/policy", "./sidecar/locktable", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		except: []string{"./sidecar/policy", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "the policy is pure: entries, a peer and a request become a decision",
 	},
 	{
@@ -203,7 +217,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/policy", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/policy", "internal/sim", "internal/sim/redis"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -43,25 +44,27 @@ const (
 // defaults, in few ticks. Grants and tokens are few, so that their limits are reached.
 func tableConfig() locktable.Config {
 	return locktable.Config{
-		Lease:              time.Duration(lease),
-		HandoffBudget:      2,
-		Turn:               time.Duration(tick),
-		HandoffTime:        time.Duration(2 * tick),
-		Backoff:            time.Duration(tick),
-		QuietTime:          time.Duration(3 * tick),
-		PollerTime:         time.Duration(3 * tick), // what the table knows of programs is no part of a state
-		QuietPause:         time.Duration(tick),
-		RivalMemory:        time.Duration(4 * tick),
-		Poll:               time.Duration(8 * tick), // with a ticket: a sixth of the lease
-		PollDeaf:           time.Duration(tick),
-		WatchAfter:         time.Duration(4 * tick),
-		Linger:             time.Duration(lingerFor),
-		SubscriptionLinger: time.Duration(4 * tick),
-		RetryAfter:         time.Duration(tick),
-		TryWithin:          time.Duration(4 * tick),
-		MaxLocks:           16,
-		Chance:             least{},
-		NoRenewalOffsets:   true,
+		Lease: time.Duration(lease),
+		Contest: contest.Config{
+			HandoffBudget:      2,
+			Turn:               time.Duration(tick),
+			HandoffTime:        time.Duration(2 * tick),
+			Backoff:            time.Duration(tick),
+			QuietTime:          time.Duration(3 * tick),
+			PollerTime:         time.Duration(3 * tick), // what the table knows of foreign clients is no part of a state
+			QuietPause:         time.Duration(tick),
+			ForeignMemory:      time.Duration(4 * tick),
+			Poll:               time.Duration(8 * tick), // with a ticket: a sixth of the lease
+			PollDeaf:           time.Duration(tick),
+			WatchAfter:         time.Duration(4 * tick),
+			Linger:             time.Duration(lingerFor),
+			SubscriptionLinger: time.Duration(4 * tick),
+		},
+		RetryAfter:       time.Duration(tick),
+		TryWithin:        time.Duration(4 * tick),
+		MaxLocks:         16,
+		Chance:           least{},
+		NoRenewalOffsets: true,
 	}
 }
 

@@ -1,0 +1,147 @@
+package locktable
+
+import (
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+)
+
+// Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
+// unless the session ends first.
+func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
+	s := t.sessions[id]
+	if s == nil || s.phase.IsOver() {
+		return
+	}
+	l := t.byName[req.Name]
+	if l != nil {
+		t.expireHold(now, l)
+		if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+			t.reenter(h, req.ID)
+			t.reconcile(now, l)
+			return
+		}
+	}
+	if t.refuseOverLimit(now, s, l, &req) {
+		if l != nil {
+			t.reconcile(now, l)
+		}
+		return
+	}
+	if l == nil {
+		l = t.lockFor(req.Name)
+		t.charge(l, s.user)
+	}
+	q := t.needQueue(l)
+	t.skipEnded(q)
+	isFree := l.holds == nil && q.waiters.head == nil
+	isFair := t.wantsOrder(&req)
+	switch {
+	case isFair:
+		t.cool(l) // a local waiter is not to pass those that wait in Redis
+	case isFree:
+		t.contests.OnFirstAcquire(&l.memory, now, t.mayLinger())
+	}
+	switch {
+	case req.WaitMS == 0 && !isFree:
+		code, msg := t.explain(now, l, s, now, false)
+		t.refuseAcquire(l, s, req.ID, code, msg)
+		t.reconcile(now, l)
+		return
+	case req.WaitMS != 0 && req.Owner != 0 && l.holds != nil:
+		if cycle := t.findWaitCycle(s, req.Owner, l); cycle != "" {
+			t.refuseAcquire(l, s, req.ID, protocol.Deadlock, cycle)
+			t.reconcile(now, l)
+			return
+		}
+	}
+	r := t.requests.get()
+	*r = request{
+		session: s, id: req.ID, owner: req.Owner, since: now,
+		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS), keepMS: uint32(req.KeepMS),
+		isAlone: isFree, notReentrant: req.NotReentrant, isFair: isFair,
+	}
+	if r.leaseMS != 0 {
+		r.lease = FixedLease
+	}
+	if req.WaitMS == 0 {
+		r.phase = requestTrying
+	}
+	r.timer.Value = r
+	r.at = waiter{request: r, lock: l}
+	if q.waiters.head == nil {
+		q.contest.OnFirstRequest(now, r.at.isTrying())
+	}
+	q.waiters.push(&r.at, inQueue)
+	if q.newcomer == nil {
+		q.newcomer = &r.at
+	}
+	q.fair += btoi(isFair)
+	s.addRequest(r)
+	t.waiting++
+	switch {
+	case req.WaitMS == 0:
+		t.arm(&r.timer, now+int64(t.cfg.TryWithin))
+	case req.WaitMS > 0:
+		t.arm(&r.timer, now+moment.MS(req.WaitMS))
+	}
+	t.reconcile(now, l)
+}
+
+// Cancel ends a waiting acquire of the session.
+func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	r := s.requests[req.Target]
+	if r != nil {
+		t.endRequest(r)
+		t.refuseAcquire(r.at.lock, s, r.id, protocol.Canceled, "canceled by the client")
+	}
+	if req.ID != 0 {
+		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, WasWaiting: r != nil})
+	}
+	if r != nil {
+		t.reconcile(now, r.at.lock)
+	}
+}
+
+// due ends a request whose time is over. If Redis has not returned a result for it yet, it
+// goes on as one that does not wait: otherwise a wait shorter than a round trip would get
+// less than none.
+func (r *request) due(t *Table, now int64) {
+	l, q := r.at.lock, r.at.lock.queue
+	latest := t.tryUntil(r)
+	if r.phase == requestTrying && now < latest {
+		t.arm(&r.timer, latest)
+		return
+	}
+	if r.phase == requestWaiting && r.isAlone && now < latest && !q.contest.Remote().IsKnownSince(r.since) {
+		r.phase = requestTrying
+		q.contest.OnFirstRequest(now, true)
+		t.arm(&r.timer, latest)
+		t.reconcile(now, l)
+		return
+	}
+	t.endRequest(r)
+	code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
+	if code == protocol.Timeout {
+		msg = "waited " + milliseconds(now-r.since) + "; " + msg
+	}
+	t.refuseAcquire(l, r.session, r.id, code, msg)
+	t.reconcile(now, l)
+}
+
+// DropWaiters ends all requests that wait, without an answer, because the sidecar stops:
+// their clients send them to its successor again. No lock lingers from now on.
+func (t *Table) DropWaiters(now int64) {
+	t.isStopping = true
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		l := t.locks[i]
+		for l.queue != nil && l.queue.waiters.head != nil {
+			t.abandon(l.queue.waiters.head.request)
+		}
+		t.dropConfirms(l)
+		t.reconcile(now, l)
+	}
+}

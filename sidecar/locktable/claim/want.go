@@ -1,0 +1,152 @@
+package claim
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// Want is what Redis should have under a name.
+type Want struct {
+	Kind    WantKind
+	HoldID  uint64
+	Count   uint32
+	LeaseMS uint32 // that the key is to be given now
+
+	// Of WantHold.
+	FullLeaseMS uint32 // that the key was given at the grant
+	IsRenewed   bool
+	IsChecked   bool
+	Tokens      int   // local handoffs that there are to be tokens for
+	ReserveAt   int64 // from when tokens may be reserved; never: there is nothing to reserve them for
+	IsHot       bool  // tokens are reserved before the last one is granted, and Redis gets to know of handoffs later
+
+	// Of WantForQueue.
+	Reserve uint16 // tokens to draw
+
+	// Of WantNothing.
+	PassedMS uint32 // at least so long is sent
+	Ticket   uint64 // it may stand in the queue; 0: none
+
+	// Of WantForQueue; of WantHold, whether and when Redis is asked for arrivals.
+	Take Take
+}
+
+// Take is how Redis is asked for a lock, as the contest with other hosts decides: see
+// contest.Take, which has the same fields.
+type Take struct {
+	NotBefore int64
+	ArriveAt  int64
+	Ticket    uint64
+	Arrived   uint64
+	Arrives   bool
+	Enqueue   bool
+	InOrder   bool
+	OnlyAsk   bool
+	Pipelined bool
+}
+
+// WantKind says what Redis should have.
+type WantKind uint8
+
+const (
+	WantNothing  WantKind = iota // no field of this host
+	WantHold                     // the field of a local hold
+	WantForQueue                 // a field for the first local waiter, or a ticket
+	WantLinger                   // what there is, although no local client wants it
+)
+
+// handoffSyncDelay is how long Redis may have an earlier hold of this host than the one that
+// a lock was handed over to. An operation for each handoff would put Redis on the path again:
+// where a lock passes from one process to the next all the time, Redis took part in nine of
+// ten handoffs, and they were a third fewer. That another host waits, which the result says,
+// is known some milliseconds later.
+const handoffSyncDelay = int64(5 * time.Millisecond)
+
+// hotSyncDelay is the same for a lock that lingers between its holds: no other host is known
+// to want it, and another sidecar would say so.
+const hotSyncDelay = int64(50 * time.Millisecond)
+
+// HotTokens is how many tokens are drawn at one time for a hot lock. A draw of many costs Redis
+// no more than a draw of one. They are granted at more than a microsecond each, so the counter
+// still grows more slowly than the time.
+const HotTokens = 256
+
+// Step returns the operation that makes Redis have what it should have, or NoOp; then
+// the alarm has the time from which there will be one. At most one operation is in flight,
+// or a Take after a Drop.
+func (c *Claim) Step(a *moment.Alarm, w *Want) redisop.Op {
+	before := a.Next
+	op := c.choose(a, w)
+	if op.Kind != redisop.NoOp {
+		a.Next = before // its result comes first
+	}
+	return op
+}
+
+func (c *Claim) choose(a *moment.Alarm, w *Want) redisop.Op {
+	if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {
+		return redisop.Op{}
+	}
+	if c.isAsking && w.Kind != WantHold {
+		return redisop.Op{} // a Drop, and the Take after it, say when the requests arrived that are asked about
+	}
+	c.EndPause()
+	switch {
+	case w.Kind == WantHold:
+		op := c.chooseForHold(a, w)
+		if op.Kind == redisop.NoOp && c.mayAsk(a, w) {
+			op = redisop.Op{Kind: redisop.Arrive}
+		}
+		return op
+	case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.Take.NotBefore)):
+		return redisop.Op{
+			Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Reserve: w.Reserve,
+			AfterPendingDrop: w.Take.Pipelined, Enqueue: w.Take.Enqueue, Ticket: w.Take.Ticket, RequireExisting: w.Take.OnlyAsk, InOrder: w.Take.InOrder,
+			Arrived: w.Take.Arrived,
+		}
+	case w.Kind == WantForQueue && c.mayAsk(a, w):
+		return redisop.Op{Kind: redisop.Arrive} // a Take that is due is an arrival, too
+	case w.Kind == WantNothing && (c.state != Absent || w.Ticket != 0):
+		return redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Ticket: w.Ticket, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}
+	}
+	return redisop.Op{}
+}
+
+// mayAsk reports whether Redis is to be asked now when requests arrived.
+func (c *Claim) mayAsk(a *moment.Alarm, w *Want) bool {
+	return w.Take.Arrives && !c.isAsking && a.Due(w.Take.ArriveAt)
+}
+
+func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
+	handedOver := c.holdID != w.HoldID && c.state != Restored
+	// Tokens are reserved early if the operation is needed anyway. The counter may be no
+	// counter, or memory short: that must not keep the renewal back; see reserveFailed.
+	reserve := uint16(0)
+	if a.Now >= w.ReserveAt && int(c.tokensLeft) < max(1, w.Tokens/4) {
+		reserve = uint16(w.Tokens)
+	}
+	op := redisop.Op{HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS}
+	syncDelay := handoffSyncDelay
+	if w.IsHot {
+		syncDelay = hotSyncDelay
+	}
+	switch {
+	case c.state.IsUnsure():
+		op.Kind, op.Reserve = redisop.Take, reserve // assert it
+	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt):
+		op.Kind, op.Reserve, op.RequireExisting = redisop.Take, reserve, true
+	case (c.state == Stale || c.count != w.Count) && !handedOver, w.IsRenewed && a.Due(c.renewAt),
+		c.state == Restored, // like a renewal: there may be very many
+		// It was acquired for a waiter with a longer lease that is gone: its renewal is not
+		// due in time, and the key would outlive a dead sidecar for longer.
+		c.leaseMS > w.FullLeaseMS && w.LeaseMS <= w.FullLeaseMS:
+		op.Kind = redisop.Renew
+	case w.IsChecked && !handedOver && a.Due(c.renewAt):
+		op.Kind, op.LeaseMS = redisop.Check, 0
+	default:
+		return redisop.Op{}
+	}
+	return op
+}

@@ -1,0 +1,96 @@
+package contest
+
+// View is all that a decision about a lock depends on, apart from what the contest and the memory
+// of the lock know.
+type View struct {
+	Now int64
+
+	IsReachable bool // Redis can be asked; otherwise no other host could get the lock
+	IsListening bool // this host receives messages of other sidecars: it may stand in queues, and locks may linger
+	MayLinger   bool // the sidecar does not stop, and Redis and other sidecars can reach it
+
+	// What local clients want.
+	Waiting     int // waiters
+	First       Waiter
+	WantsOrder  bool // a waiter wants strict order
+	HasNewcomer bool // the arrival of a waiter is not known
+	HasConfirms bool // clients wait until Redis has executed a release
+
+	// What Redis has for this host.
+	Claim        ClaimState
+	IsBusy       bool  // an operation is in flight that looks at the key or may change it
+	IsDropping   bool  // the operation sent last is a Drop, and has no result
+	IsReleasing  bool  // a Drop is the one operation in flight
+	DropPassedMS int64 // its PassedMS
+	CameAt       int64 // when the lock came to this host: its turn began
+	Grants       int   // in this turn
+	BusySince    int64 // since when the key has had no free moment, whichever host had it; 0: it is not known
+	LingerUntil  int64 // it is kept until then although no local client wants it; 0: it is not
+	LingerLatest int64 // and no longer than this, because of its lease
+	IsSpare      bool  // it is confirmed, with a token for the next client
+}
+
+// Waiter is the first waiter of a lock.
+type Waiter struct {
+	Tries   bool // it waits for the next result of Redis only
+	IsFair  bool // it wants strict order
+	IsAlone bool // when it came, no other client here held the lock or waited for it
+	Since   int64
+	Arrived uint64 // by Redis's clock, µs; 0: it is not known
+}
+
+// ClaimState is what Redis has for this host under the name.
+type ClaimState uint8
+
+const (
+	Absent ClaimState = iota // no field
+	Unsure                   // perhaps a field
+	Ours                     // the field of this host
+)
+
+// isInOrder reports whether the waiters get the lock in strict order. A host that is not listening
+// has no place in the queue, and keeps no order.
+func (v *View) isInOrder() bool { return v.WantsOrder && v.IsListening }
+
+// Do is what the table does about a lock that no local client has.
+type Do uint8
+
+const (
+	// Drop: no local client wants the lock. It is given back.
+	Drop Do = iota
+
+	// Linger: no local client wants the lock. It stays this host's in Redis for now.
+	Linger
+
+	// Grant: the first waiter gets the lock. If the claim does not cover it, a Take asks for what
+	// is missing.
+	Grant
+
+	// Yield: the lock is given back, or is being given back, before the first waiter gets it.
+	Yield
+
+	// Ask: Redis is asked for the lock: see Contest.Take.
+	Ask
+)
+
+// Verdict is what the table does about a lock that no local client has, and how.
+type Verdict struct {
+	Do         Do
+	LeavesFree bool // of a lock that is given back: Redis leaves the lock free for a moment, although hosts wait
+	EndsTurn   bool // of Yield: this host has had the lock for long enough
+	GivesBack  bool // of Grant: a lock whose claim does not cover the waiter is given back, with a ticket that is given up
+	Pipelined  bool // of Ask: after the Drop in flight
+}
+
+// Take is how Redis is asked for a lock. See redisop.Op.
+type Take struct {
+	NotBefore int64
+	ArriveAt  int64  // if Arrives: Redis is asked from then on when the waiters arrived
+	Ticket    uint64 // that may stand in the queue; 0: none
+	Arrived   uint64
+	Arrives   bool // there are waiters whose arrival is not known
+	Enqueue   bool // a ticket is to stand in the queue if another host has the lock
+	InOrder   bool // a free lock goes to the first of the queue, if there is one
+	OnlyAsk   bool // a free lock is left to the hosts before this one in the queue
+	Pipelined bool // after the Drop in flight
+}

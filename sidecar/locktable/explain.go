@@ -1,0 +1,59 @@
+package locktable
+
+import (
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// explain says why a request of a session that came at since, and is in no queue any more, does
+// not get the lock.
+func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bool) (protocol.Code, string) {
+	q := l.queue
+	if h := l.holds; h != nil {
+		holder := s.describe(l.name, h.session.peer) + " on this host"
+		if h.phase == HoldKept {
+			return protocol.Timeout, "kept for another " + milliseconds(h.deadline-now) + ": the last hold was by " + holder + ", which asked to keep it"
+		}
+		return protocol.Timeout, "held by " + holder
+	}
+	if why := t.whyNoResult(l); why != "" {
+		return protocol.Unavailable, why
+	}
+	// The result of an earlier operation may be out of date.
+	remote := q.contest.Remote()
+	isKnown := remote.IsKnownSince(since)
+	asked := int64(0)
+	if sent, is := l.claim.Awaited(); is {
+		asked = now - max(sent, t.redis.paused)
+	}
+	first := q.waiters.head
+	switch {
+	case !isKnown && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
+		silence := max(asked, int64(t.Silence(now)))
+		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
+	case q.contest.RefusesTries(now, l.claim.IsDropping()):
+		return protocol.Timeout, contest.AnothersTurn
+	case remote.IsKnown():
+		return protocol.Timeout, remote.Describe(&t.contests)
+	case !wasAlone && first != nil && first.request.since <= since:
+		return protocol.Timeout, "others on this host wait for it"
+	case !wasAlone:
+		return protocol.Timeout, "others on this host had it until now"
+	case l.claim.InFlight().Kind == redisop.NoOp:
+		return protocol.Timeout, contest.AnothersTurn
+	}
+	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"
+}
+
+// whyNoResult says what keeps Redis from being asked for the lock, or from granting it; "":
+// nothing.
+func (t *Table) whyNoResult(l *lock) string {
+	switch {
+	case !t.redis.isUp():
+		return t.redis.why()
+	case l.queue.lastError == "" && l.claim.RetryAt() != 0: // it came before the queue
+		return "Redis could not carry out the last request for this lock; it is asked again in a moment"
+	}
+	return l.queue.lastError
+}

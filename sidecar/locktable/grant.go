@@ -1,0 +1,193 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// grantNext grants a free lock to the first of its waiters if Redis is known to have it for
+// this host, and answers first waiters that do not wait. It returns whether there is a new
+// hold.
+func (t *Table) grantNext(now int64, l *lock) bool {
+	q := l.queue
+	if q == nil {
+		return false
+	}
+	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || compatible(l, q.waiters.head)); left-- {
+		if left == 0 {
+			t.deferReconcile(l)
+			return false
+		}
+		w := q.waiters.head
+		r := w.request
+		if r.session.phase.IsOver() {
+			t.abandon(r)
+			continue
+		}
+		if q.denial != "" {
+			t.endRequest(r)
+			t.refuseAcquire(l, r.session, r.id, protocol.Denied, q.denial)
+			continue
+		}
+		if t.mayGrant(now, l) && t.isCovered(now, l, r) {
+			if why := t.fullOfHolds(r.session, l.name); why != "" { // since it began to wait
+				t.endRequest(r)
+				t.refuseAcquire(l, r.session, r.id, protocol.Limit, why)
+				continue
+			}
+			t.grant(now, l, r)
+			return true
+		}
+		if !w.isTrying() {
+			return false
+		}
+		cannotAsk := l.claim.InFlight().Kind == redisop.NoOp && (t.redis.phase == redisDown || now < l.claim.RetryAt())
+		if !cannotAsk && !q.contest.RefusesTries(now, l.claim.IsDropping()) && !t.IsSilent(now) {
+			return false // until Redis returns a result
+		}
+		t.endRequest(r)
+		code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
+		t.refuseAcquire(l, r.session, r.id, code, msg)
+	}
+	if q.waiters.head == nil {
+		q.denial = ""
+	}
+	return false
+}
+
+// mayGrant reports whether the first waiter may get the lock: Redis has it for this host, and it is
+// this host's turn. A turn that is over ends.
+func (t *Table) mayGrant(now int64, l *lock) bool {
+	if !l.claim.State().IsOurs() || l.claim.IsDropping() {
+		return false
+	}
+	var v contest.View
+	t.view(&v, now, l)
+	a := moment.At(now)
+	verdict := t.contests.Decide(&a, &l.memory, &l.queue.contest, &v)
+	l.queue.contest.Accept(verdict)
+	return verdict.Do == contest.Grant
+}
+
+// isCovered reports whether the claim covers a request: with a token for it, and with
+// validity that is long enough to be worth having. A lease that was acquired for it may have
+// spent up to two thirds on the way; one that it inherits has to be as long as its own. A keep
+// begins when the lease does, which may be a moment before the grant; an inherited claim, and one
+// whose key may have another expiry by now, has to be valid for all of it.
+func (t *Table) isCovered(now int64, l *lock, r *request) bool {
+	c := &l.claim
+	if !c.HasTokens() {
+		return false
+	}
+	lease, left := t.leaseOf(r.lease, r.leaseMS), c.ValidUntil()-now
+	isOwn := c.IsMadeFor(t.leaseToTake(r))
+	switch {
+	case !isOwn && left < moment.MS(r.keepMS):
+		return false
+	case r.lease == WatchdogLease || isOwn:
+		return left >= moment.MS(lease)/3
+	}
+	return left >= claim.Validity(lease)
+}
+
+// leaseToTake is the lease that Redis is given for a request: from the grant on, it has the lock
+// for all of the keep, so that the lock stays held if this host dies.
+func (t *Table) leaseToTake(r *request) uint32 {
+	return max(t.leaseOf(r.lease, r.leaseMS), claim.LeaseKeeping(moment.MS(r.keepMS)))
+}
+
+// grant makes a request a hold. If another hold had the lock before, this is a handoff:
+// an operation is sent to Redis after the answer.
+func (t *Table) grant(now int64, l *lock, r *request) {
+	c, s := &l.claim, r.session
+	var blockedBy *Peer
+	blockingField := ""
+	if now-r.since >= int64(BlockingHold) {
+		blockedBy, blockingField = l.blockerSince(r.since)
+	}
+	t.endRequest(r)
+	id, token, source := c.Grant(t.lastNum + 1)
+	t.lastNum = max(t.lastNum, id)
+	g := t.groupStats(l)
+	g.Acquires[AcquireGranted]++
+	g.Wait.Observe(ShortTimes, time.Duration(now-r.since))
+	switch source {
+	case claim.FromLinger:
+		t.stats.Handoffs[HandoffLingering]++
+	case claim.FromHold:
+		t.stats.Handoffs[HandoffLocal]++
+	}
+	h := t.holds.get()
+	*h = hold{
+		id: id, token: token, owner: r.owner, lock: l, session: s, granted: now, entries: 1,
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: Exclusive,
+	}
+	t.charge(l, s.user)
+	if r.maxHoldMS != 0 {
+		h.endAt = now + moment.MS(r.maxHoldMS)
+	}
+	if r.keepMS != 0 {
+		h.hasKeep = true
+		t.keeps[id] = min(now+moment.MS(r.keepMS), c.ValidUntil())
+	}
+	until := min(c.ValidUntil(), now+claim.Validity(t.leaseOf(r.lease, r.leaseMS)))
+	h.deadline, h.leaseSeq = until, s.leaseSeq
+	if h.lease == FixedLease {
+		c.SetRenewAt(t.nextCheck(now, h))
+	} else {
+		c.LimitTo(until, until-int64(t.cfg.Lease)/4)
+		t.onWatchdogGrant(s, until)
+	}
+	t.countGrant(l)
+	t.addHold(h)
+	t.linkHold(h)
+	h.countHold()
+	t.trackDeadline(h)
+	t.assertGranted(now, h)
+	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt, Since: r.since, Name: l.name, Peer: blockedBy, Msg: blockingField})
+	t.reenterOthers(h)
+}
+
+// reenter grants a further entry of a hold to its owner.
+func (t *Table) reenter(h *hold, id uint64) {
+	h.entries++
+	t.groupStats(h.lock).Acquires[AcquireReentered]++
+	if h.isRenewed() {
+		h.deadline = max(t.deadline(h), h.lock.claim.ValidUntil())
+	}
+	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.id, Count: h.entries, Deadline: t.deadline(h), End: h.endAt})
+}
+
+// reenterOthers answers the other requests of the owner of a new hold: they have become
+// re-entries. They are in two lists; the shorter one is walked.
+func (t *Table) reenterOthers(h *hold) {
+	s, l := h.session, h.lock
+	own := s.owners[h.owner]
+	if h.owner == 0 || own == nil {
+		return
+	}
+	reenter := func(r *request) {
+		if r.at.lock == l && r.session == s && r.owner == h.owner && !r.notReentrant {
+			t.endRequest(r)
+			t.reenter(h, r.id)
+		}
+	}
+	if l.queue.waiters.len < own.len {
+		for w := l.queue.waiters.head; w != nil; {
+			next := w.inQueue.next
+			reenter(w.request)
+			w = next
+		}
+		return
+	}
+	for r := own.head; r != nil; {
+		next := r.ofOwner.next
+		reenter(r)
+		r = next
+	}
+}

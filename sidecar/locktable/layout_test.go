@@ -1,0 +1,117 @@
+package locktable
+
+import (
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// floors are the files of the lock table and of its rooms, from the top to the ground. A file refers
+// to declarations of the files below it only, so an input comes in at the top, and what it changes is
+// below: no part calls back into the one that called it.
+var floors = []struct {
+	dir   string
+	files []string
+}{
+	{".", []string{
+		// What tests and operators read.
+		"state.go", "audit.go", "survey.go", "list.go",
+		// Inputs. Each ends in reconcile.
+		"table.go", "restore.go", "acquire.go", "release.go", "result.go", "message.go", "connection.go", "resume.go", "session.go", "flush.go",
+		// What an input changes: the one file that sees all rooms, and what clients get.
+		"reconcile.go", "grant.go", "explain.go", "journal.go", "deadlock.go", "hold.go", "waiters.go", "renewal.go", "lease.go", "view.go", "invariant.go",
+		// What is known of one lock, of Redis and of one user.
+		"locks.go", "reach.go", "user.go", "quota.go", "count.go", "output.go",
+		// The records, and how they refer to each other.
+		"model.go",
+		// Values.
+		"config.go", "stats.go", "terms.go", "effect.go", "record.go", "phases.go", "names.go", "links.go", "doc.go",
+	}},
+	{"claim", []string{"describe.go", "want.go", "send.go", "claim.go", "window.go", "model.go", "validity.go", "doc.go"}},
+	{"contest", []string{
+		"describe.go", "decide.go", "turns.go", "linger.go", "asking.go", "place.go", "order.go", "subscription.go", "foreign.go", "backoff.go", "model.go", "view.go", "config.go", "doc.go",
+	}},
+}
+
+// upwards are the references to a file above, with the reason of each.
+var upwards = map[string]string{}
+
+func TestFilesReferToFilesBelow(t *testing.T) {
+	used := map[string]bool{}
+	for _, house := range floors {
+		arrows, files := arrowsOf(t, house.dir)
+		for _, f := range files {
+			if !slices.Contains(house.files, f) {
+				t.Errorf("%s is on no floor", filepath.Join(house.dir, f))
+			}
+		}
+		for _, a := range arrows {
+			if slices.Index(house.files, a.from) <= slices.Index(house.files, a.to) {
+				continue
+			}
+			key := fmt.Sprintf("%s/%s → %s: %s", house.dir, a.from, a.to, a.name)
+			if upwards[key] == "" {
+				t.Errorf("%s refers to a file above it; move the declaration down, or the caller up", key)
+			}
+			used[key] = true
+		}
+	}
+	for key := range upwards {
+		if !used[key] {
+			t.Errorf("%s: there is no such reference any more", key)
+		}
+	}
+}
+
+// arrow is a reference of a file to a declaration in another file of its package.
+type arrow struct{ from, to, name string }
+
+func arrowsOf(t *testing.T, dir string) (arrows []arrow, files []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fset := token.NewFileSet()
+	var parsed []*ast.File
+	for _, p := range paths {
+		if strings.HasSuffix(p, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, p, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, files = append(parsed, f), append(files, filepath.Base(p))
+	}
+	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
+	config := types.Config{Importer: importer.ForCompiler(fset, "source", nil)}
+	pkg, err := config.Check(dir, fset, parsed, info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fileOf := func(pos token.Pos) string { return filepath.Base(fset.Position(pos).Filename) }
+	seen := map[arrow]bool{}
+	for id, o := range info.Uses {
+		if f, ok := o.(*types.Func); ok {
+			o = f.Origin()
+		}
+		_, isFunc := o.(*types.Func)
+		if o.Pkg() != pkg || !isFunc && o.Parent() != pkg.Scope() { // a field, or something local
+			continue
+		}
+		a := arrow{fileOf(id.Pos()), fileOf(o.Pos()), o.Name()}
+		if a.from != a.to && !seen[a] {
+			seen[a] = true
+			arrows = append(arrows, a)
+		}
+	}
+	return arrows, files
+}

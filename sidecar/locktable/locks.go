@@ -1,0 +1,133 @@
+package locktable
+
+import (
+	"slices"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// strayCells is the room beyond MaxLocks for locks that no client here asked for: those that
+// messages are about.
+const strayCells = 4096
+
+// lockFor returns the lock of a name, made if need be.
+func (t *Table) lockFor(name string) *lock {
+	l := t.byName[name]
+	if l == nil {
+		l = &lock{name: name, index: uint32(len(t.locks))}
+		l.timer.Value = l
+		l.claim.Reset()
+		l.memory = t.contests.Remember(name)
+		l.group = t.groupOf(name)
+		t.byName[name] = l
+		t.locks = append(t.locks, l)
+		t.cells += Cells(name)
+	}
+	return l
+}
+
+func (t *Table) forget(l *lock) {
+	if l.isDeferred {
+		l.isDeferred = false
+		t.deferred = slices.DeleteFunc(t.deferred, func(other *lock) bool { return other == l })
+	}
+	t.markDirty(l)
+	t.charge(l, nil)
+	t.cells -= Cells(l.name)
+	t.wheel.Remove(&l.timer)
+	delete(t.byName, l.name)
+	delete(t.grantCarries, l.name)
+	last := len(t.locks) - 1
+	moved := t.locks[last]
+	t.locks[l.index] = moved
+	moved.index = l.index
+	t.locks[last] = nil
+	t.locks = t.locks[:last]
+}
+
+func (l *lock) isIdle() bool {
+	return l.holds == nil && l.claim.IsIdle() && l.claim.State() == claim.Absent && l.queue == nil
+}
+
+// waiting is how many waiters the lock has, but for those that are being refused.
+func (l *lock) waiting() int {
+	if q := l.queue; q != nil && q.denial == "" {
+		return q.waiters.len
+	}
+	return 0
+}
+
+// isAwaited reports whether a request of this host, another host, or a program that is subscribed
+// waits for the lock that a Drop frees, as far as this host knows.
+func (l *lock) isAwaited(op *redisop.Op) bool {
+	q := l.queue
+	return op.Ticket != 0 || l.memory.HostsWait() || l.memory.HasSubscribers() || q != nil && (q.waiters.head != nil || len(q.confirms) > 0)
+}
+
+// needQueue returns the queue of a lock, made if need be.
+func (t *Table) needQueue(l *lock) *queue {
+	if l.queue == nil {
+		l.queue = t.queues.get()
+		l.queue.contest.Begin(&l.memory)
+	}
+	return l.queue
+}
+
+// firstTries reports whether the first waiter waits for the next result of Redis only.
+func (q *queue) firstTries() bool { return q.waiters.head != nil && q.waiters.head.isTrying() }
+
+// forgetClaim notes that Redis has no field of this host, or that nothing is known of it.
+func (l *lock) forgetClaim(s claim.State) {
+	l.claim.Forget(s)
+	l.memory.NoteHosts(false)
+	if l.queue != nil {
+		l.queue.contest.OnClaimForgotten(s == claim.Absent)
+	}
+}
+
+// contest returns the contest for a lock; nil: it is not contended.
+func (l *lock) contest() *contest.Contest {
+	if l.queue == nil {
+		return nil
+	}
+	return &l.queue.contest
+}
+
+// hasRemoteState reports whether Redis has, or may yet have, a field or a ticket of this
+// sidecar.
+func (l *lock) hasRemoteState() bool {
+	return l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()
+}
+
+func (w *waiter) isTrying() bool { return w.request.phase == requestTrying }
+
+// compatible is the one place that says when a waiter gets a lock although there are
+// holds. Only exclusive holds exist.
+func compatible(l *lock, _ *waiter) bool { return l.holds == nil }
+
+// isRenewed reports whether the watchdog renews the hold.
+func (h *hold) isRenewed() bool {
+	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp && h.phase != HoldKept
+}
+
+// sharesLeaseEvents reports whether the lease events of its session are about it.
+func (h *hold) sharesLeaseEvents() bool { return h.isRenewed() && !h.isOrphan() }
+
+func (h *hold) isOrphan() bool { return h.phase.IsOrphan() }
+
+// isOwnedBy reports whether this owner of this session has the hold.
+func (h *hold) isOwnedBy(s *session, owner uint64) bool {
+	return h != nil && owner != 0 && h.owner == owner && h.session == s && !h.isOrphan()
+}
+
+// leaseOf is the lease that Redis is given for a request or a hold. leaseMS is that of a
+// fixed lease. Under the watchdog it is 0, unless a predecessor, which may have had another
+// lease, stopped renewing the hold: then it is the predecessor's.
+func (t *Table) leaseOf(kind LeaseKind, leaseMS uint32) uint32 {
+	if kind == WatchdogLease && leaseMS == 0 {
+		return t.leaseMS
+	}
+	return leaseMS
+}

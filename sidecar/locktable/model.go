@@ -1,0 +1,281 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/wheel"
+)
+
+// Table is the lock table of one sidecar. One goroutine owns it.
+type Table struct {
+	cfg      Config
+	leaseMS  uint32
+	contests contest.Shared
+	wheel    *wheel.Wheel[timed]
+	out      []Effect
+
+	sessions map[SessionID]*session
+	users    map[int64]*user // by uid
+	byName   map[string]*lock
+	byHold   map[uint64]*hold
+
+	grantCarries map[string]uint32 // by the name of a lock: see countGrant
+	keeps        map[uint64]int64  // until when holds with a keep exclude others, by hold number: few have one
+
+	locks   []*lock // every lock, in no order; lock.index is its index
+	cells   int     // that the locks take of MaxLocks: see Cells
+	waiting int     // waiters in all
+
+	sweeping []*session // that are over, and have requests or holds left; see Work
+	deferred []*lock    // that have more requests to answer than one step may; see Work
+	requests pool[request]
+	queues   pool[queue]
+	holds    pool[hold]
+	windows  claim.Windows
+
+	isStopping bool // no lock lingers any more
+
+	searches uint64 // for wait cycles, so far
+	path     []step // emptied, for the next search
+
+	lastNum     uint64 // last hold id used
+	renewalSeed uint64 // of the offsets of renewal groups
+	renewals    renewalPace
+	dirty       dirtySet // what is not in the journal yet
+	redis       reachability
+	leaseQueue  []*session // that may need a lease event
+	now         int64      // of the last change
+	stats       Stats      // without what there is at one moment
+}
+
+// timed is what a timer of the wheel belongs to: a lock or a request.
+type timed interface {
+	due(t *Table, now int64)
+}
+
+const (
+	wheelTick  = 2 * time.Millisecond
+	wheelSlots = 4096
+)
+
+// lock is one name. Three parts of it have one job each: claim is what Redis has for this
+// host; holds and the waiters in queue are what local clients have and want; the contest in
+// queue decides between this host and others.
+//
+// There may be a hundred thousand of these: the fields are in an order that leaves no gaps.
+type lock struct {
+	name       string
+	timer      wheel.Timer[timed] // the next time at which anything here is due
+	user       *user              // as whose it counts; nil: it counts for no user
+	index      uint32             // in Table.locks
+	slot       uint32             // of the journal; 0: none
+	memory     contest.Memory
+	isDirty    bool  // in dirtySet.locks
+	isDeferred bool  // in Table.deferred
+	group      uint8 // in which it counts: see groupOf
+
+	claim claim.Claim
+	holds *hold  // linked by hold.next
+	queue *queue // nil while there are no waiters and no subscription
+}
+
+// hold is one granted request, until it is released or lost.
+//
+// There may be a hundred thousand of these: the fields are in an order that leaves no
+// gaps, and holds that ended are used again.
+type hold struct {
+	id    uint64 // the number in its field in Redis; never used again
+	token uint64
+	owner uint64 // 0: anonymous
+	lock  *lock
+	next  *hold // another hold of the lock, or of dirtySet.ended
+
+	session   *session
+	inSession links[hold] // the other holds of the session, newest first; not if isOrphan
+
+	granted  int64
+	deadline int64 // as its client knows it from the grant; see Table.deadline
+	endAt    int64 // its max_hold, or the end of its crash delay, whichever comes first; 0: never
+	bucket   int64 // of session.deadlineBuckets, if isTracked
+
+	slot           uint32 // of the journal; 0: none
+	entries        uint32
+	claimedEntries uint32 // that its client claimed when it resumed the session
+	leaseSeq       uint32 // session.leaseSeq at the grant
+	leaseMS        uint32 // see leaseOf
+	crashDelayMS   uint32
+	permits        uint16
+	lease          LeaseKind
+	mode           Mode
+	phase          HoldPhase
+	isTracked      bool // its deadline counts in session.deadlineBuckets
+	isCounted      bool // it counts for a quota of its session: see Terms
+	hasKeep        bool // see Table.keeps
+}
+
+// request is one acquire that has not been answered. It waits in the queue of each of its
+// locks; so far there is one.
+type request struct {
+	timer     wheel.Timer[timed]
+	session   *session
+	inSession links[request] // the other requests of the session, in the order of their arrival
+	ofOwner   links[request] // the other requests of its owner; not for owner 0
+	at        waiter
+
+	id    uint64
+	owner uint64
+	since int64
+
+	arrived uint64 // by Redis's clock, µs; 0: it is not known; see contest/order.go
+
+	leaseMS, maxHoldMS, crashDelayMS, keepMS uint32
+
+	lease        LeaseKind
+	phase        requestPhase
+	isAlone      bool // when it came, no other client here held the lock or waited for it
+	notReentrant bool
+	isFair       bool // it wants strict order
+}
+
+// waiter is the place of a request in the queue of a lock.
+type waiter struct {
+	request *request
+	lock    *lock
+	inQueue links[waiter]
+}
+
+// queue is what a lock needs while it is contended: its local waiters in the order of
+// their arrival, the confirmations that clients wait for, and the contest with other hosts.
+type queue struct {
+	waiters  list[waiter]
+	newcomer *waiter // the first waiter whose arrival is not known, as those after it; nil: there is none
+	fair     int     // waiters that want strict order
+	contest  contest.Contest
+
+	drawAt    int64  // no tokens are reserved for the waiters before, after an attempt failed
+	searched  uint64 // the last search for a wait cycle that met this lock
+	lastError string // of Redis, if its last result was one
+	denial    string // why Redis denies the lock: all waiters are refused; "": it does not
+
+	blocker  blocker
+	confirms []confirm
+	refusal  string // why Redis refuses the release that confirms wait for; "": it does not
+}
+
+// blocker is the client that had the lock last for at least BlockingHold while it was contended.
+// Nothing that the table decides depends on it.
+type blocker struct {
+	peer    *Peer // nil: there was none
+	endedAt int64 // of its hold
+}
+
+// confirm is a confirmation that was asked for. It stays when its session has ended, and
+// counts as a waiter of its user, so that no user can have more of them than it may have
+// of those.
+type confirm struct {
+	session SessionID
+	user    *user
+	id      uint64
+}
+
+// session is one client: its holds, its requests, and what it was sent about its
+// watchdog deadlines.
+type session struct {
+	id    SessionID
+	peer  Peer
+	user  *user
+	terms *Terms // nil: the policy says nothing about it
+	phase SessionPhase
+
+	isSweeping bool // in Table.sweeping
+	isDirty    bool // in dirtySet.sessions
+
+	endedAt int64
+
+	holds    list[hold]
+	confirms map[uint64]struct{} // ids of its confirms that are not answered; nil: it has sent none
+
+	requests map[uint64]*request       // by id
+	byAge    list[request]             // the same in the order of their arrival
+	owners   map[uint64]*list[request] // the same by owner, without those of owner 0
+
+	leaseEvents
+}
+
+// leaseEvents is what a session was sent of its deadlines, and what it is to be sent.
+type leaseEvents struct {
+	// Deadlines of its watchdog holds, counted in buckets of a sixteenth of the lease.
+	deadlineBuckets map[int64]int32
+	minBucket       int64 // no bucket below it is in deadlineBuckets
+
+	leaseSent          int64  // deadline of the last lease event
+	leaseSentEstimated bool   // none was sent yet: leaseSent is the earliest deadline among its watchdog holds, rounded down to a bucket
+	leaseSeq           uint32 // lease events so far
+	minUncovered       int64  // earliest deadline, below leaseSent, of a hold that was granted since then
+
+	isQueued bool // in Table.leaseQueue
+}
+
+// user is what the clients of one user have in the table.
+type user struct {
+	uid      int64
+	sessions int
+	waiters  int
+	cells    int // of the locks that count as this user's: see charge
+
+	// When the names that it gave would have been given at the rate of NewNames: the
+	// generic cell rate algorithm.
+	namesUntil int64
+}
+
+// dirtySet is what has changed and is not in the journal yet.
+type dirtySet struct {
+	locks      []*lock
+	sessions   []*session
+	lastHoldID uint64
+
+	// Passed to the journal by reference, which would make each of them escape.
+	lock LockRecord
+	hold HoldRecord
+
+	ended *hold // that have ended, and whose records are still in the journal, linked by hold.next
+
+	unstored   []*lock       // of which the journal lacks something
+	unstoredAt map[*lock]int // their indices in it
+	retry      bool          // RetryJournal was called
+}
+
+// reachability is whether Redis can be asked, and whether it answers.
+type reachability struct {
+	phase redisPhase
+	cause string // of redisDown, for people
+
+	isListening bool // this sidecar has its own channel: it may stand in queues, and locks may linger
+
+	owed   int   // operations that have no Result yet
+	silent int64 // since when Redis has owed a Result without giving any, while owed is not 0
+	paused int64 // until when the caller last took no input; see Paused
+}
+
+// renewalPace spreads the renewals that are due at one moment over the ticks after it.
+type renewalPace struct {
+	tick      int64 // of the last renewal that was due
+	begun     int   // in that tick
+	postponed int   // in that tick, to later ones
+}
+
+// step is one step of a search for a wait cycle.
+type step struct {
+	lock *lock // a request waits for it
+	from int   // index of the step that led here; −1: the new request's own
+}
+
+func inQueue(w *waiter) *links[waiter] { return &w.inQueue }
+
+func inSession(r *request) *links[request] { return &r.inSession }
+
+func ofOwner(r *request) *links[request] { return &r.ofOwner }
+
+func holdLinks(h *hold) *links[hold] { return &h.inSession }

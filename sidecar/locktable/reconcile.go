@@ -1,0 +1,198 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// reconcile brings a lock to rest after any change: what has ended ends, the next waiter is
+// granted if it can be, the operation is sent that brings Redis nearer to what it should
+// have, and the timer is set to the next time at which any of that may change.
+//
+// Nothing leaves the table and nothing is stored before Effects: reconcile appends effects,
+// and marks what the journal has to store.
+func (t *Table) reconcile(now int64, l *lock) {
+	t.now = now
+	a := moment.At(now)
+	for t.endDueHold(&a, l) || t.grantNext(now, l) {
+		a.Next = moment.Never // of what has changed
+	}
+	t.syncRemote(&a, l)
+	t.answerConfirms(l)
+	t.updateSubscription(&a, l)
+	t.windows.Close(&l.claim)
+	if l.isIdle() {
+		t.forget(l)
+		return
+	}
+	t.markDirty(l)
+	if a.Next == moment.Never {
+		t.wheel.Remove(&l.timer)
+	} else {
+		t.arm(&l.timer, a.Next)
+	}
+}
+
+// syncRemote sends the operation, if there is one, that brings Redis nearer to what it
+// should have.
+func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
+	for t.redis.isUp() && l.claim.MayStep() { // a Take may be pipelined after a Drop
+		w := t.want(a, l)
+		op := l.claim.Step(a, &w)
+		if op.Kind == redisop.NoOp {
+			return
+		}
+		t.send(a.Now, l, &op)
+	}
+}
+
+// want is what Redis should have for a lock.
+func (t *Table) want(a *moment.Alarm, l *lock) claim.Want {
+	now, q := a.Now, l.queue
+	if h := l.holds; h != nil {
+		w := claim.Want{
+			Kind: claim.WantHold, HoldID: h.id, Count: h.entries, LeaseMS: t.leaseToSet(now, h), FullLeaseMS: t.leaseOf(h.lease, h.leaseMS),
+			IsRenewed: h.isRenewed(), IsChecked: h.isChecked(), Tokens: t.contests.Budget(), ReserveAt: moment.Never,
+		}
+		switch {
+		case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
+		case l.waiting() > 0:
+			w.ReserveAt = q.drawAt
+		case l.memory.IsHot():
+			w.IsHot, w.Tokens, w.ReserveAt = true, claim.HotTokens, now
+		}
+		if h.hasKeep {
+			w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
+		}
+		if q != nil {
+			w.Take.Arrives = t.isInOrder(q) && q.newcomer != nil
+			w.Take.ArriveAt = q.contest.ArriveAt()
+		}
+		return w
+	}
+	var v contest.View
+	t.view(&v, now, l)
+	verdict := t.contests.Decide(a, &l.memory, l.contest(), &v)
+	if v.LingerUntil != 0 && v.Waiting == 0 && verdict.Do != contest.Linger {
+		l.claim.EndLinger()
+	}
+	switch {
+	case verdict.Do == contest.Linger:
+		return claim.Want{Kind: claim.WantLinger}
+	case verdict.Do == contest.Ask, verdict.Do == contest.Grant && !verdict.GivesBack:
+		r := q.waiters.head.request
+		w := claim.Want{
+			Kind: claim.WantForQueue, HoldID: t.lastNum + 1, Count: 1, LeaseMS: t.leaseToTake(r), Reserve: 1,
+			Take: claim.Take(q.contest.Take(&v, verdict.Pipelined)),
+		}
+		switch {
+		case l.memory.IsHot():
+			w.Reserve = claim.HotTokens
+		case v.Waiting > 1:
+			w.Reserve = uint16(max(2, t.contests.Budget()))
+		case l.memory.NeedsCount():
+			w.Reserve = 2 // so that they are counted
+		}
+		return w
+	}
+	w := claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}
+	if verdict.LeavesFree {
+		w.PassedMS = contest.PauseAfterMS // Redis leaves it free, too
+	}
+	if q != nil {
+		w.Ticket = q.contest.Ticket()
+	}
+	return w
+}
+
+// leaseToSet is the lease that Redis is given for a hold now.
+func (t *Table) leaseToSet(now int64, h *hold) uint32 {
+	if h.phase == HoldKept {
+		return claim.LeaseKeeping(h.deadline - now)
+	}
+	lease := t.leaseMS
+	if !h.isRenewed() {
+		// What is left of a fixed lease, and its drift, so that the key
+		// does not outlive the hold by more than it would have.
+		full := t.leaseOf(h.lease, h.leaseMS)
+		left := h.deadline - now + moment.MS(full) - claim.Validity(full)
+		lease = uint32((left + int64(time.Millisecond) - 1) / int64(time.Millisecond))
+	}
+	if !h.isRenewed() || !h.isOrphan() {
+		// What was sent when a longer lease was configured stays true.
+		lease = max(lease, claim.LeaseCovering(t.deadline(h)-now))
+	}
+	if h.hasKeep {
+		lease = max(lease, claim.LeaseKeeping(t.keepUntil(h)-now))
+	}
+	return lease
+}
+
+func (t *Table) send(now int64, l *lock, op *redisop.Op) {
+	op.Name, op.User = l.name, redisop.NoUser
+	if l.user != nil {
+		op.User = l.user.uid
+	}
+	op.CanWait = op.Kind == redisop.Drop && !l.isAwaited(op)
+	if op.Kind == redisop.Take && l.holds == nil {
+		t.lastNum = op.HoldID
+		if op.Enqueue {
+			l.queue.contest.OnTakeSent(now, op)
+		}
+	}
+	if op.Kind == redisop.Drop && l.queue != nil {
+		l.queue.contest.OnDropSent(now)
+		if l.waiting() > 0 && !l.queue.waiters.head.request.isAlone {
+			var v contest.View
+			t.view(&v, now, l)
+			l.queue.contest.OnDropSentBeforeWaiters(&t.contests, &v)
+		}
+	}
+	t.windows.Open(&l.claim)
+	l.claim.Send(now, op, l.holds == nil)
+	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
+		t.trackDeadline(l.holds)
+	}
+	t.redis.onSent(now)
+	t.emit(Effect{Kind: Redis, Op: *op})
+}
+
+// updateSubscription has the host subscribe or unsubscribe, and frees a queue that
+// nothing needs.
+func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
+	q := l.queue
+	if q == nil {
+		return
+	}
+	waitsSince, heldSince := int64(moment.Never), int64(moment.Never)
+	if w := q.waiters.head; w != nil {
+		waitsSince = w.request.since
+	}
+	if l.holds != nil {
+		heldSince = l.holds.granted
+	}
+	switch q.contest.UpdateSubscription(&t.contests, a, waitsSince, heldSince) {
+	case contest.Subscribe:
+		t.emit(Effect{Kind: Subscribe, Name: l.name})
+	case contest.Unsubscribe:
+		t.emit(Effect{Kind: Unsubscribe, Name: l.name})
+	}
+	if q.waiters.head == nil && len(q.confirms) == 0 && q.contest.IsIdle(a, l.claim.State().IsOurs()) {
+		l.queue = nil
+		*q = queue{}
+		t.queues.put(q)
+	}
+}
+
+func (l *lock) due(t *Table, now int64) { t.reconcile(now, l) }
+
+// isUrgent reports whether the watchdog renews the lock's hold. It need not be due now: the
+// lock has one timer, and in the backlog it would not fire when the renewal is due.
+func (t *Table) isUrgent(now int64, l *lock) bool {
+	h := l.holds
+	return h != nil && h.isRenewed() && h.session.phase != SessionEnded && now < t.deadline(h) && (h.endAt == 0 || now < h.endAt)
+}

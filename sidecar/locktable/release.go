@@ -1,0 +1,123 @@
+package locktable
+
+import "github.com/locksidecar/locksidecar/protocol"
+
+// Release ends one entry of a hold. Redis's answer cannot change this one.
+func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	h := t.byHold[req.Hold]
+	if h == nil {
+		t.refuseRelease(s, &req)
+		return
+	}
+	l := h.lock
+	t.expireHold(now, l)
+	if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
+		t.refuseRelease(s, &req)
+	} else {
+		h.entries--
+		if req.ID != 0 {
+			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
+		}
+		if h.entries == 0 {
+			switch {
+			case req.CutShort:
+				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
+				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
+			case h.isLong(now):
+				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
+			}
+			granted := h.granted
+			if t.leave(now, h); l.holds == nil {
+				t.linger(now, l, granted)
+			}
+		}
+	}
+	t.reconcile(now, l)
+}
+
+func (t *Table) refuseRelease(s *session, req *protocol.Release) {
+	if req.ID != 0 {
+		t.refuse(s, req.ID, protocol.NotHeld, "this client does not hold %d: it released it before, lost it, or never had it; nothing was changed", req.Hold)
+	}
+}
+
+// ForceRelease ends the hold on a name, of any owner. The caller has checked that the
+// session may.
+func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	l := t.byName[req.Name]
+	num, ok := t.forceHold(now, l)
+	if !ok {
+		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar holds %q; force it on the host of its holder", req.Name)
+	} else {
+		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
+	}
+	if l != nil {
+		t.reconcile(now, l)
+	}
+}
+
+// EndHold ends the hold that a session has on a lock, with reason forced, and returns its number.
+// False: no session holds the lock.
+func (t *Table) EndHold(now int64, name string) (num uint64, ok bool) {
+	l := t.byName[name]
+	num, ok = t.forceHold(now, l)
+	if l != nil {
+		t.reconcile(now, l)
+	}
+	return num, ok
+}
+
+// forceHold ends the hold on a lock, if there is one. l may be nil. The caller reconciles.
+func (t *Table) forceHold(now int64, l *lock) (num uint64, ok bool) {
+	if l == nil {
+		return 0, false
+	}
+	t.expireHold(now, l)
+	if l.holds == nil {
+		return 0, false
+	}
+	num = l.holds.id
+	t.loseHold(now, l.holds, protocol.ByForce, "")
+	return num, true
+}
+
+// A release is answered before Redis has executed it. A client that is about to tell
+// another host that a lock is free asks for a confirmation: the answer comes when Redis
+// has no field of a hold that has ended, so that the other host does not find the lock
+// taken by it.
+
+// Confirm is answered when Redis has executed every release of the lock that this
+// sidecar has answered. If another local owner has the lock by then, that is so, too: it
+// is taken, but not by an ended hold. So it is if the last hold is kept: Redis has it until then.
+func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
+	s := t.sessions[id]
+	if s == nil || s.phase.IsOver() {
+		return
+	}
+	l := t.byName[req.Name]
+	if l == nil {
+		t.emit(Effect{Kind: Confirmed, Session: id, ID: req.ID})
+		return
+	}
+	if why := t.noRoomToWait(s); why != "" {
+		t.refuse(s, req.ID, protocol.Limit, "%s", why)
+		return
+	}
+	q := t.needQueue(l)
+	q.confirms = append(q.confirms, confirm{s.id, s.user, req.ID})
+	if s.confirms == nil {
+		s.confirms = make(map[uint64]struct{})
+	}
+	s.confirms[req.ID] = struct{}{}
+	t.waiting++
+	s.user.waiters++
+	t.reconcile(now, l)
+}

@@ -1,0 +1,119 @@
+package locktable
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Stats returns a copy of what was counted, with what there is now.
+func (t *Table) Stats() Stats {
+	s := t.stats
+	s.Groups = slices.Clone(s.Groups)
+	s.Sessions, s.Locks, s.Holds, s.Waiters = len(t.sessions), len(t.locks), len(t.byHold), t.waiting
+	s.Unstored, s.IsRedisUp, s.RoundTrip = t.Unstored(), t.redis.isUp(), t.contests.RoundTrip()
+	return s
+}
+
+// Survey is what a walk over all locks finds. The walk is done in parts: see Table.Survey.
+type Survey struct {
+	Groups []GroupSurvey // as Stats.Groups
+
+	// RenewalsLate is how many holds under the watchdog have less than half of their lease left
+	// in Redis: their renewal was due a sixth of the lease ago or earlier.
+	RenewalsLate int
+
+	MostWaited  []Ranked // the locks with the most waiters, most first; Rank is their number
+	LongestHeld []Ranked // the locks with the oldest holds, oldest first; Rank is the age, ns
+
+	next uint64
+}
+
+// Ranked is a lock in a list of a Survey.
+type Ranked struct {
+	Name string
+	Rank int64
+}
+
+// maxRanked is how many locks such a list has at most.
+const maxRanked = 50
+
+// rank adds a lock to a list, if it is one of the highest. A lock that is met twice is in it once.
+func rank(list []Ranked, l *lock, by int64) []Ranked {
+	if len(list) == maxRanked {
+		if by <= list[maxRanked-1].Rank {
+			return list
+		}
+	}
+	if i := slices.IndexFunc(list, func(r Ranked) bool { return r.Name == l.name }); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	} else if len(list) == maxRanked {
+		list = list[:maxRanked-1]
+	}
+	i, _ := slices.BinarySearchFunc(list, by, func(r Ranked, by int64) int { return cmp.Compare(by, r.Rank) })
+	return slices.Insert(list, i, Ranked{l.name, by})
+}
+
+// GroupSurvey is what there is of some of the names.
+type GroupSurvey struct {
+	Holds, Waiters int
+	OldestWaiter   Oldest
+	OldestHold     Oldest
+}
+
+// Add adds what there is of other names.
+func (g *GroupSurvey) Add(o *GroupSurvey) {
+	g.Holds += o.Holds
+	g.Waiters += o.Waiters
+	g.OldestWaiter.add(&o.OldestWaiter)
+	g.OldestHold.add(&o.OldestHold)
+}
+
+// Oldest is the acquire that has waited for the longest time, or the hold that has lasted for
+// the longest time.
+type Oldest struct {
+	Since   int64 // CLOCK_BOOTTIME, ns; 0: there is none
+	Name    string
+	Session SessionID
+	Peer    Peer
+}
+
+func (o *Oldest) add(other *Oldest) {
+	if other.Since != 0 && (o.Since == 0 || other.Since < o.Since) {
+		*o = *other
+	}
+}
+
+func (o *Oldest) take(since int64, l *lock, s *session) {
+	if o.Since == 0 || since < o.Since {
+		*o = Oldest{Since: since, Name: l.name, Session: s.id, Peer: s.peer}
+	}
+}
+
+// Survey looks at up to so many locks more, and reports whether there are others left. Inputs
+// may come between the parts. A lock that is there during the whole walk is met, perhaps twice.
+func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
+	if v.Groups == nil {
+		v.Groups = make([]GroupSurvey, len(t.stats.Groups))
+		v.next = uint64(len(t.locks))
+	}
+	i := min(v.next, uint64(len(t.locks)))
+	for ; i > 0 && most > 0; i, most = i-1, most-1 {
+		l := t.locks[i-1]
+		g := &v.Groups[l.group]
+		for h := l.holds; h != nil; h = h.next {
+			g.Holds++
+			g.OldestHold.take(h.granted, l, h.session)
+			v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
+			if h.isRenewed() && l.claim.ValidUntil()-now < int64(t.cfg.Lease)/2 {
+				v.RenewalsLate++
+			}
+		}
+		if q := l.queue; q != nil && q.waiters.head != nil {
+			g.Waiters += q.waiters.len
+			v.MostWaited = rank(v.MostWaited, l, int64(q.waiters.len))
+			g.OldestWaiter.take(q.waiters.head.request.since, l, q.waiters.head.request.session)
+		}
+	}
+	v.next = i
+	return i > 0
+}

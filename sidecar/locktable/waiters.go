@@ -1,0 +1,164 @@
+package locktable
+
+import (
+	"slices"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+)
+
+// When requests arrived at Redis, for strict order between hosts: see contest/order.go.
+
+// wantsOrder reports whether an acquire waits in order.
+func (t *Table) wantsOrder(req *protocol.Acquire) bool {
+	return req.WaitMS != 0 && (req.Fair || slices.ContainsFunc(t.cfg.Fair, func(p NamePattern) bool { return p.Matches(req.Name) }))
+}
+
+// arrive notes the arrival of all waiters that came until an operation was sent.
+func (q *queue) arrive(sentAt int64, arrived uint64) {
+	for q.newcomer != nil && q.newcomer.request.since <= sentAt {
+		q.newcomer.request.arrived = arrived
+		q.newcomer = q.newcomer.inQueue.next
+	}
+}
+
+func (s *session) addRequest(r *request) {
+	s.requests[r.id] = r
+	s.byAge.push(r, inSession)
+	if r.owner != 0 {
+		if s.owners[r.owner] == nil {
+			s.owners[r.owner] = new(list[request])
+		}
+		s.owners[r.owner].push(r, ofOwner)
+	}
+	s.user.waiters++
+	s.countWaiter(r.at.lock.name, 1)
+}
+
+func (s *session) removeRequest(r *request) {
+	delete(s.requests, r.id)
+	s.byAge.remove(r, inSession)
+	if r.owner != 0 {
+		own := s.owners[r.owner]
+		if own.remove(r, ofOwner); own.len == 0 {
+			delete(s.owners, r.owner)
+		}
+	}
+	s.user.waiters--
+	s.countWaiter(r.at.lock.name, -1)
+}
+
+// endRequest takes a request out of everything. Its fields are good until the next Acquire.
+func (t *Table) endRequest(r *request) {
+	t.wheel.Remove(&r.timer)
+	q := r.at.lock.queue
+	if q.newcomer == &r.at {
+		q.newcomer = r.at.inQueue.next
+	}
+	q.fair -= btoi(r.isFair)
+	q.waiters.remove(&r.at, inQueue)
+	r.session.removeRequest(r)
+	t.waiting--
+	t.requests.put(r)
+}
+
+// abandon takes out a request that gets no answer.
+func (t *Table) abandon(r *request) {
+	t.groupStats(r.at.lock).Acquires[AcquireAbandoned]++
+	t.endRequest(r)
+}
+
+// refuseAcquire answers an acquire of a lock with an error.
+func (t *Table) refuseAcquire(l *lock, s *session, id uint64, code protocol.Code, msg string) {
+	t.groupStats(l).Acquires[resultOf(code)]++
+	if !s.phase.IsOver() {
+		t.emit(Effect{Kind: Refusal, Session: s.id, ID: id, Code: code, Msg: msg, Name: l.name})
+	}
+}
+
+// skipEnded takes away first waiters whose session is over: as many as do not take long. If
+// there are more, a request that does not wait finds them before it.
+func (t *Table) skipEnded(q *queue) {
+	for left := 64 * t.cfg.MaxWork; q.waiters.head != nil && q.waiters.head.request.session.phase.IsOver() && left > 0; left-- {
+		t.abandon(q.waiters.head.request)
+	}
+}
+
+// deferReconcile has Work reconcile the lock again: it has more requests than one step may answer.
+func (t *Table) deferReconcile(l *lock) {
+	if !l.isDeferred {
+		l.isDeferred = true
+		t.deferred = append(t.deferred, l)
+	}
+}
+
+// blockerSince returns for which hold a request waited that came at this time: of a client of this
+// host, or of another owner, by its field in Redis; nil and "": it is not known.
+func (l *lock) blockerSince(since int64) (local *Peer, field string) {
+	q := l.queue
+	if q == nil {
+		return nil, ""
+	}
+	field, seenAt := q.contest.Remote().Field()
+	switch {
+	case q.blocker.peer != nil && q.blocker.endedAt >= since && q.blocker.endedAt >= seenAt:
+		return q.blocker.peer, ""
+	case field != "" && seenAt >= since:
+		return nil, field
+	}
+	return nil, ""
+}
+
+// answerConfirms answers those who asked for a confirmation: that Redis has no ended
+// hold, or that it refuses the release. Those that one step may not answer, Work does.
+func (t *Table) answerConfirms(l *lock) {
+	q := l.queue
+	if q == nil || q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {
+		return
+	}
+	n := min(len(q.confirms), t.cfg.MaxWork)
+	for _, c := range q.confirms[:n] {
+		switch s := t.endConfirm(c); {
+		case s == nil:
+		case q.refusal != "":
+			t.refuse(s, c.id, protocol.Denied, "the lock is released here, and its lease ends in Redis, but Redis refused the release: %s", q.refusal)
+		case !s.phase.IsOver():
+			t.emit(Effect{Kind: Confirmed, Session: s.id, ID: c.id})
+		}
+	}
+	if q.confirms = q.confirms[n:]; len(q.confirms) > 0 {
+		t.deferReconcile(l)
+		return
+	}
+	q.confirms, q.refusal = nil, ""
+}
+
+// endConfirm counts a confirmation no more, and returns its session if there still is one.
+func (t *Table) endConfirm(c confirm) *session {
+	t.waiting--
+	c.user.waiters--
+	s := t.sessions[c.session]
+	if s == nil {
+		t.forgetIfIdle(c.user)
+		return nil
+	}
+	delete(s.confirms, c.id)
+	return s
+}
+
+// dropConfirms forgets what was asked for, without an answer.
+func (t *Table) dropConfirms(l *lock) {
+	if q := l.queue; q != nil {
+		for _, c := range q.confirms {
+			t.endConfirm(c)
+		}
+		q.confirms, q.refusal = nil, ""
+	}
+}
+
+// denyWaiters has grantNext refuse all local waiters.
+func (t *Table) denyWaiters(l *lock, msg string) {
+	if l.queue != nil && l.queue.waiters.head != nil {
+		l.queue.denial = msg
+	}
+}
