@@ -65,7 +65,7 @@ var locktableMutants = []mutant{
 		rule: `a lock has one operation in flight, or a Take after a Drop`,
 		file: "sidecar/locktable/claim/want.go",
 		old:  `	if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {`,
-		new:  `	if !a.Due(c.retryAt) {`,
+		new:  `	if c.IsBusy() && !w.Take.Pipelined && w.Kind == WantNothing || !a.Due(c.retryAt) {`,
 		by:   simulation,
 	},
 	{
