@@ -179,6 +179,7 @@ func TestOrphanedLocksAreFreedOnlyWhereThatIsPermitted(t *testing.T) {
 	base := newHouse(t, nil)
 	r, ctx := redisOf(t, base), context.Background()
 	r.HSet(ctx, "gone", goneSidecar+":3", 1)
+	yes := true
 	for _, tt := range []struct {
 		change func(*sidecar.Config)
 		code   protocol.Code
@@ -186,6 +187,7 @@ func TestOrphanedLocksAreFreedOnlyWhereThatIsPermitted(t *testing.T) {
 	}{
 		{func(c *sidecar.Config) { c.Policy = []policy.Entry{{Name: "few", Users: me(), Holds: 2}} }, protocol.Denied, `rule "few"`},
 		{func(c *sidecar.Config) { c.Policy = []policy.Entry{{Name: "admin", Users: me(), ForceRelease: "all"}} }, protocol.Denied, `rule "admin"`},
+		{func(c *sidecar.Config) { c.Policy = []policy.Entry{{Name: "looks", Users: me(), Hosts: &yes}} }, protocol.Denied, `rule "looks"`},
 		{func(c *sidecar.Config) { c.OtherHosts = sidecar.OtherHostsNone }, protocol.Denied, "other_hosts is none"},
 		{func(c *sidecar.Config) { c.Redis = "redis://127.0.0.1:1" }, protocol.Unavailable, "nothing was changed"},
 	} {

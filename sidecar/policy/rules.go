@@ -164,10 +164,10 @@ func (rs *Rules) Hosts() *Refusal {
 	return nil
 }
 
-// ForceHost decides whether a process may end holds of other hosts: no process may that an entry is
-// about, because the policy of this host is not known there.
+// ForceHost decides whether a process may end holds of other hosts, dead ones too: no process may that
+// an entry is about, because the policy of this host is not known there.
 func (rs *Rules) ForceHost() *Refusal {
-	return refusal(protocol.Denied, rs.about[0], "is about your process, and holds of other hosts are ended by those that no rule is about; ask as root or as the sidecar's user, or on that host")
+	return refusal(protocol.Denied, rs.about[0], "is about your process, and holds of other hosts, orphaned ones too, are ended by those that no rule is about; ask as root or as the sidecar's user, or on that host if it runs")
 }
 
 // HostLock decides whether a process that may ask other hosts may ask them about one name: if it may

@@ -236,6 +236,13 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar/locktable", "TestWaitCycleHasNoNamesThatThePolicyHides"),
 	},
 	{
+		rule: "a process that may only look at other hosts frees no orphaned lock",
+		file: "sidecar/question.go",
+		old:  "	case *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned:\n		return c.rules",
+		new:  "	case *protocol.HostForceRelease:\n		return c.rules",
+		by:   test("sidecar", "TestOrphanedLocksAreFreedOnlyWhereThatIsPermitted"),
+	},
+	{
 		rule: "what the policy hides here is hidden of other hosts",
 		file: "sidecar/question.go",
 		old:  "				if terms.Redact(&ok.Locks[i]) {",
