@@ -101,4 +101,12 @@ func TestStatusShowsTheOldestThatThisProcessMaySee(t *testing.T) {
 	}
 	p := start(t, f, "events")
 	expectExit(t, p, 0, "hides much")
+	sidecar, err := locksidecar.Dial(t.Context(), f.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sidecar.Close()
+	if s := lookAtLock(t.Context(), sidecar, "a", 0); s.eventsErr != nil || len(s.events) != 1 || s.after != 2 || s.hidden != f.hidden {
+		t.Errorf("top looked at a lock, and found %+v", s)
+	}
 }

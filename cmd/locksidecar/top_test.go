@@ -327,6 +327,27 @@ func TestTopScrollsInALock(t *testing.T) {
 	}
 }
 
+// A policy hides the events of a lock: an empty list does not read as if nothing had happened to it.
+func TestTopSaysThatEventsOfALockAreHidden(t *testing.T) {
+	m := topOn(100, 24)
+	m.open(&m.shown[0])
+	s := lockSampleOf(m.opened)
+	s.events, s.hidden = nil, `rule "rest" of the policy hides much`
+	m.Update(s)
+	if s := fits(t, m); !strings.Contains(s, `HIDDEN: rule "rest" of the policy hides much`) || !strings.Contains(s, "none that you may see") || strings.Contains(s, "none; grants") {
+		t.Errorf("all are hidden:\n%s", s)
+	}
+	// That stays while the daemon is away.
+	m.Update(lockSample{opening: m.opened.opening, eventsErr: errors.New("locksidecar: no sidecar")})
+	if s := fits(t, m); !strings.Contains(s, "HIDDEN: ") {
+		t.Errorf("without a daemon:\n%s", s)
+	}
+	m.Update(lockSampleOf(m.opened))
+	if s := fits(t, m); strings.Contains(s, "HIDDEN: ") {
+		t.Errorf("nothing is hidden any more:\n%s", s)
+	}
+}
+
 func TestTopKeepsTheNewestEventsOfALock(t *testing.T) {
 	m := topOn(80, 24)
 	m.open(&m.shown[0])

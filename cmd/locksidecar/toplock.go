@@ -33,6 +33,7 @@ type topLock struct {
 	whoErr    error                  // of the newest read
 	history   []locksidecar.Event    // of this host, oldest first
 	after     uint64                 // the number of the last event that was read
+	hidden    string                 // what the policy hides of the events; "": nothing
 	eventsErr error                  // of the newest read
 	offset    int                    // of the first line that is on the screen
 }
@@ -45,6 +46,7 @@ type lockSample struct {
 	whoErr    error
 	events    []locksidecar.Event
 	after     uint64 // where the next look continues
+	hidden    string // what the policy hides of the events; "": nothing
 	eventsErr error
 }
 
@@ -60,10 +62,13 @@ func lookAtLock(ctx context.Context, sidecar *locksidecar.Client, name string, a
 	s.at = time.Now()
 	for range maxEventPages {
 		var page locksidecar.EventPage
-		if page, s.eventsErr = sidecar.Events(ctx, s.after, false); s.eventsErr != nil || len(page.Events) == 0 {
+		if page, s.eventsErr = sidecar.Events(ctx, s.after, false); s.eventsErr != nil {
 			return s
 		}
-		s.after = page.Next
+		// A page of events that are all hidden is empty, too: after the newest one.
+		if s.after, s.hidden = page.Next, page.Hidden; len(page.Events) == 0 {
+			return s
+		}
 		for i := range page.Events {
 			if page.Events[i].Name == name {
 				s.events = append(s.events, page.Events[i])
@@ -99,7 +104,9 @@ func (o *topLock) add(s *lockSample) {
 	if o.whoErr = s.whoErr; o.whoErr == nil {
 		o.who, o.at = &s.who, s.at
 	}
-	o.eventsErr, o.after = s.eventsErr, s.after
+	if o.eventsErr, o.after = s.eventsErr, s.after; o.eventsErr == nil {
+		o.hidden = s.hidden
+	}
 	o.history = append(o.history, s.events...)
 	o.history = slices.Clone(o.history[max(0, len(o.history)-maxHistory):])
 }
@@ -154,9 +161,14 @@ func (m *topModel) lockLines() []string {
 		host := v.Owners[0].Host
 		add(display.Printable(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name))) + "\n")
 	}
+	if o.hidden != "" {
+		add("        HIDDEN: " + display.Printable(o.hidden) + "\n")
+	}
 	switch {
 	case o.eventsErr != nil:
 		add("        not read: " + display.Printable(strings.TrimPrefix(o.eventsErr.Error(), programName)) + "\n")
+	case len(o.history) == 0 && o.hidden != "":
+		add("        none that you may see\n")
 	case len(o.history) == 0:
 		add("        none; grants after a wait of 10 ms and holds of 1 s are events\n")
 	}
