@@ -55,19 +55,33 @@ func (m *mutant) apply(text string) (string, error) {
 // withoutAssertions goes with each mutant of the lock table. The table asserts its invariants,
 // and an assertion stops the process that a mutant runs in. A mutant is killed only if a test
 // notices the broken rule by itself.
-var withoutAssertions = mutant{
-	rule: "an assertion stops nothing",
-	file: "sidecar/locktable/invariant.go",
-	old:  `	panic(fmt.Sprintf("locktable: %q: invariant`,
-	new:  `	_ = (fmt.Sprintf("locktable: %q: invariant`,
+var withoutAssertions = []mutant{
+	{
+		rule: "an assertion of the table stops nothing",
+		file: "sidecar/locktable/invariant.go",
+		old:  `	panic(fmt.Sprintf("locktable: %q: invariant`,
+		new:  `	_ = (fmt.Sprintf("locktable: %q: invariant`,
+	},
+	{
+		rule: "an assertion of a claim stops nothing",
+		file: "sidecar/locktable/claim/model.go",
+		old:  `	panic(fmt.Sprintf("locktable: invariant`,
+		new:  `	_ = (fmt.Sprintf("locktable: invariant`,
+	},
 }
 
 // changes returns what is changed in the source for a mutant.
 func (m *mutant) changes() []*mutant {
-	if filepath.Dir(m.file) == filepath.Dir(withoutAssertions.file) && m.file != withoutAssertions.file {
-		return []*mutant{m, &withoutAssertions}
+	changes := []*mutant{m}
+	if !strings.HasPrefix(m.file, "sidecar/locktable/") {
+		return changes
 	}
-	return []*mutant{m}
+	for i := range withoutAssertions {
+		if w := &withoutAssertions[i]; w.file != m.file {
+			changes = append(changes, w)
+		}
+	}
+	return changes
 }
 
 // verdict is the result of one mutant.
