@@ -69,15 +69,17 @@ type Config struct {
 	// this host's in Redis after a release, so that the next acquire needs no round trip. It is
 	// less if two answers of Redis take less, and the lock was held for less. That ends
 	// at once if another sidecar waits for the lock. A program that is no sidecar may find the
-	// lock taken for so long, although no client holds it. Up to 20 ms; NoLinger: no lock
-	// lingers. Default 5 ms.
-	Linger time.Duration
+	// lock taken for so long, although no client holds it. Up to 20 ms. Default 5 ms. With
+	// NoLinger, no lock lingers.
+	Linger   time.Duration
+	NoLinger bool
 	// Turn is how long this host hands a lock over between its own clients while another
 	// sidecar waits for it. Then the lock passes to that one. A turn also ends after 64 grants,
-	// and when the lock is left free for programs that are no sidecars, each 100 ms. Up to 1 s;
-	// OneGrant: after each grant. Default: AutoTurn, which is two round trips to Redis, but at
-	// least 0.2 ms and at most 20 ms.
-	Turn time.Duration
+	// and when the lock is left free for programs that are no sidecars, each 100 ms. Up to 1 s.
+	// Default: two round trips to Redis, but at least 0.2 ms and at most 20 ms. With Alternate, a
+	// turn ends after each grant, whatever Turn is.
+	Turn      time.Duration
+	Alternate bool
 	// Fair are patterns of names whose locks go to waiters in the order in which their requests
 	// arrive at Redis, over all hosts, as if each acquire had asked for that: a name, or the
 	// beginning of names and "*". All hosts should have the same. Default: none.
@@ -139,13 +141,6 @@ const (
 	// StateNone is the Config.State of a sidecar without a state file.
 	StateNone = "none"
 
-	// NoLinger is the Config.Linger with which no lock lingers.
-	NoLinger = contest.NoLinger
-	// AutoTurn is the Config.Turn that follows the round trips to Redis.
-	AutoTurn = time.Duration(0)
-	// OneGrant is the Config.Turn with which hosts alternate at each grant.
-	OneGrant = time.Duration(1)
-
 	DefaultRedis       = "redis://127.0.0.1:6379/0"
 	DefaultLease       = 30 * time.Second
 	DefaultLinger      = 5 * time.Millisecond
@@ -182,7 +177,7 @@ func (c *Config) table() locktable.Config {
 		NewNames:   c.MaxNewNames,
 		UID:        int64(unix.Geteuid()),
 
-		Contest:      contest.Config{Turn: c.Turn, Linger: c.Linger},
+		Contest:      contest.Config{Turn: c.Turn, Alternate: c.Alternate, Linger: c.Linger, NoLinger: c.NoLinger},
 		Fair:         namePatterns(c.Fair),
 		NamePatterns: namePatterns(c.MetricsNames),
 	}

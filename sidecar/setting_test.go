@@ -57,15 +57,16 @@ func TestTimesReachTheLockTable(t *testing.T) {
 		cfg                 Config
 		lease, linger, turn time.Duration
 	}{
-		{Config{}, DefaultLease, DefaultLinger, AutoTurn},
-		{Config{Lease: time.Minute, Linger: NoLinger, Turn: OneGrant}, time.Minute, NoLinger, OneGrant},
+		{Config{}, DefaultLease, DefaultLinger, 0},
+		{Config{Lease: time.Minute, NoLinger: true, Alternate: true}, time.Minute, DefaultLinger, 0},
 		{Config{Lease: time.Second, Linger: maxLinger, Turn: maxTurn}, time.Second, maxLinger, maxTurn},
 	} {
 		if err := tt.cfg.setDefaults(); err != nil {
 			t.Fatal(err)
 		}
-		if got := tt.cfg.table(); got.Lease != tt.lease || got.Contest.Linger != tt.linger || got.Contest.Turn != tt.turn {
-			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v", got.Lease, got.Contest.Linger, got.Contest.Turn, tt.lease, tt.linger, tt.turn)
+		if got := tt.cfg.table(); got.Lease != tt.lease || got.Contest.Linger != tt.linger || got.Contest.Turn != tt.turn ||
+			got.Contest.NoLinger != tt.cfg.NoLinger || got.Contest.Alternate != tt.cfg.Alternate {
+			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v; or not as in %+v", got.Lease, got.Contest.Linger, got.Contest.Turn, tt.lease, tt.linger, tt.turn, tt.cfg)
 		}
 	}
 }

@@ -97,10 +97,6 @@ func (c *serveCmd) BeforeResolve(ctx *kong.Context) error {
 
 // config returns the settings as the sidecar takes them, without its Redis.
 func (s *settings) config() sidecar.Config {
-	linger := time.Duration(s.Linger)
-	if linger == 0 {
-		linger = sidecar.NoLinger
-	}
 	return sidecar.Config{
 		Socket:          s.Socket,
 		SocketMode:      os.FileMode(s.SocketMode),
@@ -112,8 +108,10 @@ func (s *settings) config() sidecar.Config {
 		KeyPrefix:       s.KeyPrefix,
 		Lease:           time.Duration(s.Lease),
 		TokenExpiry:     time.Duration(s.TokenExpiry),
-		Linger:          linger,
-		Turn:            time.Duration(s.Turn),
+		Linger:          time.Duration(s.Linger),
+		NoLinger:        s.Linger == 0,
+		Turn:            s.Turn.length,
+		Alternate:       !s.Turn.isAuto && s.Turn.length == 0,
 		Fair:            s.Fair,
 		State:           s.State,
 		ResumeWithin:    time.Duration(s.ResumeWithin),

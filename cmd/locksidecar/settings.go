@@ -264,33 +264,30 @@ func (d *duration) UnmarshalText(text []byte) error {
 
 func (d duration) String() string { return time.Duration(d).String() }
 
-// turn is the setting turn, as sidecar.Config has it: a duration, of which 0 is written "auto".
-type turn time.Duration
+// turn is the setting turn: a duration, of which 0 is one grant a turn, or "auto".
+type turn struct {
+	isAuto bool
+	length time.Duration // 0 if isAuto
+}
 
 func (d *turn) UnmarshalText(text []byte) error {
 	if string(text) == "auto" {
-		*d = turn(sidecar.AutoTurn)
+		*d = turn{isAuto: true}
 		return nil
 	}
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
 		return fmt.Errorf("turn %q: write \"auto\", or a number with its unit, such as \"5ms\"; \"0s\" is one grant a turn", text)
 	}
-	if v == 0 {
-		v = sidecar.OneGrant
-	}
-	*d = turn(v)
+	*d = turn{length: v}
 	return nil
 }
 
 func (d turn) String() string {
-	switch time.Duration(d) {
-	case sidecar.AutoTurn:
+	if d.isAuto {
 		return "auto"
-	case sidecar.OneGrant:
-		return "0s"
 	}
-	return time.Duration(d).String()
+	return d.length.String()
 }
 
 // checkZeros refuses a 0 where sidecar.Config would take it for the default.

@@ -253,17 +253,17 @@ func TestListIsTheSameInEachSpelling(t *testing.T) {
 // grant.
 func TestZeroOfLingerAndTurnIsNotTheDefault(t *testing.T) {
 	for _, tt := range []struct {
-		name         string
-		file         string
-		args         []string
-		linger, turn time.Duration
+		name string
+		file string
+		args []string
+		want sidecar.Config
 	}{
-		{name: "the defaults", linger: sidecar.DefaultLinger, turn: sidecar.AutoTurn},
-		{name: "the defaults, written", args: []string{"--linger=5ms", "--turn=auto"}, linger: 5 * time.Millisecond, turn: sidecar.AutoTurn},
-		{name: "0 in flags", args: []string{"--linger=0", "--turn=0"}, linger: sidecar.NoLinger, turn: sidecar.OneGrant},
-		{name: "0 in the file", file: "linger = \"0s\"\nturn = \"0s\"", linger: sidecar.NoLinger, turn: sidecar.OneGrant},
-		{name: "other durations", file: "linger = \"20ms\"\nturn = \"1s\"", linger: 20 * time.Millisecond, turn: time.Second},
-		{name: "a flag over the file", file: "turn = \"1s\"", args: []string{"--turn=auto"}, linger: sidecar.DefaultLinger, turn: sidecar.AutoTurn},
+		{name: "the defaults", want: sidecar.Config{Linger: sidecar.DefaultLinger}},
+		{name: "the defaults, written", args: []string{"--linger=5ms", "--turn=auto"}, want: sidecar.Config{Linger: 5 * time.Millisecond}},
+		{name: "0 in flags", args: []string{"--linger=0", "--turn=0"}, want: sidecar.Config{NoLinger: true, Alternate: true}},
+		{name: "0 in the file", file: "linger = \"0s\"\nturn = \"0s\"", want: sidecar.Config{NoLinger: true, Alternate: true}},
+		{name: "other durations", file: "linger = \"20ms\"\nturn = \"1s\"", want: sidecar.Config{Linger: 20 * time.Millisecond, Turn: time.Second}},
+		{name: "a flag over the file", file: "turn = \"1s\"", args: []string{"--turn=auto"}, want: sidecar.Config{Linger: sidecar.DefaultLinger}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)
@@ -274,8 +274,10 @@ func TestZeroOfLingerAndTurnIsNotTheDefault(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if cfg := c.config(); cfg.Linger != tt.linger || cfg.Turn != tt.turn {
-				t.Errorf("linger %v, turn %v; want %v, %v", cfg.Linger, cfg.Turn, tt.linger, tt.turn)
+			cfg, want := c.config(), &tt.want
+			if cfg.Linger != want.Linger || cfg.NoLinger != want.NoLinger || cfg.Turn != want.Turn || cfg.Alternate != want.Alternate {
+				t.Errorf("linger %v, none: %v; turn %v, alternate: %v; want %v, %v; %v, %v",
+					cfg.Linger, cfg.NoLinger, cfg.Turn, cfg.Alternate, want.Linger, want.NoLinger, want.Turn, want.Alternate)
 			}
 		})
 	}

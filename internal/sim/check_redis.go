@@ -204,8 +204,11 @@ func (w *world) checkResult(h *host, o *operation) {
 	} else if r.Outcome >= redisop.NotSent || w.now-o.issuedAt > h.lease/10 {
 		h.troubleAt = w.now
 	}
-	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Listeners != redisop.Uncounted {
-		l.listeners, l.forgotten, l.uncounted = r.Listeners, false, false
+	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Listeners.State != redisop.Uncounted {
+		l.listeners, l.forgotten, l.uncounted = r.Listeners.N, false, false
+		if r.Listeners.State != redisop.Counted {
+			l.listeners = -1
+		}
 	}
 	switch r.Outcome {
 	case redisop.Done:
@@ -213,15 +216,15 @@ func (w *world) checkResult(h *host, o *operation) {
 	case redisop.KeyMissing, redisop.HeldByOther, redisop.NotALock:
 		if r.Outcome == redisop.HeldByOther {
 			l.otherIssuedAt = h.clock(o.issuedAt)
-			l.isTold = r.Ticket != 0 && r.HolderReached != 0
-			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && (r.Ticket == 0 || r.HolderReached == 0) {
+			l.isTold = r.IsQueued && r.Recall != redisop.RecallMissed
+			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && !l.isTold {
 				l.rivalUntil = now + rivalMemory
-				if o.op.Enqueue && r.Field != "" {
+				if o.op.Enqueue && !r.LeftFree {
 					l.pollerUntil = now + rivalMemory
 				}
 			}
 		}
-		if r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther && r.Field != "" {
+		if r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther && !r.LeftFree {
 			l.pausing, l.yieldedAt = false, 0 // another program or host has had the moment
 		}
 		if r.Kind == redisop.Drop {

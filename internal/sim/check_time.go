@@ -8,7 +8,6 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 )
 
 // What should have happened by now.
@@ -104,7 +103,7 @@ func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 		// Redis gets a handoff a moment later, when the next tick has been noticed: 5 ms, or 50 ms if
 		// the lock was acquired here soon after its release.
 		moment := 5 * ms
-		if w.plan.table.Contest.Linger != contest.NoLinger {
+		if !w.plan.table.Contest.NoLinger {
 			moment = 50 * ms
 		}
 		if k.Num < c.num && now-max(c.granted, l.lastRepliedAt) < moment+10*ms+eps {

@@ -11,7 +11,7 @@ func (d Digest) with(e *locktable.Effect) Digest {
 	for _, x := range [...]uint64{
 		uint64(e.Kind), bit(e.WasWaiting || e.IsLast || e.WasClaimed), uint64(e.Count), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), uint64(e.End),
 		uint64(op.Kind), op.HoldID, uint64(op.Count), uint64(op.LeaseMS), uint64(op.Reserve), bit(op.RequireExisting), bit(op.AfterPendingDrop),
-		bit(op.Enqueue), bit(op.InOrder), bit(op.CanWait), op.Ticket, op.Arrived, uint64(op.PassedMS), uint64(op.User), uint64(e.Since),
+		bit(op.Enqueue), bit(op.InOrder), bit(op.CountListeners), bit(op.CanWait), op.Ticket, op.Arrived, uint64(op.PassedMS), uint64(op.User), uint64(e.Since),
 	} {
 		d = d.Add(x)
 	}

@@ -214,8 +214,8 @@ func (b *batch) addResult(op *redisop.Op, reply *redis.Reply) {
 	res := redisop.Result{
 		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome, Sent: b.sent,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
-		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached,
-		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused,
+		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Recall: reply.Recall,
+		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree,
 	}
 	if res.Outcome == redisop.HeldByOther {
 		res.Field = "another host"
@@ -266,7 +266,7 @@ func (f *Fleet) receivers(host redis.Owner) int32 { return int32(btoi(f.hosts[ho
 // publish writes what an operation publishes to one connection after the other. Of the
 // subscribers of a lock the host that subscribed last comes first, as in Redis 7.
 func (f *Fleet) publish(op *redisop.Op, reply *redis.Reply, at *int64) {
-	if reply.Publication == redis.Published && reply.Listeners != 0 {
+	if reply.Publication == redis.Published && reply.Listeners.MayExist() {
 		m := redisop.Message{Kind: redisop.Unlocked, Name: op.Name}
 		for _, host := range slices.Backward(f.locks[fleetIndex(op.Name)].channel.Subscribers) {
 			*at += costListener

@@ -389,7 +389,7 @@ var Mutants = []Mutant{
 		Rule:     "a lock is not taken again at once while other hosts are known to wait",
 		Detected: `takes the lock that it releases`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *redisop.Result) { r.Listeners = min(r.Listeners, 0) }
+			t.onResult = func(_ int64, r *redisop.Result) { r.Listeners.N = 0 }
 		},
 	},
 	{
@@ -397,7 +397,7 @@ var Mutants = []Mutant{
 		Rule:     "a lock does not stay on one host while others wait",
 		Detected: `handed the lock over \d+ times`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *redisop.Result) { r.Listeners = 0 }
+			t.onResult = func(_ int64, r *redisop.Result) { r.Listeners = redisop.CountedListeners(0) }
 		},
 	},
 	{

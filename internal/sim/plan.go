@@ -88,13 +88,13 @@ func drawPlan(seed uint64, r *random) plan {
 	}
 	switch r.below(4) {
 	case 0:
-		p.table.Contest.Turn = 1
+		p.table.Contest.Alternate = true
 	case 1:
 		p.table.Contest.Turn = time.Duration(r.magnitude(100*µs, 20*ms))
 	}
 	switch r.below(4) {
 	case 0:
-		p.table.Contest.Linger = contest.NoLinger
+		p.table.Contest.NoLinger = true
 	case 1:
 		p.table.Contest.Linger = time.Duration(r.magnitude(ms, 20*ms))
 	}

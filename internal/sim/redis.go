@@ -382,7 +382,7 @@ func (w *world) execute(h *host, o *operation) {
 		counter := brokenCounter
 		reply = c.Run(&name.key, &counter, w.channel(n))
 	case !name.denied && w.random.oneIn(w.plan.busy):
-		reply = redis.Reply{Outcome: redisop.Retryable, Code: "BUSY", Listeners: redisop.Uncounted}
+		reply = redis.Reply{Outcome: redisop.Retryable, Code: "BUSY"}
 	default:
 		reply = c.Run(&name.key, &shared.counter, w.channel(n))
 	}
@@ -424,7 +424,7 @@ func (w *world) execute(h *host, o *operation) {
 		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, uint64(floor))
 	}
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {
-		reply.Listeners = -1
+		reply.Listeners = redisop.Listeners{State: redisop.Uncountable}
 	}
 	if o.op.Kind == redisop.Drop {
 		name.dropped = dropped{script: o.script, passedOn: reply.Passed, free: reply.Paused}
@@ -482,8 +482,8 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	res := &o.res
 	res.Outcome, res.Msg, res.TTLMS = reply.Outcome, reply.Code, reply.TTLMS
 	res.Token, res.Made, res.Listeners = reply.Token, reply.Made, reply.Listeners
-	res.Rank, res.Ticket, res.HolderReached = reply.Rank, reply.Ticket, reply.HolderReached
-	res.Waiting, res.Passed, res.Paused = reply.Waiting, reply.Passed, reply.Paused
+	res.IsQueued, res.Rank, res.Ticket, res.Recall = reply.IsQueued, reply.Rank, reply.Ticket, reply.Recall
+	res.Waiting, res.Passed, res.Paused, res.LeftFree = reply.Waiting, reply.Passed, reply.Paused, reply.LeftFree
 	res.Arrived, res.FirstArrived = reply.Arrived, reply.FirstArrived
 	switch {
 	case reply.Outcome == redisop.NotALock:

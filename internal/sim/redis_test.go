@@ -68,7 +68,7 @@ func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 			return r.Outcome == redisop.HeldByOther
 		}},
 		{"the lock has passed on", 0, waiting, true, func(r *redisop.Result, k *redis.Key) bool {
-			return r.Outcome == redisop.HeldByOther && r.HolderReached == redisop.HolderNotTold
+			return r.Outcome == redisop.HeldByOther && r.Recall == redisop.NotRecalled
 		}},
 	} {
 		w := &world{

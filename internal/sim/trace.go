@@ -130,8 +130,8 @@ func opString(op redisop.Op) string {
 
 func resultString(r redisop.Result) string {
 	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy"}[r.Outcome]
-	if r.Outcome <= redisop.HeldByOther && r.Listeners != redisop.Uncounted {
-		what += fmt.Sprintf(", %d listeners", r.Listeners)
+	if r.Outcome <= redisop.HeldByOther && r.Listeners.State != redisop.Uncounted {
+		what += fmt.Sprintf(", listeners %+v", r.Listeners)
 	}
 	switch {
 	case r.Outcome == redisop.Done && r.Kind == redisop.Take:
@@ -139,7 +139,7 @@ func resultString(r redisop.Result) string {
 	case r.Kind == redisop.Arrive:
 		return fmt.Sprintf("%s, arrived %d, first %d", what, r.Arrived, r.FirstArrived)
 	case r.Outcome == redisop.HeldByOther:
-		return fmt.Sprintf("%s, %s, ttl %d ms, ticket %d rank %d reached %d arrived %d", what, r.Field, r.TTLMS, r.Ticket, r.Rank, r.HolderReached, r.Arrived)
+		return fmt.Sprintf("%s, %s, ttl %d ms, ticket %d rank %d recall %d arrived %d", what, r.Field, r.TTLMS, r.Ticket, r.Rank, r.Recall, r.Arrived)
 	case r.Passed:
 		return fmt.Sprintf("%s, passed, %d wait", what, r.Waiting)
 	case r.Paused:

@@ -29,7 +29,7 @@ func TestHostInQueueSubscribesForLongHoldsOnly(t *testing.T) {
 	}
 	r.recall("a")
 	r.release(1, 1)
-	r.answer(redisop.Drop, redisop.Result{Outcome: redisop.Done, Paused: true, Listeners: 1})
+	r.answer(redisop.Drop, redisop.Result{Outcome: redisop.Done, Paused: true, Listeners: listeners(1)})
 	r.pass(20 * time.Millisecond)
 	r.queued(9)
 	r.want("s1 lease +29s", "s1 released count=0", "unsubscribe a") // it would count as a program for which the lock is left free
@@ -73,7 +73,7 @@ func TestFirstOfQueueTakesLockThatWasLeftFree(t *testing.T) {
 func TestTakeAfterExpiryOfLeaseTakesFreeLock(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.refusedTake(3, redisop.HolderNotTold, 1000)
+	r.refusedTake(3, redisop.NotRecalled, 1000)
 	r.pass(1010 * time.Millisecond)
 	r.quiet() // the hosts before it ask first
 	r.pass(10 * time.Millisecond)
@@ -89,7 +89,7 @@ func TestHostThatLeftLockFreeDoesNotTakeItAtOnce(t *testing.T) {
 	r.recall("a")
 	r.pass(200 * time.Millisecond)
 	r.release(1, 1)
-	r.answer(redisop.Drop, redisop.Result{Outcome: redisop.Done, Paused: true, Listeners: 0})
+	r.answer(redisop.Drop, redisop.Result{Outcome: redisop.Done, Paused: true, Listeners: listeners(0)})
 	r.pass(time.Millisecond) // no client wants it, so the table may forget the lock
 	r.acquire(1, "a")
 	r.quiet()
@@ -110,7 +110,7 @@ func TestOnlyTheFirstOfTheQueueAsksAfterAFreeMoment(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
 		r.answer(redisop.Take, redisop.Result{
-			Outcome: redisop.HeldByOther, Rank: tt.rank, Ticket: 1, HolderReached: redisop.HolderNotTold, Listeners: redisop.Uncounted,
+			Outcome: redisop.HeldByOther, LeftFree: true, Rank: uint32(tt.rank), IsQueued: true, Ticket: 1,
 		})
 		if d := r.untilAsked(10 * time.Second); d < tt.least || d > tt.most {
 			t.Errorf("with %d tickets before it, it asks after %v, want %v to %v", tt.rank, d, tt.least, tt.most)
@@ -126,7 +126,7 @@ func TestFreeMomentIsOverWhenTheLockIsFoundTaken(t *testing.T) {
 	r.queued(0)
 	r.untilAsked(7 * time.Second)
 	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10})
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.quiet()
 	r.log = nil
 	r.message("a")

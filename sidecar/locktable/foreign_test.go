@@ -45,7 +45,7 @@ func (r *rig) handoffs(first uint64) time.Duration {
 		r.collect()
 		for _, op := range r.ops { // a mirror, or tokens that are drawn
 			r.tokens += uint64(op.Reserve)
-			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: listeners(r.others)})
 		}
 		r.ops = nil
 		r.acquire(s, "a")

@@ -428,7 +428,7 @@ func TestKeepOfAHoldThatEndedIsForgotten(t *testing.T) {
 // the claim from before while the Take is in flight, and change the key's expiry.
 func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	keeps := keep(10 * time.Second)
-	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{Linger: contest.NoLinger}})
+	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{NoLinger: true}})
 	r.acquire(1, "a", owner(1))
 	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", keeps)
@@ -443,7 +443,7 @@ func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 99, Target: waiter})
 	r.acquire(3, "a")
 	r.log = nil
-	r.tb.Result(r.now, redisop.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 1000, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 1000})
 	r.acquire(2, "a", keeps)
 	r.log = nil
 	r.release(3, 3)

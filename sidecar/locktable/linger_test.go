@@ -164,7 +164,7 @@ func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
 }
 
 func TestNoLingerIsNever(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
 	for hold := uint64(1); hold < 4; hold++ {
 		r.acquire(1, "a")
 		if op := r.redis(redisop.Take, redisop.Done); op.Reserve != 1 {
@@ -231,7 +231,7 @@ func TestRecalledLockDoesNotLinger(t *testing.T) {
 	hold := warmUp(r)
 	r.recall("a")
 	r.release(1, hold)
-	r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
+	r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1})
 	r.forgotten()
 }
 
@@ -431,7 +431,7 @@ func (r *rig) useUntilDropped(hold uint64) time.Duration {
 func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	id := r.acquire(1, "a")
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.cancel(1, id)
 	r.answerAll()
 	r.pass(11 * time.Second)
@@ -473,16 +473,16 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 		r.tb.Result(r.now, res)
 		return op
 	}
-	held := func(reached int32) redisop.Result {
-		return redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, HolderReached: reached}
+	held := func(recall redisop.Recall) redisop.Result {
+		return redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1, Recall: recall}
 	}
 	r.acquire(1, "a")
-	answer(held(1))
+	answer(held(redisop.RecallReceived))
 	after := freed()
 	begin := r.now
 	for looks := 0; ; looks++ {
 		if r.now-begin >= int64(pause-after) {
-			if op := answer(held(1)); looks == 0 || r.now-begin > int64(pause-after+3*time.Millisecond) || op.RequireExisting {
+			if op := answer(held(redisop.RecallReceived)); looks == 0 || r.now-begin > int64(pause-after+3*time.Millisecond) || op.RequireExisting {
 				t.Errorf("after %d looks: %+v", looks, op)
 			}
 			break
@@ -492,10 +492,10 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 		}
 		r.untilAsked(time.Second)
 	}
-	if after, op := freed(), answer(held(0)); after >= pause || !op.RequireExisting {
+	if after, op := freed(), answer(held(redisop.RecallMissed)); after >= pause || !op.RequireExisting {
 		t.Errorf("after %v: %+v", after, op)
 	}
-	if after, op := freed(), answer(held(0)); after < pause || op.RequireExisting {
+	if after, op := freed(), answer(held(redisop.RecallMissed)); after < pause || op.RequireExisting {
 		t.Errorf("a program was met, and after %v: %+v", after, op)
 	}
 }
@@ -698,7 +698,7 @@ func TestForgottenLockThatAnotherHostHadIsNotHot(t *testing.T) {
 	r.redis(redisop.Drop, redisop.Done)
 	r.forgotten()
 	r.acquire(1, "a", wait(0))
-	r.refusedTake(redisop.NotQueued, 1, 20_000)
+	r.refusedTake(noTicket, redisop.RecallReceived, 20_000)
 	r.pass(3 * time.Millisecond)
 	r.acquire(1, "a", wait(0))
 	if op := r.redis(redisop.Take, redisop.Done); op.Reserve == 256 {

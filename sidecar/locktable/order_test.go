@@ -29,14 +29,14 @@ func (r *rig) waitsInOrder(rank int32, arrived uint64) (take redisop.Op) {
 		ticket = r.ops[0].HoldID
 	}
 	return r.answer(redisop.Take, redisop.Result{
-		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Rank: rank, Ticket: ticket, HolderReached: 1, Arrived: arrived,
+		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Rank: uint32(rank), IsQueued: true, Ticket: ticket, Recall: redisop.RecallReceived, Arrived: arrived,
 	})
 }
 
 // arrive answers the Arrive in flight. first is the arrival of the first of the queue.
 func (r *rig) arrive(arrived, first uint64) {
 	r.Helper()
-	r.answer(redisop.Arrive, redisop.Result{Arrived: arrived, FirstArrived: first, Listeners: redisop.Uncounted})
+	r.answer(redisop.Arrive, redisop.Result{Arrived: arrived, FirstArrived: first})
 }
 
 // holdsInOrder has session 1 hold the lock, and sessions 2 and 3 wait for it in order.
@@ -71,7 +71,7 @@ func TestLockPassesOnHereIfNoOtherHostWaitsBefore(t *testing.T) {
 	if drop.Kind != redisop.Drop || take.Arrived != 2000 || !take.InOrder || !take.Enqueue || take.Ticket != 0 {
 		t.Errorf("%+v, %+v", drop, take)
 	}
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true})
 	r.ops = []redisop.Op{take}
 	r.waitsInOrder(0, 3000)
 	r.transfer(take.HoldID, 64)
@@ -88,9 +88,9 @@ func TestLockThatComesBackAtOnceIsGranted(t *testing.T) {
 	if take.Arrived != 1000 {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1})
 	r.ops = []redisop.Op{take}
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 40, Listeners: redisop.Uncounted, Waiting: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 40, Waiting: 1})
 	r.want("s2 granted hold=2 token=" + itoa(40-uint64(take.Reserve)+1) + " count=1")
 }
 
@@ -128,7 +128,7 @@ func TestTransferForAWaiterThatIsGoneIsNotForTheNext(t *testing.T) {
 	r.want("s1 refused canceled")
 	r.transfer(1, 64, waitingAfter(1)) // while the Take that moves the ticket is under way
 	r.want()
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 66, Listeners: redisop.Uncounted, Waiting: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 66, Waiting: 1})
 	r.want()
 	if _, take := r.two(); take.Arrived != 2000 {
 		t.Errorf("the ticket of the next: %+v", take)
@@ -167,7 +167,7 @@ func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 }
 
 func TestLockInOrderHasNoTurns(t *testing.T) {
-	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{HandoffBudget: 1, Turn: 1}})
+	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{HandoffBudget: 1, Alternate: true}})
 	r.arrive(1000, 0)
 	r.arrive(2000, 0)
 	r.recall("a")
@@ -201,12 +201,12 @@ func TestLockInOrderIsLeftFreeForAMoment(t *testing.T) {
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Paused: true})
 	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 4})
 	r.ops = []redisop.Op{take}
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, TTLMS: -1, Ticket: take.HoldID, HolderReached: redisop.HolderNotTold, Arrived: 3000})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, LeftFree: true, TTLMS: -1, IsQueued: true, Ticket: take.HoldID, Arrived: 3000})
 	r.quiet()
 	if d := r.untilAsked(time.Second); d < 4*time.Millisecond || d > 8*time.Millisecond {
 		t.Errorf("it is taken after %v", d)
 	}
-	again := r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Ticket: take.HoldID, Listeners: redisop.Uncounted})
+	again := r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Ticket: take.HoldID})
 	if again.Ticket != take.HoldID || again.Arrived != 2000 {
 		t.Errorf("%+v", again)
 	}
@@ -339,9 +339,9 @@ func TestLockIsKeptForRequestsThatCameBeforeTheTake(t *testing.T) {
 	for _, s := range []locktable.SessionID{2, 3} {
 		r.tb.Close(r.now, s)
 	}
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true})
 	r.ops = []redisop.Op{take}
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Listeners: redisop.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99})
 	if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s4 granted") {
 		t.Errorf("%q", r.log)
 	}
@@ -397,7 +397,7 @@ func TestHostThatLostItsTicketDoesNotAskAtEachAnswer(t *testing.T) {
 	r.acquire(1, "a", fair)
 	r.waitsInOrder(0, 1000)
 	r.untilAsked(7 * time.Second)
-	r.refusedTake(redisop.NotQueued, 1, 20_000)
+	r.refusedTake(noTicket, redisop.RecallReceived, 20_000)
 	r.quiet()
 }
 
@@ -491,7 +491,7 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 		t.Fatalf("operations in flight: %+v, want a Take with the ticket, and no arrival", r.ops)
 	}
 	r.log = nil
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Ticket: r.ops[0].Ticket, Waiting: 1, Listeners: redisop.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Ticket: r.ops[0].Ticket, Waiting: 1})
 	if r.collect(); slices.ContainsFunc(r.log, func(s string) bool { return strings.Contains(s, "granted") }) {
 		t.Errorf("%q", r.log)
 	}
@@ -503,7 +503,7 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 // A Take waits for the result of an Arrive. If that does not come, Redis is what the request waited
 // for, and not another host.
 func TestArriveWithoutAResultIsTheReasonOfATimeout(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
 	r.acquire(1, "a", fair)
 	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", fair)

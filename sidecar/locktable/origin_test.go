@@ -72,7 +72,7 @@ func TestTransferOfAServerThatIsNotKnownIsAskedFor(t *testing.T) {
 func TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Fair: []locktable.NamePattern{"*"}})
 	first := r.acquire(1, "a")
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, Rank: 0, Arrived: 100, HolderReached: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1, Rank: 0, Arrived: 100, Recall: redisop.RecallReceived})
 	r.acquire(2, "a")
 	r.collect()
 	r.answer(redisop.Arrive, redisop.Result{Outcome: redisop.Done, Arrived: 300, FirstArrived: 100})
@@ -82,7 +82,7 @@ func TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket(t *testing.T) {
 	r.pass(12 * time.Millisecond) // the Take after the pause is for session 2
 	r.collect()
 	r.log = nil
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 40, Waiting: 1, Listeners: redisop.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 40, Waiting: 1})
 	r.want() // another host may have asked between the two
 }
 

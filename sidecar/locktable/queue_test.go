@@ -26,22 +26,34 @@ func newListeningRig(t *testing.T, cfg locktable.Config) *rig {
 	return r
 }
 
+const noTicket = -1
+
+// listeners is what Redis returns: so many subscribe to the lock's channel, or -1: the user may not
+// count them.
+func listeners(n int32) redisop.Listeners {
+	if n < 0 {
+		return redisop.Listeners{State: redisop.Uncountable}
+	}
+	return redisop.CountedListeners(n)
+}
+
 // queued answers the Take in flight: another sidecar has the lock, and the ticket stands at
 // this rank.
 func (r *rig) queued(rank int32) redisop.Op {
 	r.Helper()
-	return r.refusedTake(rank, 1, 20_000)
+	return r.refusedTake(rank, redisop.RecallReceived, 20_000)
 }
 
 // refusedTake answers the Take in flight: another host has the lock, and the ticket stands at
-// this rank. reached is how many connections received the recall.
-func (r *rig) refusedTake(rank, reached int32, ttlMS int64) redisop.Op {
+// this rank, or there is noTicket.
+func (r *rig) refusedTake(rank int32, recall redisop.Recall, ttlMS int64) redisop.Op {
 	r.Helper()
 	res := redisop.Result{
-		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: ttlMS, Listeners: r.others,
-		Rank: rank, HolderReached: reached,
+		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: ttlMS, Listeners: listeners(r.others),
+		Recall: recall,
 	}
-	if rank != redisop.NotQueued {
+	if rank != noTicket {
+		res.IsQueued, res.Rank = true, uint32(rank)
 		r.collect()
 		if len(r.ops) != 1 || !r.ops[0].Enqueue {
 			r.Fatalf("operations in flight: %+v, want one Take that enqueues", r.ops)
@@ -193,7 +205,7 @@ func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
 		r.now += int64(2 * time.Second) // a slow answer
 		r.tb.Result(r.now, redisop.Result{
 			Kind: redisop.Take, Name: "a", Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000,
-			Ticket: 1, HolderReached: 1, Sent: int64(asked),
+			IsQueued: true, Ticket: 1, Recall: redisop.RecallReceived, Sent: int64(asked),
 		})
 		return r, asked
 	}
@@ -399,7 +411,7 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 	})
 	t.Run("it finds another host", func(t *testing.T) {
 		r := setUp(t)
-		r.refusedTake(2, redisop.HolderNotTold, 20_000)
+		r.refusedTake(2, redisop.NotRecalled, 20_000)
 		r.want()
 		r.quiet()
 		r.transfer(1, 64)
@@ -417,7 +429,7 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 	t.Run("the client has gone", func(t *testing.T) {
 		r := setUp(t)
 		r.cancel(1, 1)
-		r.refusedTake(2, redisop.HolderNotTold, 20_000)
+		r.refusedTake(2, redisop.NotRecalled, 20_000)
 		if op := r.redis(redisop.Drop, redisop.Done); op.Ticket != 1 {
 			t.Errorf("the drop: %+v", op)
 		}
@@ -502,7 +514,7 @@ func TestRequeueDuringATakeChangesNothing(t *testing.T) {
 	r.untilAsked(7 * time.Second)
 	r.tb.Message(r.now, redisop.Message{Kind: redisop.Requeue, Name: "a"})
 	r.quietBut(1)
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 2, Rank: 2, HolderReached: redisop.HolderNotTold})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 2, Rank: 2})
 	r.transfer(2, 32)
 	r.want("s1 granted hold=2 token=1 count=1")
 }
@@ -600,9 +612,9 @@ func TestTurnEndsByItsBudget(t *testing.T) {
 	if take.HoldID != 4 || !take.AfterPendingDrop || !take.Enqueue || take.Ticket != 0 {
 		t.Errorf("the take behind it: %+v", take)
 	}
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 2, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 2})
 	r.ops = []redisop.Op{take}
-	r.refusedTake(1, redisop.HolderNotTold, 30_000)
+	r.refusedTake(1, redisop.NotRecalled, 30_000)
 	r.want()
 	r.quiet()
 	r.transfer(4, 64, waitingAfter(1))
@@ -651,7 +663,7 @@ func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 		r.now += int64(tt.trip)
 		r.tb.Result(r.now, redisop.Result{
 			Kind: redisop.Take, Name: "a", Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000,
-			Ticket: 1, HolderReached: 1, Sent: asked,
+			IsQueued: true, Ticket: 1, Recall: redisop.RecallReceived, Sent: asked,
 		})
 		r.transfer(1, 32, waitingAfter(1))
 		r.now += int64(tt.least) - int64(100*time.Microsecond)
@@ -691,7 +703,7 @@ func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 
 // No other host wants it: that budget is not theirs.
 func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 2, Turn: 1}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 2, Alternate: true}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.answerAll()
@@ -729,7 +741,7 @@ func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
 // the sidecars pass the lock on.
 func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	setUp := func(t *testing.T, passed uint32) *rig {
-		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, Linger: contest.NoLinger}})
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
 		r.acquire(1, "a")
 		r.acquire(2, "a")
 		r.queued(0)
@@ -748,16 +760,16 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	// A Take behind the Drop would find the lock free that is to be left free.
 	t.Run("long enough to be left free", func(t *testing.T) {
 		// As long as the pause that Redis sends to the first of the queue. Both depend on the listeners.
-		for listeners, pause := range map[int32]time.Duration{0: 4 * time.Millisecond, 1: 10 * time.Millisecond} {
+		for listening, pause := range map[int32]time.Duration{0: 4 * time.Millisecond, 1: 10 * time.Millisecond} {
 			r := setUp(t, 91)
 			r.release(1, 1)
 			r.log = nil
-			drop := r.answer(redisop.Drop, redisop.Result{Paused: true, Listeners: listeners})
+			drop := r.answer(redisop.Drop, redisop.Result{Paused: true, Listeners: listeners(listening)})
 			if drop.PassedMS != 100 {
 				t.Errorf("passed on for %d ms, want 100", drop.PassedMS)
 			}
 			if d := r.untilAsked(time.Second); d < pause || d > pause+3*time.Millisecond {
-				t.Errorf("with %d listeners it is asked for after %v, want %v", listeners, d, pause)
+				t.Errorf("with %d listeners it is asked for after %v, want %v", listening, d, pause)
 			}
 			if op := r.queued(0); op.Ticket != 0 {
 				t.Errorf("after the pause: %+v", op)
@@ -767,7 +779,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	t.Run("long enough, and passed on all the same", func(t *testing.T) {
 		r := setUp(t, 110)
 		r.release(1, 1)
-		r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
+		r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1})
 		r.queued(1) // at once
 	})
 	t.Run("no client here waits any more", func(t *testing.T) {
@@ -793,14 +805,14 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 // that passes between such hosts would never be left free.
 func TestTurnsOfLessThanAMillisecondAddUp(t *testing.T) {
 	const turn, turns = 310 * time.Microsecond, 1000
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
 	sum := time.Duration(0)
 	for range turns {
 		r.acquire(1, "a")
 		r.transfer(r.queued(0).HoldID, 32, passedFor(30))
 		r.pass(turn)
 		r.release(1, r.lastHold())
-		drop := r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
+		drop := r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1})
 		sum += time.Duration(drop.PassedMS-30) * time.Millisecond
 	}
 	if sum < turns*turn*9/10 || sum > turns*turn*11/10 {
@@ -836,11 +848,11 @@ func TestEveryDropHasALease(t *testing.T) {
 // that are subscribed to its channel take it first.
 func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 	published := redisop.Message{Kind: redisop.Unlocked, Name: "a"}
-	const sidecar, program = 1, 0 // connections that the recall reached
+	const sidecar, program = redisop.RecallReceived, redisop.RecallMissed
 	for _, c := range []struct {
 		what    string
 		rank    int32
-		holder  int32
+		holder  redisop.Recall
 		within  time.Duration // it asks, at the latest
 		atLeast time.Duration
 	}{
@@ -848,7 +860,7 @@ func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 		{"the second, and a sidecar had the lock", 1, sidecar, 12 * time.Millisecond, 10 * time.Millisecond},
 		{"the first, and a program had the lock", 0, program, 0, 0},
 		{"the second, and a program had the lock", 1, program, 0, 0},
-		{"the third", 2, redisop.HolderNotTold, 7 * time.Second, 4 * time.Second},
+		{"the third", 2, redisop.NotRecalled, 7 * time.Second, 4 * time.Second},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{})
@@ -959,7 +971,7 @@ func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
 	for rank := range int32(5) {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
-		r.refusedTake(rank, 1, 300)
+		r.refusedTake(rank, redisop.RecallReceived, 300)
 		want := 301*time.Millisecond + time.Duration(rank)*5*time.Millisecond
 		if d := r.untilAsked(time.Second); d < want || d > want+3*time.Millisecond {
 			t.Errorf("rank %d asks after %v, want %v", rank, d, want)
@@ -971,28 +983,29 @@ func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
 // One that is not publishes only on the lock's channel: it is enough if two hosts receive that.
 func TestHostSubscribesOnlyIfTheHolderIsNoSidecar(t *testing.T) {
 	for _, tt := range []struct {
-		rank, reached int32
-		after         time.Duration // -1: it does not
+		rank   int32
+		recall redisop.Recall
+		after  time.Duration // -1: it does not
 	}{
-		{0, 0, 0},
-		{1, 0, 0},
-		{2, redisop.HolderNotTold, -1},
-		{redisop.NotQueued, redisop.HolderNotTold, 0},
-		{0, 1, 100 * time.Millisecond}, // so that it notices if a program deletes the key
-		{1, 1, -1},
-		{1, redisop.HolderNotTold, -1}, // the lock had just passed to it
+		{0, redisop.RecallMissed, 0},
+		{1, redisop.RecallMissed, 0},
+		{2, redisop.NotRecalled, -1},
+		{noTicket, redisop.NotRecalled, 0},
+		{0, redisop.RecallReceived, 100 * time.Millisecond}, // so that it notices if a program deletes the key
+		{1, redisop.RecallReceived, -1},
+		{1, redisop.NotRecalled, -1}, // the lock had just passed to it
 	} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
-		r.refusedTake(tt.rank, tt.reached, 20_000)
-		says := fmt.Sprintf("rank %d, %d reached: ", tt.rank, tt.reached)
+		r.refusedTake(tt.rank, tt.recall, 20_000)
+		says := fmt.Sprintf("rank %d, recall %d: ", tt.rank, tt.recall)
 		got := time.Duration(-1)
 		for d := time.Duration(0); d <= 300*time.Millisecond && got < 0; d += 10 * time.Millisecond {
 			if r.collect(); len(r.log) > 0 {
 				got = d
 			}
 			if len(r.ops) > 0 { // it polls, until it is subscribed
-				r.refusedTake(tt.rank, tt.reached, 20_000)
+				r.refusedTake(tt.rank, tt.recall, 20_000)
 			}
 			r.pass(10 * time.Millisecond)
 		}
@@ -1023,15 +1036,15 @@ func TestHostDoesNotSubscribeWhileItsTicketIsOnItsWay(t *testing.T) {
 func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Contest: contest.Config{SubscriptionLinger: time.Millisecond}})
 	r.acquire(1, "a")
-	r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
+	r.refusedTake(noTicket, redisop.NotRecalled, 20_000)
 	r.want("subscribe a")
 	r.tb.Subscribed(r.now, "a")
 	r.pass(10 * time.Millisecond)
-	r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
+	r.refusedTake(noTicket, redisop.NotRecalled, 20_000)
 	for range 3 {
 		r.untilAsked(6 * time.Second)
 		r.pass(10 * time.Millisecond)
-		r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
+		r.refusedTake(noTicket, redisop.NotRecalled, 20_000)
 	}
 	r.want()
 }
@@ -1039,23 +1052,23 @@ func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
 func TestHostThatMayNotSubscribePollsAHolderThatIsNoSidecar(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.tb.Unsubscribed(r.now, "a") // the ACL denies it
 	for range 10 {
 		if d := r.untilAsked(50 * time.Millisecond); d < 12*time.Millisecond || d > 40*time.Millisecond {
 			t.Errorf("it asks again after %v", d)
 		}
-		if op := r.refusedTake(0, 0, 20_000); op.Ticket != 1 {
+		if op := r.refusedTake(0, redisop.RecallMissed, 20_000); op.Ticket != 1 {
 			t.Errorf("it asks by %+v", op)
 		}
 	}
 	// With a subscription it only refreshes its ticket.
 	r.tb.Subscribed(r.now, "a")
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	if d := r.untilAsked(7 * time.Second); d < 5*time.Second {
 		t.Errorf("subscribed, it asks again after %v", d)
 	}
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.message("a")
 	r.redis(redisop.Take, redisop.Done) // at once
 	r.want("subscribe a", "s1 granted hold="+itoa(r.lastHold())+" token=1 count=1")
@@ -1242,7 +1255,7 @@ func yieldTo(r *rig) (drop, take redisop.Op) {
 
 // The other host has left the queue meanwhile: the Take gets the lock that the Drop freed.
 func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 1, HandoffBudget: 1}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true, HandoffBudget: 1}})
 	_, take := yieldTo(r)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.want()
@@ -1255,13 +1268,13 @@ func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
 // Another program deleted the key, and a ticket from before got the lock: the Drop that is in
 // flight gives it back.
 func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 1, HandoffBudget: 1}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true, HandoffBudget: 1}})
 	_, take := yieldTo(r)
 	r.transfer(1, 64)
-	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1})
 	r.want()
 	r.ops = []redisop.Op{take}
-	r.refusedTake(0, redisop.HolderNotTold, 30_000)
+	r.refusedTake(0, redisop.NotRecalled, 30_000)
 	r.want()
 	r.quiet()
 }
@@ -1278,18 +1291,18 @@ func TestLockThatRedisLeavesFreeIsNotTakenAtOnce(t *testing.T) {
 		r.log = nil
 		return r
 	}
-	paused := func(r *rig, listeners int32) {
+	paused := func(r *rig, listening int32) {
 		r.Helper()
-		if op := r.answer(redisop.Drop, redisop.Result{Paused: true, Listeners: listeners}); op.PassedMS != 150 {
+		if op := r.answer(redisop.Drop, redisop.Result{Paused: true, Listeners: listeners(listening)}); op.PassedMS != 150 {
 			r.Errorf("the drop: %+v", op)
 		}
 	}
-	for listeners, pause := range map[int32]time.Duration{0: 4 * time.Millisecond, 1: 10 * time.Millisecond} {
+	for listening, pause := range map[int32]time.Duration{0: 4 * time.Millisecond, 1: 10 * time.Millisecond} {
 		r := setUp(t)
 		r.acquire(2, "a")
-		paused(r, listeners)
+		paused(r, listening)
 		if d := r.untilAsked(time.Second); d < pause || d > pause+3*time.Millisecond {
-			t.Errorf("with %d listeners it is asked for after %v, want %v", listeners, d, pause)
+			t.Errorf("with %d listeners it is asked for after %v, want %v", listening, d, pause)
 		}
 	}
 	t.Run("an acquire that does not wait", func(t *testing.T) {
@@ -1318,16 +1331,16 @@ func TestFreedLockIsNotKeptFromAnAcquireThatDoesNotWait(t *testing.T) {
 func TestHostThatLostItsSubscriptionPolls(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.want("subscribe a")
 	r.tb.Subscribed(r.now, "a")
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.tb.Unsubscribed(r.now, "a")
 	for range 3 {
 		if d := r.untilAsked(time.Second); d > 40*time.Millisecond {
 			t.Errorf("it asks after %v", d)
 		}
-		r.refusedTake(0, 0, 20_000)
+		r.refusedTake(0, redisop.RecallMissed, 20_000)
 	}
 	r.want()
 }
@@ -1355,13 +1368,13 @@ func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
 // Redis, and a network that has become slower is noticed.
 func TestRoundTripIsThatOfTheShortAnswers(t *testing.T) {
 	const near, far = time.Millisecond, 15 * time.Millisecond
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
 	answer := func(kind redisop.OpKind, trip time.Duration) time.Duration {
 		sent := r.now
 		r.now += int64(trip)
 		r.collect()
 		r.tokens++
-		r.tb.Result(r.now, redisop.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens, Listeners: redisop.Uncounted})
+		r.tb.Result(r.now, redisop.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens})
 		r.ops = nil
 		return r.tb.Stats().RoundTrip
 	}
@@ -1423,7 +1436,7 @@ func TestTurnHasAGrant(t *testing.T) {
 	r.queued(0)
 	r.transfer(1, 900, waitingAfter(1), func(m *redisop.Message) { m.Tokens = 0 })
 	r.pass(100 * time.Millisecond)
-	r.answer(redisop.Take, redisop.Result{Token: 1000, Waiting: 1, Listeners: redisop.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Token: 1000, Waiting: 1})
 	if r.collect(); len(r.log) != 1 {
 		t.Errorf("%q", r.log)
 	}
@@ -1435,7 +1448,7 @@ func TestOwnSubscriptionIsOfNoOtherProgram(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.others = 1
 	r.acquire(1, "a")
-	r.refusedTake(0, 0, 20_000)
+	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.tb.Subscribed(r.now, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")

@@ -94,14 +94,14 @@ func (t *Table) want(a *moment.Alarm, l *lock) claim.Want {
 			w.Reserve = claim.HotTokens
 		case v.Waiting > 1:
 			w.Reserve = uint16(max(2, t.contests.Budget()))
-		case l.memory.NeedsCount():
-			w.Reserve = 2 // so that they are counted
 		}
+		// The Drop before a pipelined Take counts them.
+		w.CountsListeners = !verdict.Pipelined && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs())
 		return w
 	}
 	w := claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}
 	if verdict.LeavesFree {
-		w.PassedMS = contest.PauseAfterMS // Redis leaves it free, too
+		w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too
 	}
 	if q != nil {
 		w.Ticket = q.contest.Ticket()

@@ -22,7 +22,7 @@ func (r *rig) answerAll() {
 		op := r.ops[0]
 		r.ops = r.ops[1:]
 		r.tokens += uint64(op.Reserve)
-		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: listeners(r.others)})
 		r.collect()
 	}
 }
@@ -109,9 +109,9 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 		"a program is subscribed": {false, 1, func(*rig) {}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: contest.NoLinger}})
+			r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
 			r.acquire(1, "a")
-			r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Listeners: c.programs, Token: 1})
+			r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Listeners: listeners(c.programs), Token: 1})
 			c.wait(r)
 			r.release(1, 1)
 			if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].CanWait != c.want {
@@ -176,7 +176,7 @@ func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 300, Listeners: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 300, Listeners: listeners(1)})
 	r.pass(290 * time.Millisecond)
 	r.quiet()
 	r.pass(20 * time.Millisecond)
@@ -497,14 +497,14 @@ func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 		r.ops = nil
 		for _, op := range ops {
 			r.tokens++
-			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: redisop.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens})
 			if r.collect(); op.Kind == redisop.Take {
 				hold = op.HoldID
 			}
 		}
 		for _, op := range r.ops {
 			r.tokens++
-			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: redisop.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens})
 			hold = op.HoldID
 		}
 		r.ops = nil

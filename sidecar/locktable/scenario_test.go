@@ -14,7 +14,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -234,9 +233,7 @@ func (s *scenario) command(line string) {
 // start makes the table.
 func (s *scenario) start(a *arguments) {
 	s.cfg.Contest.Linger, s.cfg.Lease = a.duration("linger"), a.duration("lease")
-	if s.cfg.Contest.Linger == 0 {
-		s.cfg.Contest.Linger = contest.NoLinger
-	}
+	s.cfg.Contest.NoLinger = s.cfg.Contest.Linger == 0
 	s.journal = newRecordJournal()
 	s.cfg.Journal = s.journal
 	s.table = locktable.New(s.cfg, s.now)
@@ -313,12 +310,12 @@ func (s *scenario) result(a *arguments) {
 		Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: s.now, Conn: s.conn,
 		Token: a.number("token"), Field: a.text("field"), TTLMS: a.duration("ttl").Milliseconds(),
 		Waiting: uint32(a.number("waiting")), Arrived: a.number("arrived"), FirstArrived: a.number("first"), Passed: a.has("passed"),
-		Rank: redisop.NotQueued, HolderReached: redisop.HolderNotTold,
+		Listeners: redisop.CountedListeners(0),
 	}
 	if a.value["rank"] != "" {
-		r.Rank, r.HolderReached = int32(a.number("rank")), 1
+		r.IsQueued, r.Rank, r.Recall = true, uint32(a.number("rank")), redisop.RecallReceived
 		if a.has("not-a-sidecar") {
-			r.HolderReached = 0
+			r.Recall = redisop.RecallMissed
 		}
 		if r.Ticket = op.Ticket; r.Ticket == 0 {
 			r.Ticket = op.HoldID

@@ -7,6 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
@@ -193,7 +194,7 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 		d.Time(max(l.timer.Deadline(), now))
 	}
 	busy, turn, grants := t.contests.Limits()
-	l.claim.Describe(d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, PassedMS: contest.PauseAfterMS})
+	l.claim.Describe(d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, PassedMS: redisop.MS(redisop.FreeAfter)})
 	for h := l.holds; h != nil; h = h.next {
 		t.describeHold(d, now, h)
 	}

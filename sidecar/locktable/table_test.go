@@ -119,7 +119,7 @@ func (r *rig) redis(kind redisop.OpKind, outcome redisop.Outcome) redisop.Op {
 	}
 	op := r.ops[0]
 	r.ops = nil
-	res := redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now, Listeners: r.others, Msg: "Redis is unwell"}
+	res := redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now, Listeners: listeners(r.others), Msg: "Redis is unwell"}
 	switch {
 	case outcome == redisop.Done && op.Kind == redisop.Take:
 		r.tokens += uint64(op.Reserve)
@@ -1048,7 +1048,7 @@ func (r *rig) answerFor(name string) {
 	op := r.ops[i]
 	r.ops = slices.Delete(r.ops, i, i+1)
 	r.tokens += uint64(op.Reserve)
-	r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens})
 	r.collect()
 }
 

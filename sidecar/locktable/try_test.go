@@ -227,7 +227,7 @@ func TestTryIsNotRefusedForRivalsThatAreNotKnown(t *testing.T) {
 func TestHostThatGivesUpOnlyATicketDoesNotBackOff(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	first := r.acquire(1, "a")
-	r.refusedTake(0, 0, 20_000) // a program may have it
+	r.refusedTake(0, redisop.RecallMissed, 20_000) // a program may have it
 	r.cancel(1, first)
 	second := r.acquire(2, "a")
 	r.acquire(3, "a")

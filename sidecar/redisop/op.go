@@ -26,7 +26,7 @@ const (
 	// goes to the first of the queue, if there is one. With Arrived, the ticket stands before
 	// those that arrived later; and if the Take is pipelined after a Drop, that passes the key
 	// on to the first of all tickets, this one among them. If the Drop leaves the key free for
-	// a moment, so does the Take: the result is HeldByOther without a Field.
+	// a moment, so does the Take: the result is HeldByOther with LeftFree.
 	Take
 
 	// Renew: the same, if the key is this sidecar's. No token is drawn.
@@ -40,7 +40,7 @@ const (
 	Arrive
 
 	// Drop: no field of this sidecar, if the key has one, and no Ticket in the queue. The lock
-	// goes to the first of the queue that can be told; or else the key is deleted and the
+	// goes to the first of the queue that receives that; or else the key is deleted and the
 	// unlock message is published, also if there was no key: when a key expires, Redis
 	// notifies no waiter.
 	Drop
@@ -66,6 +66,7 @@ type Op struct {
 	AfterPendingDrop bool // Take: it is pipelined after a Drop of the same lock that has no result yet
 	Enqueue          bool // Take: a ticket is to stand in the queue if another owner has the key
 	InOrder          bool // Take with Enqueue: a free key goes to the first of the queue
+	CountListeners   bool // Take: the subscribers of the lock's channel are counted, also if the lock is this sidecar's then
 	CanWait          bool // Drop: it is not known that anything waits for the lock
 }
 
@@ -117,16 +118,48 @@ func (o Outcome) String() string {
 	}[o]
 }
 
-// NotQueued is the Rank of a Take that has no ticket in the queue.
-const NotQueued = int32(-1)
+// Listeners is how many connections subscribe to the channel of a lock, this sidecar's included.
+// They are counted where it costs nothing or matters: by a Drop, if it publishes, by a Take that
+// is refused as one of the first two of the queue or without a ticket, and by one with
+// CountListeners. The zero value is Uncounted.
+type Listeners struct {
+	N     int32 // if they are Counted; or else 0
+	State ListenersState
+}
 
-// HolderNotTold is the HolderReached of a Take that did not recall the lock.
-const HolderNotTold = int32(-1)
+// ListenersState says how subscribers were counted.
+type ListenersState uint8
 
-// Uncounted: the subscribers were not counted. They are counted where it costs nothing or
-// matters: by a Drop, if it publishes, and by a Take that is refused, that moves a lock, or
-// that draws more tokens than the one that its waiter gets.
-const Uncounted = int32(-2)
+const (
+	// Uncounted: that was not wanted.
+	Uncounted ListenersState = iota
+
+	// Counted: there are N.
+	Counted
+
+	// Uncountable: this user may not count them.
+	Uncountable
+
+	// Unpublished: this user may not publish the release, and so cannot know whom it reaches.
+	Unpublished
+)
+
+// CountedListeners returns the number of subscribers that were counted.
+func CountedListeners(n int32) Listeners { return Listeners{n, Counted} }
+
+// MayExist reports whether there are subscribers, or may be, as far as was looked.
+func (l Listeners) MayExist() bool {
+	return l.N > 0 || l.State == Uncountable || l.State == Unpublished
+}
+
+// Recall is what became of the message that asks the holder of a lock to release it.
+type Recall uint8
+
+const (
+	NotRecalled    Recall = iota // none was sent
+	RecallReceived               // a connection received it
+	RecallMissed                 // no connection did: the holder is no sidecar, or has no connection
+)
 
 // Result is the one result that every Op gets. Its fields are in an order that leaves no gaps,
 // like those of Op.
@@ -135,23 +168,25 @@ type Result struct {
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
 	Conn      Conn   // that it came over; not known: Redis does not name the server
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
-	TTLMS     int64  // HeldByOther: PTTL of the key; −1: it has none
-	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
+	TTLMS     int64  // HeldByOther: PTTL of the key, as Redis has it: −1: it does not expire
+	Listeners Listeners
 	Kind      OpKind
 	Outcome   Outcome
 	Made      bool // Take, Done, Reserve > 0: there was no token counter, and now there is one
 
 	// The queue.
-	Passed        bool   // Drop, Done: the lock went to the first of the queue
-	Paused        bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
-	Rank          int32  // Take, HeldByOther: place of this sidecar's ticket, 0 is the first; or NotQueued
-	HolderReached int32  // Take, HeldByOther: how many connections received the recall; 0: the holder is no sidecar, or has no connection; or HolderNotTold
-	Waiting       uint32 // Take, Done, and Drop with Passed: tickets in the queue
-	Ticket        uint64 // Take: HeldByOther: the ticket that stands in the queue, 0: none. Done: the number that the field has, 0: HoldID
-	Arrived       uint64 // Take, HeldByOther, with a ticket; and Arrive: Redis's clock when it was executed, µs
-	FirstArrived  uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there
+	Passed       bool   // Drop, Done: the lock went to the first of the queue
+	Paused       bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
+	LeftFree     bool   // Take, HeldByOther: no other has it: it is left free for a moment, by the Drop before it
+	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
+	Recall       Recall // Take, HeldByOther with IsQueued
+	Rank         uint32 // Take, HeldByOther with IsQueued: tickets before it
+	Waiting      uint32 // Take, Done, and Drop with Passed: tickets in the queue
+	Ticket       uint64 // Take: HeldByOther with IsQueued: the ticket. Done: the number that the field has, 0: HoldID
+	Arrived      uint64 // Take, HeldByOther with IsQueued; and Arrive: Redis's clock when it was executed, µs
+	FirstArrived uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there
 
-	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there; "": the key is left free for a moment
+	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there
 	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
 }
 

@@ -719,16 +719,16 @@ func TestPermissions(t *testing.T) {
 	t.Run("without PUBSUB the number of listeners is not known", func(t *testing.T) {
 		r := connected(t, s.userURL("nonumsub", "~*", "&*", "+@all", "-pubsub"))
 		op := takeOp("a", 1)
-		op.Reserve = 2
-		if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != -1 {
+		op.CountListeners = true
+		if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != (redisop.Listeners{State: redisop.Uncountable}) {
 			t.Errorf("%+v", res)
 		}
-		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != 0 {
+		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(0) {
 			t.Errorf("nobody has heard it: %+v", res)
 		}
 		r.Subscribe("a")
 		recv(t, r.subscribed, "subscription")
-		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != -1 {
+		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != (redisop.Listeners{State: redisop.Uncountable}) {
 			t.Errorf("somebody has heard it: %+v", res)
 		}
 	})
@@ -815,8 +815,8 @@ func TestTLSUserPasswordAndDatabase(t *testing.T) {
 	r.Subscribe("lock")
 	recv(t, r.subscribed, "subscription")
 	op := takeOp("lock", 1)
-	op.Reserve = 2
-	if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != 1 {
+	op.CountListeners = true
+	if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(1) {
 		t.Errorf("%+v", res)
 	}
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket(), DB: 3, ClientName: "admin"})

@@ -56,8 +56,8 @@ func TestPublishedReleaseIsReceived(t *testing.T) {
 			}
 			// We do.
 			r.one(takeOp(name, 1))
-			if res := r.one(dropOp(name, 1)); res.Listeners != 1 {
-				t.Errorf("%d listeners, want 1", res.Listeners)
+			if res := r.one(dropOp(name, 1)); res.Listeners != redisop.CountedListeners(1) {
+				t.Errorf("%+v listeners, want 1", res.Listeners)
 			}
 			if got := recv(t, r.messages, "message"); got != name {
 				t.Errorf("got %q, want %q", got, name)

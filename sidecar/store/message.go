@@ -3,6 +3,7 @@ package store
 import (
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -27,10 +28,10 @@ func ownChannel(uuid string) string { return channelPrefix + ownTag + uuid }
 // is damaged or forged, and is not taken.
 const (
 	maxScriptNumber = 1<<53 - 1 // of a hold, and of a token
-	maxPauseMS      = 10        // see acquire_release.lua
-	maxPassedMS     = 99        // a lock that has passed for longer is left free, and no transfer says so
-	maxWaiting      = 1<<20 - 1 // a sidecar has one ticket in a queue, so these are more hosts than there are
-	maxTokens       = 32        // that a transfer has
+	maxPauseMS      = uint64(redisop.FreeFor / time.Millisecond)
+	maxPassedMS     = uint64(redisop.FreeAfter/time.Millisecond) - 1 // a lock that has passed for longer is left free, and no transfer says so
+	maxWaiting      = 1<<20 - 1                                      // a sidecar has one ticket in a queue, so these are more hosts than there are
+	maxTokens       = redisop.PassedTokens
 	maxLeaseMS      = protocol.MaxDurationMS
 )
 

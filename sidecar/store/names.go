@@ -148,7 +148,7 @@ func (k *keyspace) isTagged(name string) bool {
 	return k.tagged || strings.IndexByte(name, '{') >= 0
 }
 
-// queue returns the key of a lock's queue, as scripts/acquire_release.lua makes it.
+// queue returns the key of a lock's queue, as scripts/queue.lua makes it.
 func (k *keyspace) queue(name string) string { return k.ours(queuePrefix, name) }
 
 // host returns the key of what the sidecar with this uuid published of itself.

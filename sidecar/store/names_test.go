@@ -185,7 +185,7 @@ func TestLocksShareNothingInRedis(t *testing.T) {
 	}
 }
 
-// signsPrefix and signsOf are what scripts/acquire_release.lua has.
+// signsPrefix and signsOf are what scripts/queue.lua has.
 const signsPrefix = "locksidecar_signs:"
 
 func signsOf(queue string) string { return signsPrefix + strings.TrimPrefix(queue, queuePrefix) }
@@ -244,7 +244,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			b.admin.FlushAll(ctx)
 			key, counter, channel := "app1:"+name, "redisson_lock_token:"+derived, "redisson_lock__channel:"+derived
 			more := takeOp(name, 2) // of which the subscribers are counted by the script
-			more.RequireExisting, more.Reserve = true, 2
+			more.RequireExisting, more.CountListeners = true, true
 			r.Subscribe(name)
 			if got := recv(t, r.subscribed, "subscription"); got != name {
 				t.Errorf("the subscription of %q is confirmed for %q", name, got)
@@ -253,7 +253,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			expect("channels", channels, err, channel, ownChannel(ourUUID), ownChannel(otherUUID))
 			for _, op := range []redisop.Op{takeOp(name, 1), more, renewOp(name, 2), checkOp(name, 2)} {
 				res := r.one(op) // finds the result by its name
-				if res.Outcome != redisop.Done || op.Reserve == 2 && res.Listeners != 1 {
+				if res.Outcome != redisop.Done || op.CountListeners && res.Listeners != redisop.CountedListeners(1) {
 					t.Errorf("%+v is answered %+v", op, res)
 				}
 				keys, err := b.admin.Keys(ctx, "*").Result()
@@ -278,7 +278,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 					again.AfterPendingDrop = true
 					ops = append(ops, again)
 				}
-				if res := r.ask(ops...)[0]; res.Outcome != redisop.Done || res.Listeners != 1 {
+				if res := r.ask(ops...)[0]; res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(1) {
 					t.Errorf("the drop of hold %d is answered %+v", hold, res)
 				}
 			}
@@ -371,7 +371,7 @@ func TestQueuesThatAreNotPermitted(t *testing.T) {
 				t.Errorf("after the drop: %+v", res)
 			}
 			waiting.HoldID = 2
-			if res := r.one(waiting); res.Outcome != redisop.HeldByOther || res.Rank != redisop.NotQueued {
+			if res := r.one(waiting); res.Outcome != redisop.HeldByOther || res.IsQueued {
 				t.Errorf("a user who may not use the queues gets %+v", res)
 			}
 			s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")

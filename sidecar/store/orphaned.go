@@ -15,7 +15,7 @@ import (
 var orphanedText string
 
 // dropOrphaned is acquireRelease with a Drop of another sidecar, which is gone for good.
-var dropOrphaned = newScript(ownershipText + orphanedText + acquireReleaseText)
+var dropOrphaned = newScript(orphanedText + acquireReleaseText())
 
 // OrphanOutcome is what DropOrphaned did.
 type OrphanOutcome uint8

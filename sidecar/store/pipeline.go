@@ -611,15 +611,12 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 		}
 	case cl.script == renew && answer.kind == ':' && answer.num == int64(len(results)):
 		for i := range results {
-			results[i].Outcome, results[i].Listeners = redisop.Done, redisop.Uncounted
+			results[i].Outcome = redisop.Done
 		}
 	case answer.kind != '*', len(answer.list) != len(results):
 		return &unexpectedReply{cl.script, answer}
 	default:
 		for i, status := range answer.list {
-			if len(status.list) > 0 && status.kind != '*' {
-				return &unexpectedReply{cl.script, status}
-			}
 			refusal, silent, err := decode(status, &results[i])
 			if err != nil {
 				return err

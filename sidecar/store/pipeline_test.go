@@ -453,9 +453,9 @@ func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
 	p := pipeOf(r.Store)
 	r.Do([]redisop.Op{takeOp("a", 1)})
 	r.Do([]redisop.Op{takeOp("b", 1)})
-	io.WriteString(conn, "*1\r\n:0\r\n")
+	io.WriteString(conn, "*1\r\n:1\r\n")
 	recv(t, results, "result") // the reader waits in OnResults
-	io.WriteString(conn, "*1\r\n:0\r\n")
+	io.WriteString(conn, "*1\r\n:1\r\n")
 	mu := &r.Store.commands.mu
 	for there := false; !there; {
 		mu.Lock()

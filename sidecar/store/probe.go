@@ -153,8 +153,8 @@ func refusedProbe(answer reply) string {
 		return reason(answer.text)
 	}
 	for _, status := range answer.list {
-		if status.kind == '$' {
-			return reason(status.text)
+		if isLaidOut(status, redisop.Take) && status.list[0].num == int64(codeRefused) {
+			return reason(status.list[1].text)
 		}
 	}
 	return ""

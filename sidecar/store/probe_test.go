@@ -158,7 +158,9 @@ func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 
 // A probe is refused if Redis permits its Take and not its Drop.
 func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
-	done, refused := reply{kind: ':', num: 1}, reply{kind: '$', text: "NOPERM no permission to run the 'del' command"}
+	done, refused := reply{kind: ':', num: 1}, reply{kind: '*', list: []reply{
+		{kind: ':', num: int64(codeRefused)}, {kind: '$', text: "NOPERM no permission to run the 'del' command"},
+	}}
 	for name, c := range map[string]struct {
 		list []reply
 		want bool

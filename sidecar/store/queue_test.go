@@ -62,8 +62,8 @@ func TestPermissionsOfQueues(t *testing.T) {
 				again.HoldID, again.Ticket = 2, first.Ticket
 				second := b.one(again)
 				for _, res := range []redisop.Result{first, second} {
-					if res.Outcome != redisop.HeldByOther || (res.Rank == 0 && res.Ticket == 1 && res.HolderReached == 1) != tt.isQueued ||
-						(res.Rank == redisop.NotQueued) == tt.isQueued {
+					if res.Outcome != redisop.HeldByOther || (res.Rank == 0 && res.Ticket == 1 && res.Recall == redisop.RecallReceived) != tt.isQueued ||
+						res.IsQueued != tt.isQueued {
 						t.Errorf("%q: a Take of the other sidecar: %+v", name, res)
 					}
 				}

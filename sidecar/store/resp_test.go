@@ -164,7 +164,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 		return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num, LeaseMS: 40_000, Ticket: ticket, PassedMS: passedMS}
 	}
 	reserves := wait(takeOp("d", 8), 0)
-	reserves.Reserve, reserves.AfterPendingDrop = 64, true
+	reserves.Reserve, reserves.CountListeners, reserves.AfterPendingDrop = 64, true, true
 	inOrder := wait(takeOp("e", 9), 0)
 	inOrder.InOrder = true
 	asks := wait(takeOp("f", 11), 3)
@@ -185,22 +185,22 @@ func TestCommandsAreEncoded(t *testing.T) {
 			[]string{"evalsha", acquireRelease.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
 				ourUUID + ":", "\x02\x01\x01\x01", "30000", "0", "1700000000000001", "7", "0", "", "0123abcd",
-				"4", "5", "12", "3", "64", "1", "6", "redisson_lock__channel:{c}",
-				"9007199254740990", "9007199254740991", "1"}},
+				"4", "5", "12", "3", "64", "m", "6", "redisson_lock__channel:{c}",
+				"9007199254740990", "9007199254740991", "1", ""}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, queued),
 			[]string{"evalsha", acquireRelease.sha, "14", "e", "h", "i", "g", "j", "k", "d", "f",
 				"redisson_lock_token:{e}", "redisson_lock_token:{h}", "redisson_lock_token:{i}", "redisson_lock_token:{g}", "redisson_lock_token:{d}", "redisson_lock_token:{f}",
-				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 1 0 0 0 1 13 70 0 80 18 60 0 1 0 20 2 1 3 ", "0123abcd",
-				"9", "14", "15", "12", "1", "1", "0",
+				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 0 1 0 0 0 0 0 1 13 0 0 0 70 0 18 80 0 0 60 1 0 0 0 2 20 1 3 0 ", "0123abcd",
+				"9", "14", "15", "12", "1", "1", "",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
-				"7", "8", "64", "10", "11", "1"}},
+				"7", "8", "64", "c", "10", "11", "1", ""}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{arrived}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
-				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "1700000000000123 0 ", "0123abcd", "21"}},
+				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "3 0 1700000000000123 ", "0123abcd", "21"}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{drop("b", 20, 0, 120), arrivedAgain}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
-				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "120 0 1700000000000123 0 ", "0123abcd",
-				"20", "21", "1"}},
+				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "0 0 120 3 0 1700000000000123 ", "0123abcd",
+				"20", "21", "1", ""}},
 		{e.run(nil, byDigest, arrive, 0, 7, []redisop.Op{{Kind: redisop.Arrive, Name: "a"}, {Kind: redisop.Arrive, Name: "b{c}"}}),
 			[]string{"evalsha", arrive.sha, "2", "a", "b{c}"}},
 		{e.run(nil, byText, acquireRelease, 0, 7, []redisop.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",

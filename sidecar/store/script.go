@@ -3,7 +3,6 @@ package store
 import (
 	"cmp"
 	"crypto/sha1"
-	_ "embed"
 	"encoding/hex"
 	"fmt"
 	"slices"
@@ -22,18 +21,9 @@ type script struct {
 }
 
 var (
-	//go:embed scripts/ownership.lua
-	ownershipText string
-	//go:embed scripts/acquire_release.lua
-	acquireReleaseText string
-	//go:embed scripts/renew.lua
-	renewText string
-	//go:embed scripts/arrive.lua
-	arriveText string
-
-	acquireRelease = newScript(ownershipText + acquireReleaseText) // takes and drops
-	renew          = newScript(ownershipText + renewText)
-	arrive         = newScript(arriveText)
+	acquireRelease = newScript(acquireReleaseText())
+	renew          = newScript(scriptText(ownershipText, renewText))
+	arrive         = newScript(scriptText(arriveText))
 
 	scripts = []*script{acquireRelease, renew, arrive}
 )
@@ -210,7 +200,7 @@ func argSectionOf(op *redisop.Op) argSection {
 		return dropped
 	case op.RequireExisting, op.Ticket != 0:
 		return setLate
-	case op.Count != 1 || op.Reserve != 1:
+	case op.Count != 1 || op.Reserve != 1 || op.CountListeners:
 		return set
 	}
 	return taken
@@ -284,7 +274,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	}
 	locks := len(ops) - pairs
 	keys := locks + locks - counts[dropped]
-	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + pairs
+	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + 2*pairs
 	dst = appendCommand(dst, f, s, keys, args)
 	for i := range ops {
 		if i < again || ops[i].Kind == redisop.Drop {
@@ -298,8 +288,10 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	}
 	dst = appendString(dst, e.prefix)
 	flags := byte(0)
-	if slices.ContainsFunc(ops[again:], func(op redisop.Op) bool { return op.Enqueue && op.Arrived != 0 }) {
-		flags = 2
+	for i := again; i < len(ops); i += 2 {
+		if ops[i].PassedMS >= redisop.MS(redisop.FreeAfterSubscribed) && waitOf(&ops[i+1]) == waitArrived {
+			flags = 2
+		}
 	}
 	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return e.keys.isTagged(op.Name) }) {
 		flags++
@@ -318,19 +310,43 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 		switch section := argSectionOf(op); {
 		case i >= again && op.Kind == redisop.Take:
 			dst = appendNumber(dst, int64(op.Reserve))
+			dst = appendString(dst, flagsOf(op))
 		case section == set, section == setLate:
 			dst = appendNumber(dst, int64(op.Count))
 			dst = appendNumber(dst, int64(op.Reserve))
-			held := int64(0)
-			if op.RequireExisting {
-				held = 1
-			}
-			dst = appendNumber(dst, held)
+			dst = appendString(dst, flagsOf(op))
 		case i < again && section == dropped:
 			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
 		}
 	}
 	return dst
+}
+
+// waitOf is how an operation waits in the queue of its lock: one of the numbers that the script has
+// as wait.….
+func waitOf(op *redisop.Op) wait {
+	switch {
+	case !op.Enqueue:
+		return waitNone
+	case op.Arrived != 0:
+		return waitArrived
+	case op.InOrder:
+		return waitInOrder
+	}
+	return waitQueued
+}
+
+// flagsOf is what a Take that is not the usual one has as flags: see take.lua.
+func flagsOf(op *redisop.Op) string {
+	switch {
+	case op.CountListeners && op.RequireExisting:
+		return "cm"
+	case op.CountListeners:
+		return "c"
+	case op.RequireExisting:
+		return "m"
+	}
+	return ""
 }
 
 // appendQueueWords appends, as one argument, what the operations say of queues. Most locks
@@ -339,18 +355,14 @@ func (e *encoder) appendQueueWords(dst []byte, ops []redisop.Op) []byte {
 	words, end := e.words[:0], 0 // of those that are not 0
 	for i := range ops {
 		op := &ops[i]
-		first := uint64(op.PassedMS)
-		switch {
-		case op.Enqueue && op.Arrived != 0:
-			first = max(op.Arrived, 3)
-		case op.Enqueue && op.InOrder:
-			first = 2
-		case op.Enqueue:
-			first = 1
+		wait, time := waitOf(op), uint64(op.PassedMS)
+		if wait == waitArrived {
+			time = op.Arrived
 		}
-		words = append(strconv.AppendUint(words, first, 10), ' ')
+		words = append(strconv.AppendUint(words, uint64(wait), 10), ' ')
 		words = append(strconv.AppendUint(words, op.Ticket, 10), ' ')
-		if first != 0 || op.Ticket != 0 {
+		words = append(strconv.AppendUint(words, time, 10), ' ')
+		if wait != waitNone || op.Ticket != 0 || time != 0 {
 			end = len(words)
 		}
 	}
@@ -418,105 +430,6 @@ func appendLoad(dst []byte, s *script) []byte {
 }
 
 func appendPing(dst []byte) []byte { return appendString(appendArray(dst, 1), "ping") }
-
-// A reply that the script cannot have made. Whether it ran is anybody's guess.
-type unexpectedReply struct {
-	script *script
-	reply  reply
-}
-
-func (e *unexpectedReply) Error() string {
-	return fmt.Sprintf("it gave %v, which no script of ours makes", e.reply)
-}
-
-// decode reads what a script answers to one operation into r. A refusal is the text
-// of an error of Redis for this operation alone. silent: what was given back could not
-// be published.
-func decode(status reply, r *redisop.Result) (refusal string, silent bool, err error) {
-	parts := status.list
-	number := status.kind == ':'
-	r.Listeners = redisop.Uncounted
-	switch {
-	case status.kind == '$' && status.text != "":
-		return status.text, false, nil
-
-	case scriptOf(r.Kind) == renew && number && status.num == 1:
-		r.Outcome = redisop.Done
-	case r.Kind == redisop.Check && number && status.num == 2:
-		r.Outcome = redisop.Differs
-	case scriptOf(r.Kind) == renew && number && status.num == 0:
-		r.Outcome = redisop.KeyMissing
-	case scriptOf(r.Kind) == renew && hasKinds(parts, ":$"):
-		decodeOther(parts[0].num, parts[1].text, r)
-
-	case r.Kind == redisop.Take && number && status.num != -1:
-		decodeTaken(status.num, r)
-	case r.Kind == redisop.Take && number && status.num == -1:
-		r.Outcome = redisop.KeyMissing
-	case r.Kind == redisop.Take && hasKinds(parts, "::") && parts[0].num != -1:
-		decodeTaken(parts[0].num, r)
-		r.Listeners = int32(parts[1].num)
-	case r.Kind == redisop.Take && hasKinds(parts, "::::") && parts[0].num != -1 && parts[2].num >= 0 && parts[3].num >= 0:
-		decodeTaken(parts[0].num, r)
-		r.Listeners = int32(parts[1].num)
-		r.Waiting, r.Ticket = uint32(parts[2].num), uint64(parts[3].num)
-	case r.Kind == redisop.Take && hasKinds(parts, ":$:"):
-		decodeOther(parts[0].num, parts[1].text, r)
-		r.Listeners = int32(parts[2].num)
-	case r.Kind == redisop.Take && hasKinds(parts, ":$:::::") && parts[3].num >= 0 && parts[4].num > 0:
-		decodeOther(parts[0].num, parts[1].text, r)
-		r.Listeners = int32(parts[2].num)
-		r.Rank, r.Ticket, r.HolderReached = int32(parts[3].num), uint64(parts[4].num), int32(parts[5].num)
-		r.Arrived = uint64(parts[6].num)
-
-	case r.Kind == redisop.Arrive && hasKinds(parts, "::"):
-		r.Outcome, r.Arrived, r.FirstArrived = redisop.Done, uint64(parts[0].num), uint64(parts[1].num)
-
-	case scriptOf(r.Kind) == acquireRelease && hasKinds(parts, "$"):
-		r.Outcome, r.Field = redisop.NotALock, readable(parts[0].text)
-
-	case r.Kind == redisop.Drop && number && status.num >= -1:
-		r.Outcome, r.Listeners = redisop.Done, int32(status.num)
-	case r.Kind == redisop.Drop && number && status.num == -2:
-		r.Outcome, r.Listeners = redisop.Done, -1
-		return "", true, nil
-	case r.Kind == redisop.Drop && number && status.num == -3:
-		r.Outcome = redisop.Done
-	case r.Kind == redisop.Drop && hasKinds(parts, ":") && parts[0].num >= 0:
-		r.Outcome, r.Passed, r.Waiting = redisop.Done, true, uint32(parts[0].num)
-	case r.Kind == redisop.Drop && hasKinds(parts, "::") && parts[0].num >= -2 && parts[1].num > 0:
-		r.Outcome, r.Paused, r.Listeners = redisop.Done, true, int32(max(parts[0].num, -1))
-		return "", parts[0].num == -2, nil
-
-	default:
-		return "", false, &unexpectedReply{scriptOf(r.Kind), status}
-	}
-	return "", false, nil
-}
-
-// hasKinds reports whether a list has items of these kinds, and no others.
-func hasKinds(list []reply, kinds string) bool {
-	if len(list) != len(kinds) {
-		return false
-	}
-	for i := range list {
-		if list[i].kind != kinds[i] {
-			return false
-		}
-	}
-	return true
-}
-
-func decodeTaken(last int64, r *redisop.Result) {
-	r.Outcome, r.Made = redisop.Done, last < 0
-	r.Token = uint64(max(last, -last))
-}
-
-func decodeOther(ttl int64, field string, r *redisop.Result) {
-	r.Outcome, r.Rank, r.HolderReached = redisop.HeldByOther, redisop.NotQueued, redisop.HolderNotTold
-	r.TTLMS = max(ttl, -1)
-	r.Field = readable(field)
-}
 
 // readable makes text that another program has written to Redis fit for messages, logs
 // and terminals: valid UTF-8 without control characters.

@@ -80,34 +80,34 @@ func TestQueueInScripts(t *testing.T) {
 	for _, tt := range []queueCase{
 		{says: "a Take that finds another owner gets a ticket, and recalls the lock",
 			holder: other(7), listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
-			want: []string{"held, rank 0, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{ours(3)},
+			want: []string{"held, 0 listeners, rank 0, ticket 3, recalled"}, after: other(7), queue: []string{ours(3)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "the second one of a queue recalls, too",
 			holder: other(7), tickets: map[string]int{third(1): 5}, listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
-			want: []string{"held, rank 1, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3)},
+			want: []string{"held, 0 listeners, rank 1, ticket 3, recalled"}, after: other(7), queue: []string{third(1), ours(3)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "the third one does not, and does not count the subscribers",
 			holder: other(7), tickets: map[string]int{third(1): 5, third(2): 4}, listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
-			want: []string{"held, rank 2, ticket 3, reached -1, -2 listeners"}, after: other(7), queue: []string{third(1), third(2), ours(3)}},
+			want: []string{"held, listeners uncounted, rank 2, ticket 3, not recalled"}, after: other(7), queue: []string{third(1), third(2), ours(3)}},
 		{says: "Redis's clock was set back: a newcomer does not stand before the others",
 			holder: other(7), tickets: map[string]int{third(1): -3600}, listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
-			want: []string{"held, rank 1, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3)},
+			want: []string{"held, 0 listeners, rank 1, ticket 3, recalled"}, after: other(7), queue: []string{third(1), ours(3)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "Redis's clock was set back: requests arrive after the tickets",
 			holder: ours(3), tickets: map[string]int{third(1): -3600}, ops: []redisop.Op{{Kind: redisop.Arrive, Name: lock}},
 			want: []string{"arrived, the first 0 s ago"}, after: ours(3), queue: []string{third(1)}},
 		{says: "a Take that asks again keeps its ticket",
 			holder: other(7), tickets: map[string]int{ours(2): 9, third(1): 5}, ops: []redisop.Op{waitOp(lock, 3, 2)},
-			want: []string{"held, rank 0, ticket 2, reached 0, 0 listeners"}, after: other(7), queue: []string{ours(2), third(1)}},
+			want: []string{"held, 0 listeners, rank 0, ticket 2, recall missed"}, after: other(7), queue: []string{ours(2), third(1)}},
 		{says: "a ticket that is gone is replaced",
 			holder: other(7), tickets: map[string]int{third(1): 5}, ops: []redisop.Op{waitOp(lock, 3, 2)},
-			want: []string{"held, rank 1, ticket 3, reached 0, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3)}},
+			want: []string{"held, 0 listeners, rank 1, ticket 3, recall missed"}, after: other(7), queue: []string{third(1), ours(3)}},
 		{says: "a try has no ticket, and recalls nothing",
 			holder: other(7), listens: both, ops: []redisop.Op{takeOp(lock, 3)},
-			want: []string{"held, rank -1, ticket 0, reached -1, 0 listeners"}, after: other(7)},
+			want: []string{"held, 0 listeners"}, after: other(7)},
 		{says: "a holder that is no sidecar is not reached",
 			holder: "redisson:1", ops: []redisop.Op{waitOp(lock, 3, 0)},
-			want: []string{"held, rank 0, ticket 3, reached 0, 0 listeners"}, after: "redisson:1", queue: []string{ours(3)}},
+			want: []string{"held, 0 listeners, rank 0, ticket 3, recall missed"}, after: "redisson:1", queue: []string{ours(3)}},
 		{says: "a Take that succeeds removes its ticket, and says how many wait",
 			tickets: map[string]int{ours(2): 9, third(1): 5}, ops: []redisop.Op{waitOp(lock, 3, 2)},
 			want: []string{"done, 1 wait, ticket 0"}, after: ours(3), queue: []string{third(1)}},
@@ -166,11 +166,11 @@ func TestQueueInScripts(t *testing.T) {
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 0 0 lock"}},
 		{says: "a lock that was dropped and is wanted again passes to the next host, and the ticket stands behind",
 			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 30), again(waitOp(lock, 4, 0))},
-			want: []string{"passed, 1 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
+			want: []string{"passed, 1 wait", "held, 0 listeners, rank 0, ticket 4, not recalled"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 30 lock"}},
 		{says: "a lock that was dropped and is wanted again is not left free for others",
 			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 1000), again(waitOp(lock, 4, 0))},
-			want: []string{"passed, 1 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
+			want: []string{"passed, 1 wait", "held, 0 listeners, rank 0, ticket 4, not recalled"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 99 lock"}},
 
 		{says: "after 50 ms a lock that programs wait for is free for a moment",
@@ -196,7 +196,7 @@ func TestQueueInScripts(t *testing.T) {
 
 		{says: "a Take in order lets the first of the queue have a free lock",
 			tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{inOrder(waitOp(lock, 4, 0))},
-			want: []string{"held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
+			want: []string{"held, 0 listeners, rank 0, ticket 4, not recalled"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 30000 1 0 lock"}},
 		{says: "which may be its own ticket",
 			tickets: map[string]int{third(1): 9, ours(2): 7, other(7): 5}, listens: []string{otherUUID}, ops: []redisop.Op{inOrder(waitOp(lock, 4, 2))},
@@ -207,33 +207,33 @@ func TestQueueInScripts(t *testing.T) {
 
 		{says: "a ticket stands in the queue as of when its request arrived",
 			holder: other(7), tickets: map[string]int{third(1): 9, third(2): 5}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 0), 7)},
-			want: []string{"held, rank 1, ticket 4, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(4), third(2)},
+			want: []string{"held, 0 listeners, rank 1, ticket 4, recalled"}, after: other(7), queue: []string{third(1), ours(4), third(2)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "and moves to when another one did",
 			holder: other(7), tickets: map[string]int{ours(3): 20, third(1): 9, third(2): 5}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 3), 7)},
-			want: []string{"held, rank 1, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3), third(2)},
+			want: []string{"held, 0 listeners, rank 1, ticket 3, recalled"}, after: other(7), queue: []string{third(1), ours(3), third(2)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "and if it was the first and a program has the lock, the next one has to ask",
 			holder: "redisson:1", tickets: map[string]int{ours(3): 20, third(1): 9, other(7): 5}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 3), 7)},
-			want: []string{"held, rank 1, ticket 3, reached 0, 0 listeners"}, after: "redisson:1", queue: []string{third(1), ours(3), other(7)},
+			want: []string{"held, 0 listeners, rank 1, ticket 3, recall missed"}, after: "redisson:1", queue: []string{third(1), ours(3), other(7)},
 			messages: []string{thirdUUID + ": free 0 lock"}},
 		{says: "a ticket of a request that arrived long ago is not old",
 			tickets: map[string]int{other(7): 60}, signs: map[string]int{otherUUID: 0}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 0), 40)},
-			want: []string{"held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
+			want: []string{"held, 0 listeners, rank 0, ticket 4, not recalled"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 30000 1 0 lock"}},
 		{says: "a lock that is dropped and wanted again passes to the first that arrived",
 			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
-			want: []string{"passed, 2 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4), third(1)},
+			want: []string{"passed, 2 wait", "held, 0 listeners, rank 0, ticket 4, not recalled"}, after: other(7), queue: []string{ours(4), third(1)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 2 30 lock"}},
 		{says: "which may be the next one of this sidecar",
 			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
 			want: []string{"passed, 1 wait", "done, 1 wait, ticket 0"}, after: ours(4), queue: []string{third(1)}},
 		{says: "it is left free for a moment with its place in the queue",
 			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 100), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 4,
-			want: []string{"paused, 0 listeners", "held, rank 0, ticket 4, reached -1, 0 listeners"}, queue: []string{ours(4), third(1)}},
+			want: []string{"paused, 0 listeners", "free, 0 listeners, rank 0, ticket 4, not recalled"}, queue: []string{ours(4), third(1)}},
 		{says: "also if no other sidecar waits",
 			holder: ours(3), listeners: true, ops: []redisop.Op{passOp(lock, 3, 50), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 10,
-			want: []string{"paused, 1 listeners", "held, rank 0, ticket 4, reached -1, 1 listeners"}, queue: []string{ours(4)}},
+			want: []string{"paused, 1 listeners", "free, 1 listeners, rank 0, ticket 4, not recalled"}, queue: []string{ours(4)}},
 		{says: "an Arrive says when the first of the queue arrived",
 			tickets: map[string]int{third(1): 9, other(7): 5}, ops: []redisop.Op{{Kind: redisop.Arrive, Name: lock}},
 			want: []string{"arrived, the first 9 s ago"}, queue: []string{third(1), other(7)}},
@@ -342,10 +342,27 @@ func (tt *queueCase) run(t *testing.T, b backend, queue string) {
 	}
 }
 
+func showListeners(l redisop.Listeners) string {
+	switch l.State {
+	case redisop.Counted:
+		return fmt.Sprintf("%d listeners", l.N)
+	case redisop.Uncounted:
+		return "listeners uncounted"
+	}
+	return "listeners unknown"
+}
+
 func showQueueResult(res *redisop.Result) string {
 	switch {
 	case res.Outcome == redisop.HeldByOther:
-		return fmt.Sprintf("held, rank %d, ticket %d, reached %d, %d listeners", res.Rank, res.Ticket, res.HolderReached, res.Listeners)
+		text := fmt.Sprintf("held, %s", showListeners(res.Listeners))
+		if res.LeftFree {
+			text = "free, " + showListeners(res.Listeners)
+		}
+		if res.IsQueued {
+			text += fmt.Sprintf(", rank %d, ticket %d, %s", res.Rank, res.Ticket, [...]string{"not recalled", "recalled", "recall missed"}[res.Recall])
+		}
+		return text
 	case res.Outcome == redisop.Done && res.Kind == redisop.Arrive && res.FirstArrived == 0:
 		return "arrived, none before"
 	case res.Outcome == redisop.Done && res.Kind == redisop.Arrive:
@@ -355,7 +372,7 @@ func showQueueResult(res *redisop.Result) string {
 	case res.Outcome == redisop.Done && res.Passed:
 		return fmt.Sprintf("passed, %d wait", res.Waiting)
 	case res.Outcome == redisop.Done && res.Paused:
-		return fmt.Sprintf("paused, %d listeners", res.Listeners)
+		return "paused, " + showListeners(res.Listeners)
 	case res.Outcome == redisop.Done:
 		return "done"
 	}
@@ -434,7 +451,7 @@ func TestQueueOfAFullRedis(t *testing.T) {
 	if res := results[1]; res.Outcome != redisop.Retryable {
 		t.Errorf("a Take of a free lock: %+v", res)
 	}
-	if res := results[2]; res.Outcome != redisop.HeldByOther || res.Rank != redisop.NotQueued || res.HolderReached != redisop.HolderNotTold {
+	if res := results[2]; res.Outcome != redisop.HeldByOther || res.IsQueued || res.Recall != redisop.NotRecalled {
 		t.Errorf("a Take that would have to queue: %+v", res)
 	}
 	if res := results[3]; !res.Passed || a.HGet(ctx, "ours", field(otherUUID, 5)).Val() != "1" {
@@ -452,7 +469,7 @@ func TestQueueKeyOfAnotherType(t *testing.T) {
 			b.admin.Set(ctx, "locksidecar_queue:{"+name+"}", "x", 0)
 		}
 		results := r.ask(waitOp("held", 2, 1), passOp("ours", 1, 0))
-		if res := results[0]; res.Outcome != redisop.HeldByOther || res.Rank != redisop.NotQueued || res.Ticket != 0 {
+		if res := results[0]; res.Outcome != redisop.HeldByOther || res.IsQueued || res.Ticket != 0 {
 			t.Errorf("a Take: %+v", res)
 		}
 		if res := results[1]; res.Outcome != redisop.Done || res.Passed || b.admin.Exists(ctx, "ours").Val() != 0 {

@@ -817,7 +817,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `Redis leaves free what a program may poll, and passes it to no ticket`,
 		file: "sidecar/locktable/reconcile.go",
-		old:  `		w.PassedMS = contest.PauseAfterMS // Redis leaves it free, too`,
+		old:  `		w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too`,
 		new:  "",
 		by:   tableTest("TestLockThatAProgramMayPollIsLeftFreeMoreOften"),
 	},
@@ -915,7 +915,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a Drop that failed has published no message`,
 		file: "sidecar/locktable/contest/subscription.go",
-		old:  "\tcase r.Outcome != redisop.Done || r.Passed || r.Listeners == redisop.Uncounted:\n\t\tc.ownPublishesPending--\n",
+		old:  "\tcase r.Outcome != redisop.Done || r.Passed || r.Listeners.State == redisop.Uncounted:\n\t\tc.ownPublishesPending--\n",
 		new:  "",
 		by:   tableTest("TestMessageAfterADropThatFailedIsNotOwn"),
 	},
@@ -980,8 +980,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `the deadline of a transfer counts from the last answered question`,
 		file: "sidecar/locktable/contest/place.go",
-		old:  `validSince: r.Sent, rank: r.Rank, conn: r.Conn, arrived`,
-		new:  `validSince: max(p.validSince, 1), rank: r.Rank, conn: r.Conn, arrived`,
+		old:  `validSince: r.Sent, rank: int32(r.Rank), conn: r.Conn, arrived`,
+		new:  `validSince: max(p.validSince, 1), rank: int32(r.Rank), conn: r.Conn, arrived`,
 		by:   tableTest("TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion"),
 	},
 	{
@@ -1262,7 +1262,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a host whose turn is over stands behind all others at once`,
 		file: "sidecar/locktable/contest/turns.go",
-		old:  `		return c.mayEnqueue(v) && (isPlaced || c.memory.hostsWait && v.DropPassedMS < PauseAfterMS)`,
+		old:  `		return c.mayEnqueue(v) && (isPlaced || c.memory.hostsWait && v.DropPassedMS < int64(redisop.MS(redisop.FreeAfter)))`,
 		new:  `		return false && isPlaced`,
 		by:   tableTest("TestTurnEndsByItsBudget"),
 	},
@@ -1381,7 +1381,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a lock in order is left free for the pause after its Drop`,
 		file: "sidecar/locktable/contest/asking.go",
-		old:  "\tif r.Field == \"\" {\n",
+		old:  "\tif r.LeftFree {\n",
 		new:  "\tif false {\n",
 		by:   tableTest("TestLockInOrderIsLeftFreeForAMoment"),
 	},
@@ -1409,7 +1409,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `no Take follows a Drop that may leave the lock free`,
 		file: "sidecar/locktable/contest/turns.go",
-		old:  `c.memory.hostsWait && v.DropPassedMS < PauseAfterMS`,
+		old:  `c.memory.hostsWait && v.DropPassedMS < int64(redisop.MS(redisop.FreeAfter))`,
 		new:  `c.memory.hostsWait`,
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
@@ -1430,7 +1430,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `other sidecars that wait make no longer pause`,
 		file: "sidecar/locktable/contest/turns.go",
-		old:  `c.leaveFree(now, s.freePause(c.areForeignKnown(now) || r.Paused && r.Listeners != 0))`,
+		old:  `c.leaveFree(now, s.freePause(c.areForeignKnown(now) || r.Paused && r.Listeners.MayExist()))`,
 		new:  `c.leaveFree(now, s.freePause(!isQuiet))`,
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
@@ -1535,8 +1535,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a holder that got no recall because it has just got the lock is a sidecar`,
 		file: "sidecar/locktable/contest/asking.go",
-		old:  `isSidecar: isQueued && r.HolderReached != 0,`,
-		new:  `isSidecar: isQueued && r.HolderReached > 0,`,
+		old:  `isSidecar: isQueued && r.Recall != redisop.RecallMissed,`,
+		new:  `isSidecar: isQueued && r.Recall == redisop.RecallReceived,`,
 		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
 	},
 	{

@@ -114,10 +114,24 @@ var storeMutants = []mutant{
 		by:   differential,
 	},
 	{
+		rule: "a take that is to count the subscribers is not one of the simple ones",
+		file: "sidecar/store/script.go",
+		old:  `|| op.Reserve != 1 || op.CountListeners:`,
+		new:  `|| op.Reserve != 1:`,
+		by:   differential,
+	},
+	{
+		rule: "a status is as its code says",
+		file: "sidecar/store/decode.go",
+		old:  `		if !ok {`,
+		new:  `		if false {`,
+		by:   test("sidecar/store", "TestStatusesThatNoScriptMakes"),
+	},
+	{
 		rule: "a take that needs more than one token is not one of the simple ones",
 		file: "sidecar/store/script.go",
-		old:  `case op.Count != 1 || op.Reserve != 1:`,
-		new:  `case op.Count != 1:`,
+		old:  `case op.Count != 1 || op.Reserve != 1 ||`,
+		new:  `case op.Count != 1 ||`,
 		by:   differential,
 	},
 	{
@@ -224,9 +238,9 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "what another program has written is made readable",
-		file: "sidecar/store/script.go",
-		old:  "	r.TTLMS = max(ttl, -1)\n	r.Field = readable(field)",
-		new:  "	r.TTLMS = max(ttl, -1)\n	r.Field = field",
+		file: "sidecar/store/decode.go",
+		old:  `max(v[0].num, -1), readable(v[1].text),`,
+		new:  `max(v[0].num, -1), v[1].text,`,
 		by:   differential,
 	},
 	{

@@ -289,7 +289,7 @@ func (w *world) describeConnection(d *description, c *connection) {
 
 func (w *world) describeOp(d *description, r *request) {
 	op := &r.op
-	d.flags(op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Ticket != 0)
+	d.flags(op.RequireExisting, op.AfterPendingDrop, op.CountListeners, op.Enqueue, op.InOrder, op.Ticket != 0)
 	d.Value(uint64(op.Kind)<<48 | uint64(op.Reserve)<<32 | uint64(op.LeaseMS))
 	d.Value(uint64(op.Count)<<32 | uint64(min(op.PassedMS, 100)))
 	d.Number(op.HoldID)
@@ -305,10 +305,10 @@ func (w *world) describeFrame(d *description, f *frame) {
 	switch f.kind {
 	case resultFrame:
 		r := &f.result
-		d.flags(r.Passed, r.Paused, r.Ticket != 0, r.Token != 0)
+		d.flags(r.Passed, r.Paused, r.LeftFree, r.IsQueued, r.Ticket != 0, r.Token != 0)
 		d.Value(uint64(r.Kind)<<8 | uint64(r.Outcome))
-		d.Value(uint64(uint32(r.Listeners))<<32 | uint64(uint32(r.Rank)))
-		d.Value(uint64(uint32(r.HolderReached))<<32 | uint64(r.Waiting))
+		d.Value(uint64(uint32(r.Listeners.N))<<32 | uint64(r.Rank))
+		d.Value(uint64(r.Listeners.State)<<40 | uint64(r.Recall)<<32 | uint64(r.Waiting))
 		d.Time(max(r.Sent, w.now-lease))
 		if r.Ticket != 0 {
 			d.Number(r.Ticket)

@@ -281,8 +281,8 @@ func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
 	res := redisop.Result{
 		Kind: r.op.Kind, Name: lockName, Outcome: reply.Outcome, Sent: r.sent, Msg: reply.Code,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
-		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached, Waiting: reply.Waiting,
-		Passed: reply.Passed, Paused: reply.Paused, Arrived: reply.Arrived, FirstArrived: reply.FirstArrived,
+		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Recall: reply.Recall, Waiting: reply.Waiting,
+		Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree, Arrived: reply.Arrived, FirstArrived: reply.FirstArrived,
 	}
 	if reply.Outcome == redisop.HeldByOther && w.key.Exists() {
 		res.Field = "another host"

@@ -99,7 +99,7 @@ func (f *frame) text() string {
 	}
 	r := &f.result
 	name := [...]string{"done", "held by other", "key missing", "differs", "not a lock", "not sent", "unknown", "refused", "retryable"}[r.Outcome]
-	return fmt.Sprintf("%s ticket=%d rank=%d reached=%d waiting=%d passed=%v paused=%v listeners=%d", name, r.Ticket, r.Rank, r.HolderReached, r.Waiting, r.Passed, r.Paused, r.Listeners) +
+	return fmt.Sprintf("%s ticket=%d rank=%d recall=%d waiting=%d passed=%v paused=%v listeners=%+v", name, r.Ticket, r.Rank, r.Recall, r.Waiting, r.Passed, r.Paused, r.Listeners) +
 		arrivedText(" ", r.Arrived) + arrivedText(" first ", r.FirstArrived)
 }
 

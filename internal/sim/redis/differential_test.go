@@ -803,19 +803,21 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *red
 	case got.Outcome != want.Outcome:
 		return wrong("outcome %d, want %d", got.Outcome, want.Outcome)
 	case (want.Outcome == redisop.Done || want.Outcome == redisop.HeldByOther) && got.Listeners != want.Listeners:
-		return wrong("%d listeners, want %d", got.Listeners, want.Listeners)
+		return wrong("listeners %+v, want %+v", got.Listeners, want.Listeners)
 	case got.Token != want.Token:
 		return wrong("token %d", got.Token)
 	case got.Made != want.Made:
 		return wrong("it made its counter: %v", got.Made)
-	case got.Rank != want.Rank || got.Ticket != want.Ticket:
+	case got.IsQueued != want.IsQueued || got.Rank != want.Rank || got.Ticket != want.Ticket:
 		return wrong("rank %d, ticket %d", got.Rank, got.Ticket)
 	case (want.Arrived == 0) != (got.Arrived == 0) || got.Arrived < want.Arrived || got.Arrived > want.Arrived+uint64(patience.Microseconds()):
 		return wrong("arrived at %d", got.Arrived)
 	case got.FirstArrived != want.FirstArrived:
 		return wrong("the first arrived at %d", got.FirstArrived)
-	case got.HolderReached != want.HolderReached:
-		return wrong("it reached %d connections of the holder", got.HolderReached)
+	case got.Recall != want.Recall:
+		return wrong("recall %d", got.Recall)
+	case got.LeftFree != want.LeftFree:
+		return wrong("left free: %v", got.LeftFree)
 	case got.Waiting != want.Waiting:
 		return wrong("%d wait", got.Waiting)
 	case got.Passed != want.Passed || got.Paused != want.Paused:

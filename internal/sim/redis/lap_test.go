@@ -312,7 +312,7 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 			if r.oneIn(3) {
 				op.Reserve = pick[uint16](r, 0, 2, 64)
 			}
-			op.RequireExisting = r.oneIn(4)
+			op.RequireExisting, op.CountListeners = r.oneIn(4), r.oneIn(3)
 			op.AfterPendingDrop = r.oneIn(16) // its Drop was asked for in an earlier batch
 			wait(&op)
 		case x < 60:
@@ -331,6 +331,7 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
+			op.CountListeners = r.oneIn(4)
 			if wait(&op); len(names) > runMax || len(leases) > 1 || users[user].key != nil || rd.full {
 				// The test cannot see whether one run had both, and memory; other messages are sent
 				// then.

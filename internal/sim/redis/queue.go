@@ -6,25 +6,21 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The queue of a lock between sidecars.
 
-const (
-	queueExpiry  = 10 * 60 * 1e9 // ns: how long a queue outlives its last use
-	maxAge       = 15e6          // µs: a ticket whose sidecar has not asked for longer gets nothing
-	maxOffers    = 128           // tickets that one operation looks at
-	passedTokens = 32            // drawn for a lock that is passed on
+const queueExpiry = int64(redisop.QueueExpiry)
 
-	// For how long a lock passes from owner to owner before it is free for a moment, ms: if
-	// anything subscribes to its channel, and in any case.
-	maxPassedMS, maxPassedAloneMS = 50, 100
+// maxAge is how old a ticket may be whose sidecar has not asked since, µs.
+const maxAge = int64(redisop.MaxSilence / time.Microsecond)
 
-	// For how long sidecars leave it free then, ms: if anything subscribes, and otherwise.
-	pauseMS, pauseAloneMS = 10, 4
-)
+// For how long a lock passes from owner to owner before it is left free for a moment, ms: if
+// anything subscribes to its channel, and in any case.
+var maxPassedMS, maxPassedAloneMS = redisop.MS(redisop.FreeAfterSubscribed), redisop.MS(redisop.FreeAfter)
 
 // Ticket is a place in a queue.
 type Ticket struct {
@@ -62,9 +58,9 @@ func (q *Queue) Add(t Ticket) {
 	q.Tickets = slices.Insert(q.Tickets, i, t)
 }
 
-// Rank returns the place of a ticket, or NotQueued.
-func (q *Queue) Rank(owner Owner, num uint64) int32 {
-	return int32(slices.IndexFunc(q.Tickets, func(t Ticket) bool { return t.Owner == owner && t.Num == num }))
+// Rank returns the place of a ticket; -1: it is not in the queue.
+func (q *Queue) Rank(owner Owner, num uint64) int {
+	return slices.IndexFunc(q.Tickets, func(t Ticket) bool { return t.Owner == owner && t.Num == num })
 }
 
 func (q *Queue) remove(owner Owner, num uint64) {
@@ -72,7 +68,7 @@ func (q *Queue) remove(owner Owner, num uint64) {
 	case i == 0:
 		q.Tickets = q.Tickets[1:] // nearly always, and there may be thousands behind it
 	case i > 0:
-		q.Tickets = slices.Delete(q.Tickets, int(i), int(i)+1)
+		q.Tickets = slices.Delete(q.Tickets, i, i+1)
 	}
 }
 
@@ -145,11 +141,12 @@ func (c *Command) send(to Owner, m redisop.Message, reply *Reply) int32 {
 	return reached
 }
 
-// enqueue puts the ticket num of a Take into the queue, unless the given one is there.
-func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int32, ticket uint64) {
+// enqueue puts the ticket num of a Take into the queue, unless the given one is there. Ticket 0:
+// none stands.
+func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int, ticket uint64) {
 	q := c.queue()
 	if q == nil {
-		return redisop.NotQueued, 0
+		return 0, 0
 	}
 	lives := func(at *int64, existed bool) {
 		if !c.Denied.PExpire {
@@ -185,12 +182,12 @@ func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int32, ticket ui
 		return q.Rank(c.Owner, given), given
 	}
 	if c.NoMemory || c.Denied.ZAdd {
-		return redisop.NotQueued, 0
+		return 0, 0
 	}
 	lives(&q.ExpireAt, len(q.Tickets) > 0)
 	q.Add(Ticket{Owner: c.Owner, Num: take.HoldID, Time: arrived})
 	if take.Arrived == 0 {
-		return int32(len(q.Tickets)) - 1, take.HoldID
+		return len(q.Tickets) - 1, take.HoldID
 	}
 	sign()
 	return q.Rank(c.Owner, take.HoldID), take.HoldID
@@ -201,7 +198,7 @@ func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int32, ticket ui
 // that number were given up, but for mine; 0: all of them.
 func (c *Command) offer(reply *Reply, mine, upTo uint64, stays bool, accept func(t Ticket) bool) (accepted Ticket, ok bool) {
 	q := c.Queue
-	for range maxOffers {
+	for range redisop.MaxOffers {
 		if len(q.Tickets) == 0 {
 			break
 		}
@@ -270,7 +267,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 			return true
 		}
 		return c.send(t.Owner, redisop.Message{
-			Kind: redisop.Transferred, Ticket: t.Num, LastToken: uint64(last), Tokens: passedTokens,
+			Kind: redisop.Transferred, Ticket: t.Num, LastToken: uint64(last), Tokens: redisop.PassedTokens,
 			LeaseMS: op.LeaseMS, Waiting: reply.Waiting, PassedMS: passedMS,
 		}, reply) > 0
 	})
@@ -287,9 +284,8 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 // no sidecar received it.
 func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (reply Reply, done bool) {
 	op := c.Op
-	reply = Reply{Listeners: redisop.Uncounted}
 	_, ticket := c.enqueue(op, op.Ticket)
-	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), ticket)
+	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), redisop.PassedTokens), ticket)
 	if !ok && ticket == op.HoldID {
 		c.Queue.remove(c.Owner, ticket)
 	}
@@ -306,7 +302,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 		if op.Reserve == 0 {
 			reply.Token, reply.Made = 0, false
 		}
-		if op.Reserve != 1 {
+		if op.CountListeners {
 			reply.Listeners, reply.Counted = c.count(channel)
 		}
 		return reply, true
@@ -326,15 +322,16 @@ func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply
 	wasFirst := c.Op.Enqueue && c.hasTickets() && c.Queue.Rank(c.Owner, ticket) == 0
 	if c.Op.Enqueue {
 		arrives := c.arrivalAt()
-		if reply.Rank, reply.Ticket = c.enqueue(c.Op, ticket); reply.Ticket != 0 {
+		rank, stands := c.enqueue(c.Op, ticket)
+		if reply.Rank, reply.Ticket, reply.IsQueued = uint32(rank), stands, stands != 0; reply.IsQueued {
 			reply.Arrived = uint64(arrives)
 		}
-	} else {
-		reply.Rank = redisop.NotQueued
 	}
-	reply.HolderReached = redisop.HolderNotTold
-	if !c.PassedOn && !c.LeftFree && (reply.Rank == 0 || reply.Rank == 1) {
-		reply.HolderReached = c.send(c.holder(key), redisop.Message{Kind: redisop.Recalled}, reply)
+	if !c.PassedOn && !c.LeftFree && reply.IsQueued && reply.Rank < 2 {
+		reply.Recall = redisop.RecallMissed
+		if c.send(c.holder(key), redisop.Message{Kind: redisop.Recalled}, reply) > 0 {
+			reply.Recall = redisop.RecallReceived
+		}
 	}
 	if !c.PassedOn && !c.LeftFree && wasFirst && reply.Rank > 0 {
 		c.notifyFirst(key, 0, reply)
@@ -399,11 +396,11 @@ func (c *Command) freed(pause uint32, upTo uint64, reply *Reply) {
 // done is false if it does not after all.
 func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, existed bool) (reply Reply, done bool) {
 	op := c.Op
-	reply = Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted}
+	reply = Reply{Outcome: redisop.Done}
 	pauses := false
 	if (c.Next == nil || c.hasNextArrived()) && op.PassedMS >= maxPassedMS {
 		listeners, _ := c.count(channel)
-		pauses = listeners > 0 || op.PassedMS >= maxPassedAloneMS
+		pauses = listeners.N > 0 || op.PassedMS >= maxPassedAloneMS
 	}
 	if !c.hasTickets() && !(c.hasNextArrived() && pauses) {
 		return reply, false
@@ -414,7 +411,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 	}
 	refused := op.LeaseMS == 0
 	if !pauses && !refused {
-		_, ok, code := c.pass(key, counter, &reply, passedTokens, mine)
+		_, ok, code := c.pass(key, counter, &reply, redisop.PassedTokens, mine)
 		if ok {
 			reply.Passed, reply.Token, reply.Made = true, 0, false
 			return reply, true
@@ -430,8 +427,8 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 		pause := uint32(0)
 		if pauses {
 			reply.Paused = true
-			if pause = pauseMS; reply.Listeners == 0 {
-				pause = pauseAloneMS
+			if pause = redisop.MS(redisop.FreeFor); !reply.Listeners.MayExist() {
+				pause = redisop.MS(redisop.FreeForAlone)
 			}
 		}
 		if c.hasTickets() {

@@ -152,9 +152,7 @@ func Judge(op *redisop.Op, s Standing) Verdict {
 }
 
 func judgeTake(op *redisop.Op, s Standing) Verdict {
-	// A take counts the subscribers if it draws more tokens than its waiter needs, moves a
-	// hold, or finds another owner and is one of the first to wait for it.
-	v := Verdict{Counts: s != Free || op.Reserve != 1}
+	v := Verdict{Counts: op.CountListeners}
 	switch s {
 	case Free:
 		if op.RequireExisting {

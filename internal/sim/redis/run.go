@@ -66,22 +66,24 @@ type Reply struct {
 	Code        string // of the error, if Outcome is Refused or Busy
 	Token       uint64 // the last one drawn; 0: none
 	Made        bool   // there was no token counter before
-	Listeners   int32  // or Uncounted
+	Listeners   redisop.Listeners
 	Counted     bool   // Listeners is what PUBSUB NUMSUB returned
 	TTLMS       int64  // of the key, if Outcome is Other
 	Change      Change // of the key
 	Publication Publication
 
 	// The queue: as in [redisop.Result].
-	Rank          int32
-	Ticket        uint64
-	Arrived       uint64
-	FirstArrived  uint64
-	HolderReached int32
-	Waiting       uint32
-	Passed        bool
-	Paused        bool
-	Sent          []Sent // to sidecars, in this order
+	IsQueued     bool
+	Rank         uint32
+	Ticket       uint64
+	Arrived      uint64
+	FirstArrived uint64
+	Recall       redisop.Recall
+	Waiting      uint32
+	Passed       bool
+	Paused       bool
+	LeftFree     bool
+	Sent         []Sent // to sidecars, in this order
 }
 
 // Run carries out a command on the key, the token counter and the channel of its lock.
@@ -100,7 +102,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		c.Queue.expire(c.Now)
 	}
 	if op.Kind == redisop.Arrive {
-		reply := Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted, Arrived: uint64(c.arrivalAt())}
+		reply := Reply{Outcome: redisop.Done, Arrived: uint64(c.arrivalAt())}
 		if c.hasTickets() {
 			reply.FirstArrived = uint64(c.queue().Tickets[0].Time)
 		}
@@ -117,7 +119,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	switch {
 	case op.Kind == redisop.Take && c.LeftFree:
-		reply := Reply{Outcome: redisop.HeldByOther, TTLMS: -1, Listeners: redisop.Uncounted}
+		reply := Reply{Outcome: redisop.HeldByOther, TTLMS: -1, LeftFree: true}
 		c.refuse(key, channel, op.Ticket, &reply)
 		return reply
 	case op.Kind == redisop.Drop && (c.hasTickets() || c.hasNextArrived()):
@@ -144,16 +146,15 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	if op.Kind == redisop.Renew && (standing == Shared || standing == SharedStructure) && c.SkipsLook && c.hasCount(key.Other) && !c.Denied.PExpire {
 		key.ExpireAt = c.Now + int64(op.LeaseMS)*1e6
-		return Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted}
+		return Reply{Outcome: redisop.Done}
 	}
 	verdict := Judge(op, standing)
-	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: redisop.Uncounted, Sent: sent}
+	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Sent: sent}
 	if verdict.Counts {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}
 	if verdict.Outcome == redisop.HeldByOther {
 		reply.TTLMS = key.TTL(c.Now)
-		reply.Rank, reply.HolderReached = redisop.NotQueued, redisop.HolderNotTold
 		if op.Kind == redisop.Take {
 			c.refuse(key, channel, op.Ticket, &reply)
 		}
@@ -221,7 +222,7 @@ func (c *Command) hasCount(content *Content) bool {
 }
 
 func refusal(code string) Reply {
-	reply := Reply{Outcome: redisop.Refused, Code: code, Listeners: redisop.Uncounted}
+	reply := Reply{Outcome: redisop.Refused, Code: code}
 	if code == "OOM" || code == "READONLY" {
 		reply.Outcome = redisop.Retryable
 	}
@@ -241,21 +242,21 @@ func (c *Command) remove(key *Key) {
 
 // count returns how many connections are subscribed to the channel, as far as the sidecar
 // may ask. A subscriber of a pattern does not wait for the lock.
-func (c *Command) count(channel *Channel) (listeners int32, counted bool) {
+func (c *Command) count(channel *Channel) (listeners redisop.Listeners, counted bool) {
 	if c.Denied.PubSub {
-		return -1, false
+		return redisop.Listeners{State: redisop.Uncountable}, false
 	}
-	return int32(len(channel.Subscribers)), true
+	return redisop.CountedListeners(int32(len(channel.Subscribers))), true
 }
 
 // publish publishes a release, and counts the subscribers. That it reached none needs no
 // permission to count.
 func (c *Command) publish(channel *Channel, reply *Reply) {
 	if c.Denied.Publish || c.Denied.Channel {
-		reply.Publication, reply.Listeners = PublishDenied, -1
+		reply.Publication, reply.Listeners = PublishDenied, redisop.Listeners{State: redisop.Unpublished}
 		return
 	}
-	reply.Publication, reply.Listeners = Published, 0
+	reply.Publication, reply.Listeners = Published, redisop.CountedListeners(0)
 	if len(channel.Subscribers)+channel.Patterns > 0 {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}

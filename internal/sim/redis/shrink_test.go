@@ -78,7 +78,7 @@ func showOp(op *redisop.Op) string {
 	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Arrive", "Drop"}[op.Kind]
 	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
 	if op.Kind == redisop.Take {
-		text += fmt.Sprintf(" reserve %d held %v behind %v enqueue %v in order %v arrived %d", op.Reserve, op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Arrived)
+		text += fmt.Sprintf(" reserve %d counts %v held %v behind %v enqueue %v in order %v arrived %d", op.Reserve, op.CountListeners, op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Arrived)
 	}
 	if op.Ticket != 0 || op.PassedMS != 0 {
 		text += fmt.Sprintf(" ticket %d passed %d", op.Ticket, op.PassedMS)
@@ -88,8 +88,8 @@ func showOp(op *redisop.Op) string {
 
 func showResult(res *redisop.Result) string {
 	outcome := [...]string{"Done", "Other", "Missing", "Differs", "NotALock", "Unsent", "Unknown", "Refused", "Busy"}[res.Outcome]
-	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q rank %d ticket %d reached %d waiting %d arrived %d first %d passed %v paused %v msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field,
-		res.Rank, res.Ticket, res.HolderReached, res.Waiting, res.Arrived, res.FirstArrived, res.Passed, res.Paused, res.Msg)
+	return fmt.Sprintf("%s token %d listeners %+v TTL %d field %q queued %v rank %d ticket %d recall %d left free %v waiting %d arrived %d first %d passed %v paused %v msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field,
+		res.IsQueued, res.Rank, res.Ticket, res.Recall, res.LeftFree, res.Waiting, res.Arrived, res.FirstArrived, res.Passed, res.Paused, res.Msg)
 }
 
 // show is what there is under a key, or may be.

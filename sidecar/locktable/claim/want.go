@@ -23,7 +23,8 @@ type Want struct {
 	IsHot       bool  // tokens are reserved before the last one is granted, and Redis gets to know of handoffs later
 
 	// Of WantForQueue.
-	Reserve uint16 // tokens to draw
+	Reserve         uint16 // tokens to draw
+	CountsListeners bool
 
 	// Of WantNothing.
 	PassedMS uint32 // at least so long is sent
@@ -104,7 +105,7 @@ func (c *Claim) choose(a *moment.Alarm, w *Want) redisop.Op {
 		return redisop.Op{
 			Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Reserve: w.Reserve,
 			AfterPendingDrop: w.Take.Pipelined, Enqueue: w.Take.Enqueue, Ticket: w.Take.Ticket, RequireExisting: w.Take.OnlyAsk, InOrder: w.Take.InOrder,
-			Arrived: w.Take.Arrived,
+			Arrived: w.Take.Arrived, CountListeners: w.CountsListeners,
 		}
 	case w.Kind == WantForQueue && c.mayAsk(a, w):
 		return redisop.Op{Kind: redisop.Arrive} // a Take that is due is an arrival, too
@@ -134,9 +135,9 @@ func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
 	}
 	switch {
 	case c.state.IsUnsure():
-		op.Kind, op.Reserve = redisop.Take, reserve // assert it
+		op.Kind, op.Reserve, op.CountListeners = redisop.Take, reserve, true // assert it
 	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt):
-		op.Kind, op.Reserve, op.RequireExisting = redisop.Take, reserve, true
+		op.Kind, op.Reserve, op.RequireExisting, op.CountListeners = redisop.Take, reserve, true, true
 	case (c.state == Stale || c.count != w.Count) && !handedOver, w.IsRenewed && a.Due(c.renewAt),
 		c.state == Restored, // like a renewal: there may be very many
 		// It was acquired for a waiter with a longer lease that is gone: its renewal is not

@@ -142,16 +142,16 @@ func (s *Shared) refreshPause() int64 {
 // no use in asking again. sentAt is when the operation was sent. mayBeFree: the result may be out of
 // date. noWait: the first waiter is a try that came after the operation was sent.
 func (c *Contest) OnHeldByOther(s *Shared, now int64, name string, r *redisop.Result, sentAt int64, mayBeFree, noWait bool) {
-	isQueued := r.Ticket != 0
-	if s.cfg.HostName != nil && r.Field != "" && r.Field != c.remote.field {
+	isQueued := r.IsQueued
+	if s.cfg.HostName != nil && !r.LeftFree && r.Field != c.remote.field {
 		s.cfg.HostName(r.Field) // so that it is known when a message needs it
 	}
 	c.remote = Remote{
-		isKnown: true, isSidecar: isQueued && r.HolderReached != 0,
+		isKnown: true, isSidecar: isQueued && r.Recall != redisop.RecallMissed,
 		field: Printable(r.Field), ttlMS: min(r.TTLMS, maxTTL), seenAt: now, askedAt: sentAt,
 	}
 	c.phase = contending
-	if r.Field == "" {
+	if r.LeftFree {
 		// This host has left it free. The first of the queue asks after the pause; so does a host
 		// without a place in it.
 		switch {

@@ -5,20 +5,22 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Config sets the times of the contest. The zero value of a field stands for its default;
 // negative values are not allowed.
 //
-// Turn, Linger and HostName are set by the daemon. The others are one value each, in every
+// Turn, Alternate, Linger, NoLinger and HostName are set by the daemon. The others are one value each, in every
 // daemon: only tests, and the exploration, in whose world a millisecond is long, change them.
 type Config struct {
 	// While another sidecar waits for a lock, it passes between local owners at most
 	// HandoffBudget times in a row and for Turn; then it passes to the first in the queue.
-	// The Turn 0 stands for two round trips to Redis, within 200 µs and 20 ms. With a Turn
-	// of 1 ns the hosts alternate. Default of HandoffBudget: 64.
+	// Default of Turn: two round trips to Redis, within 200 µs and 20 ms. With Alternate it passes
+	// after each grant, whatever Turn is. Default of HandoffBudget: 64.
 	HandoffBudget int
 	Turn          time.Duration
+	Alternate     bool
 
 	// While a foreign client is known to want a lock, or is likely to, a turn ends after
 	// HandoffTime, too. Then the lock is released in Redis, and this sidecar backs off for
@@ -52,8 +54,9 @@ type Config struct {
 
 	// A lock that was acquired here soon after its last release here stays this host's in
 	// Redis for so long, at most, after a release that no other host waits for: the next acquire
-	// needs no round trip. See lingerTime. NoLinger: never. Default 5 ms.
-	Linger time.Duration
+	// needs no round trip. See lingerTime. Default 5 ms. With NoLinger, no lock lingers.
+	Linger   time.Duration
+	NoLinger bool
 
 	// How long a subscription outlives its last use, but no longer than until a few releases
 	// were published that no local client waited for. Default 10 s.
@@ -65,16 +68,13 @@ type Config struct {
 	HostName func(field string) string
 }
 
-// NoLinger is a Config.Linger with which no lock lingers.
-const NoLinger = time.Duration(1)
-
 // SetDefaults replaces the fields that are 0.
 func (c *Config) SetDefaults() {
 	def(&c.HandoffBudget, 64)
-	def(&c.HandoffTime, 50*time.Millisecond)
-	def(&c.Backoff, 10*time.Millisecond)
-	def(&c.QuietTime, 100*time.Millisecond)
-	def(&c.QuietPause, 4*time.Millisecond)
+	def(&c.HandoffTime, redisop.FreeAfterSubscribed)
+	def(&c.Backoff, redisop.FreeFor)
+	def(&c.QuietTime, redisop.FreeAfter)
+	def(&c.QuietPause, redisop.FreeForAlone)
 	def(&c.ForeignMemory, time.Minute)
 	def(&c.PollerTime, 30*time.Millisecond)
 	c.PollerTime = min(c.PollerTime, c.QuietTime)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // A Description receives the state of a contest as a sequence of values: see locktable.Description,
@@ -68,7 +69,7 @@ func (s *Shared) describePoller(d Description, now int64, at uint32) {
 // Limits returns the times beyond which it makes no difference how long a key has been busy, and for
 // how long it has been this host's; and how many grants in a turn make a difference.
 func (s *Shared) Limits() (busy, came time.Duration, grants int) {
-	return max(s.cfg.QuietTime, PauseAfterMS*time.Millisecond), max(s.cfg.HandoffTime, s.cfg.Turn), max(2, s.cfg.HandoffBudget)
+	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn), max(2, s.cfg.HandoffBudget)
 }
 
 // DescribePlace describes the ticket.

@@ -72,8 +72,11 @@ func (c *Contest) noteForeignHolder(s *Shared, now int64, name string) {
 
 // NoteSubscribers notes how many are subscribed to the lock's channel, if Redis counted them.
 func (m *Memory) NoteSubscribers(r *redisop.Result) {
-	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Kind != redisop.Renew && r.Listeners != redisop.Uncounted {
-		m.subscribers = int16(min(r.Listeners, math.MaxInt16))
+	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Kind != redisop.Renew && r.Listeners.State != redisop.Uncounted {
+		m.subscribers = int16(min(r.Listeners.N, math.MaxInt16))
+		if r.Listeners.State != redisop.Counted {
+			m.subscribers = -1
+		}
 	}
 }
 

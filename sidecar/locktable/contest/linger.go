@@ -26,7 +26,7 @@ func (s *Shared) lingerTime(held int64) int64 {
 
 // mayLinger reports whether any lock may linger.
 func (s *Shared) mayLinger(v *View) bool {
-	return s.cfg.Linger != NoLinger && v.MayLinger
+	return !s.cfg.NoLinger && v.MayLinger
 }
 
 // OnReleased notes that the owner of a lock released it, who had it for so long. It returns until
@@ -71,7 +71,7 @@ func (s *Shared) lingers(a *moment.Alarm, m *Memory, c *Contest, v *View) bool {
 // OnFirstAcquire notes an acquire of a lock that no local client has or waits for. mayLinger: the
 // sidecar does not stop, and receives messages of other sidecars.
 func (s *Shared) OnFirstAcquire(m *Memory, now int64, mayLinger bool) {
-	m.isHot = mayLinger && s.cfg.Linger != NoLinger && s.isHotAt(now, m.hotUntil)
+	m.isHot = mayLinger && !s.cfg.NoLinger && s.isHotAt(now, m.hotUntil)
 }
 
 // isHotAt reports whether a time that has not come yet is until; see Memory.hotUntil.

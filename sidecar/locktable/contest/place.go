@@ -43,7 +43,7 @@ func (p *Place) onTakeSent(now int64, op *redisop.Op) {
 // Arrived.
 func (p *Place) onTakeResult(id, arrived uint64, r *redisop.Result) {
 	switch {
-	case r.Outcome == redisop.HeldByOther && r.Ticket != 0:
+	case r.Outcome == redisop.HeldByOther && r.IsQueued:
 		since := p.since
 		if r.Ticket != p.ticket {
 			since = r.Sent
@@ -55,7 +55,7 @@ func (p *Place) onTakeResult(id, arrived uint64, r *redisop.Result) {
 		default:
 			arrived = p.arrived
 		}
-		*p = Place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank, conn: r.Conn, arrived: arrived}
+		*p = Place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: int32(r.Rank), conn: r.Conn, arrived: arrived}
 	case r.Outcome == redisop.Unknown:
 	case r.Outcome == redisop.Done, r.Outcome == redisop.HeldByOther, p.ticket == id:
 		*p = Place{}

@@ -135,7 +135,7 @@ func (c *subscription) expectNoPublish(r *redisop.Result) {
 	case c.ownPublishesPending == 0:
 	case r.Outcome == redisop.Unknown:
 		c.ownPublishesPending = 0 // if it was published, the key is checked once without need
-	case r.Outcome != redisop.Done || r.Passed || r.Listeners == redisop.Uncounted:
+	case r.Outcome != redisop.Done || r.Passed || r.Listeners.State == redisop.Uncounted:
 		c.ownPublishesPending--
 	}
 }

@@ -9,7 +9,10 @@ import (
 // turn is how long a turn may last while another sidecar waits: two round trips, so that most of
 // the time the lock is in use, and not on its way.
 func (s *Shared) turn() int64 {
-	if s.cfg.Turn != 0 {
+	switch {
+	case s.cfg.Alternate:
+		return 0
+	case s.cfg.Turn != 0:
 		return int64(s.cfg.Turn)
 	}
 	return min(max(2*s.trip, int64(200*time.Microsecond)), int64(20*time.Millisecond))
@@ -56,14 +59,10 @@ func (c *Contest) isTurnOver(s *Shared, v *View) bool {
 func (c *Contest) mayPipeline(s *Shared, v *View, yields bool) bool {
 	if yields {
 		isPlaced := v.isInOrder() && v.First.Arrived != 0
-		return c.mayEnqueue(v) && (isPlaced || c.memory.hostsWait && v.DropPassedMS < PauseAfterMS)
+		return c.mayEnqueue(v) && (isPlaced || c.memory.hostsWait && v.DropPassedMS < int64(redisop.MS(redisop.FreeAfter)))
 	}
 	return !c.areOthersKnown(v.Now) && !s.isTired(c.memory, v)
 }
-
-// PauseAfterMS is PassedMS of a Drop from which on it leaves the lock free although there is
-// a queue; see scripts/acquire_release.lua in package store.
-const PauseAfterMS = 100
 
 // RefusesTries reports whether a request that does not wait is refused because it is the turn of
 // another host. While the release that ends this host's turn is in flight, that takes another host
@@ -118,7 +117,7 @@ func (c *Contest) OnDropped(s *Shared, now int64, r *redisop.Result, noWait bool
 		c.leaveFree(now, 0)
 	default:
 		// By the subscribers, Redis has chosen the pause of the first of the queue.
-		c.leaveFree(now, s.freePause(c.areForeignKnown(now) || r.Paused && r.Listeners != 0))
+		c.leaveFree(now, s.freePause(c.areForeignKnown(now) || r.Paused && r.Listeners.MayExist()))
 		if isQuiet {
 			c.lookForPoller(s, now)
 		}

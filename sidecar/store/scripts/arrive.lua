@@ -2,10 +2,11 @@
 --
 -- KEYS     the locks
 --
--- Returns for each key {when a request arrives now: Redis's clock, but later than each ticket in
--- the queue of the lock, µs; when the request of the first ticket in the queue of the lock
--- arrived, µs, 0: there is none, or this user may not use the queue}, or "CODE text": the error of
--- a replica that has lost its master. It changes nothing.
+-- Returns for each key the status; it changes nothing:
+--   {code.arrived, when a request arrives now: Redis's clock, but later than each ticket in the
+--     queue of the lock, µs; when the request of the first ticket in the queue of the lock
+--     arrived, µs, 0: there is none, or this user may not use the queue}
+--   {code.refused, "CODE text"}: the error of a replica that has lost its master
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -15,14 +16,14 @@ for i, lock in ipairs(KEYS) do
   if string.find(lock, '{', 1, true) then queue = 'locksidecar_queue::' .. lock end
   local first = redis.pcall('ZRANGE', queue, '0', '0', 'WITHSCORES')
   if first.err and string.find(first.err, 'MASTERDOWN', 1, true) then
-    statuses[i] = first.err -- a replica does not know the queue
+    statuses[i] = {code.refused, first.err} -- a replica does not know the queue
   else
     local arrives = now
     if first[2] then -- the clock may have been set back since
       local last = redis.pcall('ZRANGE', queue, '-1', '-1', 'WITHSCORES')
       arrives = math.min(math.max(now, last[2] + 1), 2 ^ 53)
     end
-    statuses[i] = {arrives, tonumber(first[2] or 0)}
+    statuses[i] = {code.arrived, arrives, tonumber(first[2] or 0)}
   end
 end
 return statuses

@@ -1,6 +1,6 @@
--- orphaned: let one Drop of acquire_release run in the name of another sidecar, which is gone for
--- good. This text stands between the texts of ownership and acquire_release. It returns early if the
--- lock is not what was examined, or if there is a sign of life. Otherwise acquire_release executes
+-- orphaned: let one Drop run in the name of another sidecar, which is gone for
+-- good. This text stands before that of the script for Takes and Drops. It returns early if the
+-- lock is not what was examined, or if there is a sign of life. Otherwise that script executes
 -- the Drop, so that a waiter gets the lock as it does after any other Drop.
 --
 -- ARGV[1]   prefix of the owner fields of that sidecar

@@ -11,8 +11,8 @@ local prefix = ARGV[1] -- of this sidecar's owner fields: "<uuid>:"
 -- an error.
 --
 -- Returns the owner field if the key does. Otherwise it returns nil, and the owner field or
--- a description of what is there; and true if that is not a lock. An error for another reason
--- than the key's type is raised.
+-- a description of what is there, nil if the key is gone; and true if that is not a lock. An error
+-- for another reason than the key's type is raised.
 --
 -- It is one function, because Redis pays for each that a script defines.
 local function owner(lock, fields, num)
@@ -33,7 +33,7 @@ local function owner(lock, fields, num)
   if type(mode) == 'table' then error(mode) end
   if mode == 'read' or mode == 'write' then return nil, 'a read-write lock in mode ' .. mode end
   -- Where time goes on during a script, as in the embedded Redis, the key may have expired since.
-  if redis.pcall('EXISTS', lock) == 0 then return nil, '' end
+  if redis.pcall('EXISTS', lock) == 0 then return end
   return nil, 'a hash with ' .. fields .. ' field' .. (fields == 1 and '' or 's') .. ', which is not a lock', true
 end
 

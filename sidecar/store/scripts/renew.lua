@@ -10,12 +10,14 @@
 --          by the next run that looks.
 -- ARGV[5…] for each key: hold number, decimal, below 2^53
 --
--- Returns the number of keys if all of them are 1, and otherwise for each key
---         1               ours: the field has this number and these entries; if renewed, the key has this lease
---         2               ours, with other entries or a lower number: found by a check
---         0               there is no such key
---         {PTTL, owner field or a description}   it is not ours; nothing was changed
---         "CODE text"     the error of Redis for this key alone; at most its lease was changed
+-- Returns the number of keys if all of them are 0, and otherwise for each key the status:
+--   0               ours: the field has this number and these entries; if renewed, the key has this lease
+--   {code.differs}  ours, with other entries or a lower number: found by a check
+--   {code.missing}  there is no such key
+--   {code.held, PTTL, owner field or a description, subscribers.uncounted, 0}
+--                   it is not ours; nothing was changed
+--   {code.refused, "CODE text"}
+--                   the error of Redis for this key alone; at most its lease was changed
 --
 -- With no keys the script changes nothing: it shows that this user may run scripts.
 
@@ -34,13 +36,16 @@ local function reconcile(lock, num)
   local field = prefix .. num
   local have = redis.pcall('HGET', lock, field)
   local fields = type(have) == 'table' and have or call('HLEN', lock)
-  if fields == 0 then return 0 end
+  if fields == 0 then return {code.missing} end
   local old, other = field, nil
   if not have or fields ~= 1 then
     old, other = owner(lock, fields, num)
-    if not old then return {call('PTTL', lock), other} end
+    if not old then
+      if not other then return {code.missing} end
+      return {code.held, call('PTTL', lock), other, subscribers.uncounted, 0}
+    end
   end
-  if not renew then return have == entries and 1 or 2 end
+  if not renew then return have == entries and 0 or {code.differs} end
   -- The expiry first: Redis permits PEXPIRE when it is out of memory, and once a script
   -- has written anything Redis no longer enforces maxmemory for it.
   call('PEXPIRE', lock, lease)
@@ -48,7 +53,7 @@ local function reconcile(lock, num)
     call('HSET', lock, field, entries)
     if old ~= field then call('HDEL', lock, old) end
   end
-  return 1
+  return 0
 end
 
 local ask, numbers = redis.pcall, ARGV
@@ -62,16 +67,16 @@ if renew and #KEYS >= 16 then
 end
 local statuses
 for i, lock in ipairs(KEYS) do
-  local num, status = numbers[i + 4], 1
+  local num, status = numbers[i + 4], 0
   -- The fast path, which nearly every lock takes: it is as this sidecar left it.
   if ask('HGET', lock, prefix .. num) ~= entries or i <= looks and ask('HLEN', lock) ~= 1 or renew and ask(expire, lock, expires) ~= 1 then
     local ok
     ok, status = pcall(reconcile, lock, num)
-    if not ok and type(status) == 'table' then status = status.err end
-    if status == 1 then expire, expires = 'PEXPIRE', lease end -- this user may have no permission for PEXPIREAT
-    if not statuses and status ~= 1 then
+    if not ok then status = {code.refused, type(status) == 'table' and status.err or status} end
+    if status == 0 then expire, expires = 'PEXPIRE', lease end -- this user may have no permission for PEXPIREAT
+    if not statuses and status ~= 0 then
       statuses = {}
-      for before = 1, i - 1 do statuses[before] = 1 end
+      for before = 1, i - 1 do statuses[before] = 0 end
     end
   end
   if statuses then statuses[i] = status end

@@ -1,7 +1,7 @@
 -- who: read what Redis has for one lock, for people. It changes nothing.
 --
 -- KEYS[1]  the lock
--- ARGV[1]  the queue of the lock, a ZSET: see acquire_release.lua
+-- ARGV[1]  the queue of the lock, a ZSET: see queue.lua
 -- ARGV[2]  at most so many owners and so many tickets are returned
 --
 -- Returns a list: what the key is, "free", "lock", "read_write" or "other"; a description, the mode

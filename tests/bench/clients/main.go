@@ -15,19 +15,17 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/store"
 	"golang.org/x/sys/unix"
 )
 
 func main() {
 	var (
-		scripts = flag.String("scripts", "", "the `directory` of the Lua scripts (default: that of this repository)")
 		rounds  = flag.Int("rounds", 9, "how often each client is measured")
 		window  = flag.Duration("time", time.Second, "how long each measurement takes")
 		callers = flag.Int("callers", 64, "goroutines that take and drop a lock of their own")
@@ -39,18 +37,14 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := compare(ctx, os.Stdout, *scripts, *rounds, *window, *callers); err != nil {
+	if err := compare(ctx, os.Stdout, *rounds, *window, *callers); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
 
 // compare measures all clients, and prints a table.
-func compare(ctx context.Context, out io.Writer, dir string, rounds int, window time.Duration, callers int) error {
-	text, err := scriptText(dir)
-	if err != nil {
-		return err
-	}
+func compare(ctx context.Context, out io.Writer, rounds int, window time.Duration, callers int) error {
 	server, err := startRedis(ctx)
 	if err != nil {
 		return err
@@ -62,7 +56,7 @@ func compare(ctx context.Context, out io.Writer, dir string, rounds int, window 
 			// Each round begins with another one: what follows a certain client has no
 			// advantage and no disadvantage in all of them.
 			i = (i + round) % len(clients)
-			f, err := measure(ctx, server, clients[i], text, window, callers)
+			f, err := measure(ctx, server, clients[i], store.AcquireRelease(), window, callers)
 			if err != nil {
 				return fmt.Errorf("%s: %w", clients[i].name, err)
 			}
@@ -71,28 +65,6 @@ func compare(ctx context.Context, out io.Writer, dir string, rounds int, window 
 	}
 	print(out, server.version, rounds, window, callers, results)
 	return nil
-}
-
-// scriptText is the script that takes and drops locks.
-func scriptText(dir string) (string, error) {
-	candidates := []string{dir}
-	if dir == "" {
-		candidates = []string{"sidecar/store/scripts", "../../sidecar/store/scripts", "../../../sidecar/store/scripts"}
-	}
-	for _, dir := range candidates {
-		var text strings.Builder
-		for _, name := range []string{"ownership.lua", "acquire_release.lua"} {
-			part, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				break
-			}
-			text.Write(part)
-		}
-		if text.Len() > 0 {
-			return text.String(), nil
-		}
-	}
-	return "", errors.New("the Lua scripts are not there: say where with -scripts")
 }
 
 // figures are what one measurement gave.

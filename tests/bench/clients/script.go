@@ -42,12 +42,18 @@ func command(keys, args []string, ops []*pending, takes int) ([]string, []string
 }
 
 // check returns an error if an operation did not have the result that it has on a lock of
-// its own: a take draws a token, and a drop is published.
+// its own: a take draws a token, and a drop is published. The first take of a lock makes its
+// counter: see take.lua.
 func check(o op, status any) error {
-	n, ok := status.(int64)
-	switch {
-	case ok && o.drop && n >= 0, ok && !o.drop && n != 0 && n != -1:
-		return nil
+	switch v := status.(type) {
+	case int64:
+		if o.drop == (v == 0) {
+			return nil
+		}
+	case []any:
+		if !o.drop && len(v) == 7 && v[2] == int64(1) {
+			return nil
+		}
 	}
 	return fmt.Errorf("the script returned %v", status)
 }

@@ -1,0 +1,32 @@
+package redisop
+
+import "time"
+
+// The numbers of the policy between hosts, each once: for the lock table, for the scripts, into
+// whose text they are put, and for their model.
+const (
+	// A lock that has passed from owner to owner for so long is left free for a moment: if clients
+	// subscribe to its channel, and in any case.
+	FreeAfterSubscribed = 50 * time.Millisecond
+	FreeAfter           = 100 * time.Millisecond
+
+	// For so long sidecars leave it free then: if clients subscribe to its channel, and otherwise.
+	FreeFor      = 10 * time.Millisecond
+	FreeForAlone = 4 * time.Millisecond
+
+	// PassedTokens is how many tokens are drawn for a lock that passes on.
+	PassedTokens = 32
+
+	// MaxSilence is how long a sidecar may not have asked with its ticket before the lock does not
+	// pass to it.
+	MaxSilence = 15 * time.Second
+
+	// MaxOffers is how many tickets one operation looks at.
+	MaxOffers = 128
+
+	// QueueExpiry is how long a queue outlives its last use.
+	QueueExpiry = 10 * time.Minute
+)
+
+// MS is a duration in whole milliseconds, as operations and messages have it.
+func MS(d time.Duration) uint32 { return uint32(d / time.Millisecond) }

@@ -1,0 +1,74 @@
+package store
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// What no script returns for an operation is not taken for a result of it.
+func TestStatusesThatNoScriptMakes(t *testing.T) {
+	n := func(n int64) reply { return reply{kind: ':', num: n} }
+	text := func(s string) reply { return reply{kind: '$', text: s} }
+	list := func(c statusCode, values ...reply) reply {
+		return reply{kind: '*', list: append([]reply{n(int64(c))}, values...)}
+	}
+	for what, c := range map[string]struct {
+		kind   redisop.OpKind
+		status reply
+		ok     bool
+	}{
+		"a taken lock":                       {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), true},
+		"that was made twice":                {redisop.Take, list(codeTaken, n(7), n(2), n(0), n(0), n(0), n(0)), false},
+		"with subscribers of no kind":        {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(4), n(0)), false},
+		"with a text":                        {redisop.Take, list(codeTaken, text("7"), n(1), n(0), n(0), n(0), n(0)), false},
+		"too short":                          {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0)), false},
+		"too long":                           {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0), n(0)), false},
+		"a number below 0":                   {redisop.Take, list(codeTaken, n(-7), n(1), n(0), n(0), n(0), n(0)), false},
+		"of a drop":                          {redisop.Drop, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), false},
+		"a lock of another owner":            {redisop.Take, list(codeHeld, n(-2), text("a:1"), n(0), n(0)), true},
+		"with a number for the owner":        {redisop.Renew, list(codeHeld, n(5), n(1), n(0), n(0)), false},
+		"a ticket":                           {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(2)), true},
+		"without its number":                 {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(0), n(1), n(2)), false},
+		"with an unknown recall":             {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(3)), false},
+		"an error":                           {redisop.Arrive, list(codeRefused, text("ERR x")), true},
+		"without a text":                     {redisop.Arrive, list(codeRefused), false},
+		"no code":                            {redisop.Take, list(0), false},
+		"an unknown code":                    {redisop.Take, list(codeRefused + 1), false},
+		"an empty list":                      {redisop.Take, reply{kind: '*'}, false},
+		"a list of texts":                    {redisop.Take, reply{kind: '*', list: []reply{text("1")}}, false},
+		"a map":                              {redisop.Take, reply{kind: '%', list: []reply{n(int64(codeMissing)), n(1)}}, false},
+		"a text":                             {redisop.Take, text("ERR x"), false},
+		"nil":                                {redisop.Take, reply{}, false},
+		"a token":                            {redisop.Take, n(7), true},
+		"no token":                           {redisop.Take, n(0), false},
+		"a drop that reached no client":      {redisop.Drop, n(0), true},
+		"a number of a drop":                 {redisop.Drop, n(1), false},
+		"a number of an arrival":             {redisop.Arrive, n(0), false},
+		"a renewal that found other entries": {redisop.Renew, list(codeDiffers), false},
+		"a check that did":                   {redisop.Check, list(codeDiffers), true},
+	} {
+		r := redisop.Result{Kind: c.kind}
+		if _, _, err := decode(c.status, &r); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "no script of ours") {
+			t.Errorf("%s: %v, %+v", what, err, r)
+		}
+	}
+}
+
+// The scripts that Redis gets have numbers in place of the names.
+func TestScriptsHaveNoNamesOfNumbers(t *testing.T) {
+	for _, s := range scripts {
+		if name := scriptName.FindString(s.text); name != "" {
+			t.Errorf("a script has %s", name)
+		}
+	}
+	if text := scriptText("'policy.max_offers', policy.passed_tokens"); text != "'128', 32" {
+		t.Errorf("the script is %q", text)
+	}
+	for name := range scriptNumbers {
+		if !strings.Contains(tokensText+queueText+takeText+dropText+mainText+renewText+arriveText, name) {
+			t.Errorf("no script has %s", name)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package store
+
+import (
+	_ "embed"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// The source of the scripts. The one that takes and drops locks is in several files, which are
+// joined when the program starts, and share their locals: see acquireReleaseText.
+var (
+	//go:embed scripts/ownership.lua
+	ownershipText string
+	//go:embed scripts/tokens.lua
+	tokensText string
+	//go:embed scripts/queue.lua
+	queueText string
+	//go:embed scripts/take.lua
+	takeText string
+	//go:embed scripts/drop.lua
+	dropText string
+	//go:embed scripts/main.lua
+	mainText string
+	//go:embed scripts/renew.lua
+	renewText string
+	//go:embed scripts/arrive.lua
+	arriveText string
+)
+
+// AcquireRelease returns the script that takes and drops locks, for programs that measure it.
+func AcquireRelease() string { return acquireRelease.text }
+
+// acquireReleaseText joins the files of the script that takes and drops locks. What they do with
+// queues is in one function, define_queues: queue.lua, and what take.lua and drop.lua have above
+// the line queuesAbove. Redis pays in each run for each function that a script defines, and
+// nearly no run needs these.
+func acquireReleaseText() string {
+	withQueue := func(text string) (inQueues, rest string) {
+		_, body, _ := strings.Cut(text, "\n\n") // without its head
+		inQueues, rest, found := strings.Cut(body, queuesAbove)
+		if !found {
+			panic("store: a script has no line " + queuesAbove)
+		}
+		return inQueues, rest
+	}
+	queuedTake, take := withQueue(takeText)
+	queuedDrop, drop := withQueue(dropText)
+	return scriptText(ownershipText, tokensText, drop,
+		"local function define_queues()\n", queueText, queuedTake, queuedDrop,
+		"return {refuse = refuse, in_order = in_order, leave = leave, drop = drop}\nend\n",
+		take, mainText)
+}
+
+const queuesAbove = "-- ^ in define_queues ^\n"
+
+// scriptText joins parts of a script, and puts in the numbers that it has by name. A name costs
+// Redis nothing in a run. With another number the script has another digest.
+func scriptText(parts ...string) string {
+	return scriptName.ReplaceAllStringFunc(strings.Join(parts, ""), func(name string) string {
+		n, ok := scriptNumbers[name]
+		if !ok {
+			panic("store: a script names " + name + ", which has no number")
+		}
+		return strconv.FormatInt(n, 10)
+	})
+}
+
+// scriptName matches the name of a number in a script, also in one of its texts.
+var scriptName = regexp.MustCompile(`\b(policy|code|wait|recall|subscribers)\.[a-z_]+\b`)
+
+var scriptNumbers = map[string]int64{
+	"policy.free_after_subscribed_ms": redisop.FreeAfterSubscribed.Milliseconds(),
+	"policy.free_after_ms":            redisop.FreeAfter.Milliseconds(),
+	"policy.free_for_ms":              redisop.FreeFor.Milliseconds(),
+	"policy.free_for_alone_ms":        redisop.FreeForAlone.Milliseconds(),
+	"policy.passed_tokens":            redisop.PassedTokens,
+	"policy.max_silence_us":           redisop.MaxSilence.Microseconds(),
+	"policy.max_offers":               redisop.MaxOffers,
+	"policy.queue_expiry_ms":          redisop.QueueExpiry.Milliseconds(),
+
+	"wait.none":     int64(waitNone),
+	"wait.queued":   int64(waitQueued),
+	"wait.in_order": int64(waitInOrder),
+	"wait.arrived":  int64(waitArrived),
+
+	"code.taken":       int64(codeTaken),
+	"code.missing":     int64(codeMissing),
+	"code.differs":     int64(codeDiffers),
+	"code.held":        int64(codeHeld),
+	"code.queued":      int64(codeQueued),
+	"code.free":        int64(codeFree),
+	"code.free_queued": int64(codeFreeQueued),
+	"code.dropped":     int64(codeDropped),
+	"code.passed":      int64(codePassed),
+	"code.paused":      int64(codePaused),
+	"code.arrived":     int64(codeArrived),
+	"code.not_a_lock":  int64(codeNotALock),
+	"code.refused":     int64(codeRefused),
+
+	"recall.none":     int64(redisop.NotRecalled),
+	"recall.received": int64(redisop.RecallReceived),
+	"recall.missed":   int64(redisop.RecallMissed),
+
+	"subscribers.uncounted":   int64(redisop.Uncounted),
+	"subscribers.counted":     int64(redisop.Counted),
+	"subscribers.uncountable": int64(redisop.Uncountable),
+	"subscribers.unpublished": int64(redisop.Unpublished),
+}
+
+// wait is how an operation waits in the queue of its lock.
+type wait uint8
+
+const (
+	waitNone    wait = iota // it gets no ticket
+	waitQueued              // if another owner has the lock, a ticket is in the queue afterwards
+	waitInOrder             // the same, and a free lock goes to the first ticket
+	waitArrived             // the same, and the ticket stands where its request arrived
+)
