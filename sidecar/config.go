@@ -68,14 +68,14 @@ type Config struct {
 	// Linger is how long, at most, a lock that clients of this host acquire again and again stays
 	// this host's in Redis after a release, so that the next acquire needs no round trip. It is
 	// less if two answers of Redis take less, and the lock was held for less. That ends
-	// at once if another sidecar waits for the lock. A program that is no sidecar may find the
+	// at once if another sidecar waits for the lock. A foreign client may find the
 	// lock taken for so long, although no client holds it. Up to 20 ms. Default 5 ms. With
 	// NoLinger, no lock lingers.
 	Linger   time.Duration
 	NoLinger bool
 	// Turn is how long this host hands a lock over between its own clients while another
 	// sidecar waits for it. Then the lock passes to that one. A turn also ends after 64 grants,
-	// and when the lock is left free for programs that are no sidecars, each 100 ms. Up to 1 s.
+	// and when the lock is left free for foreign clients, each 100 ms. Up to 1 s.
 	// Default: two round trips to Redis, but at least 0.2 ms and at most 20 ms. With Alternate, a
 	// turn ends after each grant, whatever Turn is.
 	Turn      time.Duration

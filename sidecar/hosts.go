@@ -82,7 +82,7 @@ type hostName struct {
 
 const (
 	// A name is looked up again after so long when it is needed; one that was not found earlier,
-	// because its sidecar may just have started. A program that is no sidecar has none.
+	// because its sidecar may just have started. A foreign client has none.
 	nameRefresh = 10 * time.Minute
 	nameRetry   = 30 * time.Second
 

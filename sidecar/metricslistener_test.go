@@ -70,7 +70,7 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	go func() { // a program that is no sidecar
+	go func() { // a foreign client
 		_ = http.Serve(other, http.NotFoundHandler())
 	}()
 	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "m"))

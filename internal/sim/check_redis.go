@@ -358,7 +358,7 @@ func (w *world) isFirstTold(n int) bool {
 	return w.lossless && (name.takenFromAt == 0 || w.now-name.takenFromAt > pollInterval+sec)
 }
 
-// checkFirstListens is called when a program that is no sidecar releases a lock. It checks that
+// checkFirstListens is called when a foreign client releases a lock. It checks that
 // the host of the first ticket is subscribed to the lock's channel.
 func (w *world) checkFirstListens(n int) {
 	name := &w.redis.names[n]

@@ -47,7 +47,7 @@ type redisName struct {
 	lostAt      int64        // when the key or the counter was last destroyed from outside
 	first       redis.Ticket // of the queue,
 	firstSince  int64        // and since when
-	programAt   int64        // when a program that is no sidecar last took the key
+	programAt   int64        // when a foreign client last took the key
 	takenFromAt int64        // when the key of a sidecar was last destroyed from outside
 	freedAt     int64        // when the key was last freed
 	unannounced bool         // and no message was published

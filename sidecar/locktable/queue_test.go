@@ -736,7 +736,7 @@ func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
 	}
 }
 
-// The danger: programs that are no sidecars get the lock only in a moment in which it is free.
+// The danger: foreign clients get the lock only in a moment in which it is free.
 // If the time without one began again with each host, such a program would wait as long as
 // the sidecars pass the lock on.
 func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
@@ -844,7 +844,7 @@ func TestEveryDropHasALease(t *testing.T) {
 	drops("a transfer")
 }
 
-// The danger: a lock is left free so that a program gets it that is no sidecar, and the sidecars
+// The danger: a lock is left free so that a foreign client gets it, and the sidecars
 // that are subscribed to its channel take it first.
 func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 	published := redisop.Message{Kind: redisop.Unlocked, Name: "a"}
@@ -1279,7 +1279,7 @@ func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
 	r.quiet()
 }
 
-// Redis leaves the lock free for programs that are no sidecars, although there is a queue. So
+// Redis leaves the lock free for foreign clients, although there is a queue. So
 // does the host that released it, also for clients that asked after the release.
 func TestLockThatRedisLeavesFreeIsNotTakenAtOnce(t *testing.T) {
 	setUp := func(t *testing.T) *rig {

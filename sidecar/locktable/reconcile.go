@@ -10,7 +10,7 @@ import (
 )
 
 // reconcile brings a lock to rest after any change: what has ended ends, the next waiter is
-// granted if it can be, the operation is sent that brings Redis nearer to what it should
+// granted if it can be, the operation is sent that makes Redis have what it should
 // have, and the timer is set to the next time at which any of that may change.
 //
 // Nothing leaves the table and nothing is stored before Effects: reconcile appends effects,
@@ -37,8 +37,7 @@ func (t *Table) reconcile(now int64, l *lock) {
 	}
 }
 
-// syncRemote sends the operation, if there is one, that brings Redis nearer to what it
-// should have.
+// syncRemote sends the operation, if there is one, that makes Redis have what it should have.
 func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
 	for t.redis.isUp() && l.claim.MayStep() { // a Take may be pipelined after a Drop
 		w := t.want(a, l)

@@ -158,7 +158,7 @@ type Recall uint8
 const (
 	NotRecalled    Recall = iota // none was sent
 	RecallReceived               // a connection received it
-	RecallMissed                 // no connection did: the holder is no sidecar, or has no connection
+	RecallMissed                 // no connection did: the holder is a foreign client, or has no connection
 )
 
 // Result is the one result that every Op gets. Its fields are in an order that leaves no gaps,
@@ -176,7 +176,7 @@ type Result struct {
 
 	// The queue.
 	Passed       bool   // Drop, Done: the lock went to the first of the queue
-	Paused       bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
+	Paused       bool   // Drop, Done: the lock is free although there is a queue, so that foreign clients get their chance
 	LeftFree     bool   // Take, HeldByOther: no other has it: it is left free for a moment, by the Drop before it
 	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
 	Recall       Recall // Take, HeldByOther with IsQueued

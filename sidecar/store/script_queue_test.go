@@ -105,7 +105,7 @@ func TestQueueInScripts(t *testing.T) {
 		{says: "a try has no ticket, and recalls nothing",
 			holder: other(7), listens: both, ops: []redisop.Op{takeOp(lock, 3)},
 			want: []string{"held, 0 listeners"}, after: other(7)},
-		{says: "a holder that is no sidecar is not reached",
+		{says: "a holder that is a foreign client is not reached",
 			holder: "redisson:1", ops: []redisop.Op{waitOp(lock, 3, 0)},
 			want: []string{"held, 0 listeners, rank 0, ticket 3, recall missed"}, after: "redisson:1", queue: []string{ours(3)}},
 		{says: "a Take that succeeds removes its ticket, and says how many wait",

@@ -59,7 +59,7 @@ func TestNamesNearToThoseOfSidecarsHarmNoOtherLock(t *testing.T) {
 func TestWaitersForANameInBracesAreNoSubscribersOfTheOther(t *testing.T) {
 	r := harness.StartRedis(t)
 	holding, d := harness.StartDaemonForAllUsers(t, r), harness.StartDaemonForAllUsers(t, r)
-	// A program that is no sidecar has it, for whose release a sidecar would subscribe.
+	// A foreign client has it, for whose release a sidecar would subscribe.
 	r.MustDo("HSET", "{x}", "8743c9c0-0795-4907-87fd-6c719a6b4586:1", "1")
 	for _, host := range []*harness.Daemon{holding, d} {
 		harness.StartGoWorker(t, host).Enqueue(host, "{x}")

@@ -1512,14 +1512,14 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
 	},
 	{
-		rule: `a host with a ticket polls a holder that is no sidecar`,
+		rule: `a host with a ticket polls a holder that is a foreign client`,
 		file: "sidecar/locktable/contest/asking.go",
 		old:  `	if isNotified || isQueued && c.sub == subscribed {`,
 		new:  `	if isQueued {`,
 		by:   tableTest("TestHostThatMayNotSubscribePollsAHolderThatIsNoSidecar"),
 	},
 	{
-		rule: `a host subscribes if the holder is no sidecar`,
+		rule: `a host subscribes if the holder is a foreign client`,
 		file: "sidecar/locktable/contest/subscription.go",
 		old:  `	case isAway && !c.isNotified():`,
 		new:  `	case isAway && !p.isQueued():`,

@@ -26,7 +26,7 @@ type queuedHost struct {
 }
 
 // An orderedQueue is a lock that three hosts wait for in a known order: first, passer and next.
-// A program that is no sidecar holds it. When that program releases it, only first and passer
+// A foreign client holds it. When that program releases it, only first and passer
 // are woken, and a first that is out of order does not ask. So passer takes the lock, its client
 // releases it at once, and Redis passes it on to the ticket of first.
 type orderedQueue struct {

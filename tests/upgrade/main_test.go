@@ -1,6 +1,6 @@
 // Package upgrade shows what holds while daemons of base-0.1.0-pre and of this tree use one
 // Redis, and when a host is upgraded or downgraded. To each other, daemons of the two versions
-// are programs that are no sidecars: those of base-0.1.0-pre have no queue in Redis.
+// are foreign clients: those of base-0.1.0-pre have no queue in Redis.
 //
 //	mutual exclusion, tokens                   TestDaemonsOfTwoVersionsExcludeEachOther
 //	a release wakes a waiter                   TestReleaseWakesAWaiterOfTheOtherVersion

@@ -62,7 +62,7 @@ func TestReleaseWakesAWaiterOfTheOtherVersion(t *testing.T) {
 
 // While clients of both versions want one lock all the time, each host is granted it again and
 // again. Between versions there is no order. Hosts of this tree pass the lock on between them
-// until they leave it free for programs that are no sidecars, after 100 ms; then a host of the
+// until they leave it free for foreign clients, after 100 ms; then a host of the
 // base gets a turn, of 64 grants at most. So its share is smaller if they are several.
 //
 // Measured were 38 to 62 % of the grants each for two hosts, 18 to 37 % for each of two of the

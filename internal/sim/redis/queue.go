@@ -370,7 +370,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// notifyFirst has the first ticket ask again if a program has the lock which is no sidecar. upTo:
+// notifyFirst has the first ticket ask again if a foreign client has the lock. upTo:
 // see offer.
 func (c *Command) notifyFirst(key *Key, upTo uint64, reply *Reply) {
 	if holder := c.holder(key); holder != NoOwner && !c.Denied.PubSub && c.Receivers != nil {

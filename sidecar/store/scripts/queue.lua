@@ -169,9 +169,9 @@ local function offer(lock, queue, num, pause, given)
   if old then ask('DEL', lock) end
 end
 
--- A lock was found to have another owner's field. If that is no sidecar, it passes the lock to
+-- A lock was found to have another owner's field. If that is a foreign client, it passes the lock to
 -- no ticket: the first one has to ask again, because it may not know that it is the first, or
--- that the holder is no sidecar.
+-- that the holder is a foreign client.
 local function notify_first(lock, other, num)
   if not has_receiver(other) then offer(lock, queue_of(lock), num, 0) end
 end
