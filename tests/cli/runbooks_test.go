@@ -193,7 +193,7 @@ var runbooks = []book{
 			{command: "locksidecar who invoice:42", isThere: true, words: []string{"STATE   held by host db-7", "by which process is not known", "the daemon of host db-7 is not connected to Redis", "EXPIRES in ", "WAITING here: pid "}},
 			{command: "locksidecar force-release --orphaned invoice:42", isThere: true, words: []string{"freed the orphaned lock", "may still use the lock, at most until "},
 				before: func(i *incident) { // the three minutes pass in which the daemon may be starting again
-					i.redis.MustDo("EVAL", "for _, key in ipairs(redis.call('KEYS', 'locksidecar_host:*')) do redis.call('DEL', key) end", "0")
+					i.redis.MustDo("EVAL", "for _, key in ipairs(redis.call('KEYS', 'locksidecar_host:*')) do redis.call('DEL', key) end return 0", "0")
 				}},
 		},
 	},
