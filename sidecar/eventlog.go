@@ -96,8 +96,9 @@ func (g *eventLog) hasAfter(after uint64) bool {
 
 // page appends events after a number to rows, as many as have room bytes in a frame, and at least
 // one. redact takes out of a row what the reader may not know, and reports whether it may see the
-// event at all; nil: it may see all of all events. next is the number of the last of them, and missed how many of those before next the log
-// does not have any more. Of the events of predecessors that is not known.
+// event at all; nil: it may see all of all events. next is the number of the last of them, and missed
+// how many of those before next the log does not have any more. Of the events of predecessors that is
+// not known.
 func (g *eventLog) page(after uint64, room int, redact func(*numberedEvent, *protocol.EventRow) bool, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
 	from := g.position(after)
 	next = from

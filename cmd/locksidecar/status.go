@@ -22,7 +22,8 @@ type statusCmd struct {
 func (statusCmd) Help() string {
 	return `Prints how the sidecar and its locks are: since when it runs, how Redis is and how long its last round trip took,
 the oldest waiter and the oldest hold with their processes, renewals that are late, the losses of the last hour, and what
-the last restart took over. If a policy hides locks from you, the oldest are those that you may see. Exit code 0 means that the sidecar answered; locksidecar ping is a health check.
+the last restart took over. If a policy hides locks from you, the oldest are those that you may see. Exit code 0 means
+that the sidecar answered; locksidecar ping is a health check.
 
 Example:
 
