@@ -26,6 +26,12 @@ func TestAsyncWriterDropsNoAuditLineForAnOrdinaryOne(t *testing.T) {
 	for range 2 * maxAudit >> 20 {
 		io.WriteString(of(audited), long)
 	}
+	for range 1 << 10 { // and no room is left for a short one
+		io.WriteString(of(audited), strings.Repeat("y", 1<<10-1)+"\n")
+	}
+	for range 1 << 10 {
+		io.WriteString(of(audited), "\n")
+	}
 	io.WriteString(of(audited), "no room"+long)
 	fmt.Fprintln(of(auditPrivileged), "by root")
 	for range 2 * maxAudit >> 20 {

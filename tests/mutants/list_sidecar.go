@@ -120,7 +120,7 @@ var sidecarMutants = []mutant{
 		rule: "the lock of a foreign client is not orphaned",
 		file: "sidecar/store/orphaned.go",
 		old:  "isOurs && field == id",
-		new:  "id != \"\" && field != id",
+		new:  "(isOurs || id != \"\") && field == id",
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
 	},
 	{
