@@ -386,7 +386,7 @@ func TestTopShowsAllHosts(t *testing.T) {
 	held.Grants = 17
 	second := topSample{status: first.status, hosts: []hostLocks{
 		host("db-7", at.Add(5*time.Second), held), host("web-1", at.Add(5*time.Second), waits),
-		host("db-9", at.Add(5*time.Second), locksidecar.LockInfo{Name: "new", State: locksidecar.LockHeld, Grants: 99}),
+		host("db-9", at.Add(5*time.Second), locksidecar.LockInfo{Name: "new", State: locksidecar.LockHeld, Session: 9, Grants: 99}),
 	}}
 	m.Update(first)
 	if s := fits(t, m); !strings.Contains(s, "NO ANSWER from db-9; 2 locks of 2 hosts by waiters") {

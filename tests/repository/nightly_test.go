@@ -56,13 +56,16 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		t.Errorf("the command that runs a failed step again lacks %s:\n%s", again, screen)
 	}
 	calls := read(t, filepath.Join(dir, "calls"))
-	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-systemd"} {
+	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-old-redisson", "test-systemd"} {
 		if !strings.Contains(calls, "make "+target) {
 			t.Errorf("make %s was not called:\n%s", target, calls)
 		}
 	}
 	if !strings.Contains(calls, "CHAOS_KILL_EVERY=150ms") {
 		t.Errorf("no chaos with short lives:\n%s", calls)
+	}
+	if !strings.Contains(calls, "CHAOS_EXCHANGE_EVERY=1s") {
+		t.Errorf("no chaos that exchanges the roles of master and replica:\n%s", calls)
 	}
 
 	if out, status := run("exit 0\n", "storm", "conform"); status != 0 || strings.Count(read(t, filepath.Join(dir, "calls")), "\n") != 2 {
