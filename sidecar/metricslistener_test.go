@@ -70,7 +70,7 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	go func() { // a foreign client
+	go func() { // another program
 		_ = http.Serve(other, http.NotFoundHandler())
 	}()
 	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "m"))

@@ -199,6 +199,8 @@ func TestEverySettingReachesTheSidecar(t *testing.T) {
 	fields := reflect.ValueOf(&set).Elem()
 	for i := range fields.NumField() {
 		switch f := fields.Field(i); {
+		case f.Type() == reflect.TypeFor[turn]():
+			f.Set(reflect.ValueOf(turn{length: 7}))
 		case f.CanInt():
 			f.SetInt(7)
 		case f.CanUint():
