@@ -84,8 +84,7 @@ type conductor struct {
 	log  *history.Recorder
 
 	register *register
-	servers  []*server // the first is the master, the second its replica
-	replica  *link     // from the replica to its master
+	replica  *link // from the replica to its master
 	hosts    []*host
 	fleet    *fleet
 
@@ -98,6 +97,21 @@ type conductor struct {
 	skipped    map[faultKind]int
 	recoveries []recovery
 	problems   []string
+	servers    []*server // the first is the master, the second its replica
+}
+
+// pair returns the master and its replica.
+func (c *conductor) pair() (master, replica *server) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.servers[0], c.servers[1]
+}
+
+// swapServers notes that the replica has become the master.
+func (c *conductor) swapServers() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.servers[0], c.servers[1] = c.servers[1], c.servers[0]
 }
 
 // recovery is the time until the successor of a killed daemon grants a lock.

@@ -73,7 +73,8 @@ func (c *conductor) recordFault(f fault, lock string, do func() (bool, error)) (
 // breakAndRestore injects a fault into a host, its link or Redis, and ends it; false: the fault
 // could not be injected.
 func (c *conductor) breakAndRestore(ctx context.Context, f fault) (bool, error) {
-	h, master := c.hosts[f.host], c.servers[0]
+	h := c.hosts[f.host]
+	master, _ := c.pair()
 	switch f.kind {
 	case daemonKill, daemonTerm:
 		sig := syscall.SIGKILL
@@ -164,13 +165,14 @@ func (c *conductor) restart(ctx context.Context, h *host, sig syscall.Signal, do
 
 // deleteLock deletes the key of a held lock from Redis.
 func (c *conductor) deleteLock(ctx context.Context, f fault) bool {
-	names, err := c.servers[0].Keys(ctx, "*:*").Result()
+	master, _ := c.pair()
+	names, err := master.Keys(ctx, "*:*").Result()
 	lock := chooseLock(names, f.pick)
 	if err != nil || lock == "" {
 		return false
 	}
 	did, _ := c.recordFault(f, lock, func() (bool, error) {
-		return c.servers[0].Del(ctx, lock).Err() == nil, nil
+		return master.Del(ctx, lock).Err() == nil, nil
 	})
 	return did
 }
@@ -217,7 +219,7 @@ func (c *conductor) disturbWorker(ctx context.Context, f fault) (bool, error) {
 // failOver promotes a replica that lags: the last writes of the old master are lost. For a while
 // the hosts are connected to a server that is a replica.
 func (c *conductor) failOver(ctx context.Context, f fault) (bool, error) {
-	old, next := c.servers[0], c.servers[1]
+	old, next := c.pair()
 	if waitUntil(ctx, 5*time.Second, "the replica is in sync", func() bool { return next.isReplicaInSync(ctx) && old.isMaster(ctx) }) != nil {
 		return false, ctx.Err()
 	}
@@ -241,7 +243,7 @@ func (c *conductor) failOver(ctx context.Context, f fault) (bool, error) {
 		for _, h := range c.hosts {
 			h.link.redirect(next.socket())
 		}
-		c.servers[0], c.servers[1] = next, old
+		c.swapServers()
 		return true, nil
 	})
 }
@@ -251,7 +253,7 @@ func (c *conductor) failOver(ctx context.Context, f fault) (bool, error) {
 // daemon ends, except those of older daemons (see host.follows). The others stay at the former
 // master until it refuses a write, and receive there by replication what the new master publishes.
 func (c *conductor) exchangeRoles(ctx context.Context, f fault) (bool, error) {
-	old, next := c.servers[0], c.servers[1]
+	old, next := c.pair()
 	if waitUntil(ctx, 5*time.Second, "the replica is in sync", func() bool { return next.isReplicaInSync(ctx) && old.isMaster(ctx) }) != nil {
 		return false, ctx.Err()
 	}
@@ -280,7 +282,7 @@ func (c *conductor) exchangeRoles(ctx context.Context, f fault) (bool, error) {
 		if err := old.replicate(ctx, c.replica); err != nil {
 			return true, err
 		}
-		c.servers[0], c.servers[1] = next, old
+		c.swapServers()
 		return true, old.resumeWrites(ctx)
 	})
 }
