@@ -117,11 +117,12 @@ func (d *dialer) greet(nc net.Conn, ticket string) (*connection, *clientError) {
 	_ = nc.SetDeadline(time.Now().Add(protocol.HelloTimeout))
 	sentAt := d.clock()
 	hello := protocol.Hello{ID: 1, V: protocol.Version, Client: d.name, Resumable: true, Resume: ticket}
-	_, err := nc.Write(hello.Append(nil))
+	_, written := nc.Write(hello.Append(nil))
 	conn := newConnection(nc)
-	var body []byte
-	if err == nil {
-		body, err = conn.frames.Next()
+	// A sidecar that refuses a client may have closed the connection by now: its answer is there.
+	body, err := conn.frames.Next()
+	if err != nil && written != nil {
+		err = written
 	}
 	var broken *protocol.ConnError
 	switch {

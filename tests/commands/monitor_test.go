@@ -156,8 +156,8 @@ func (m *monitor) cut(lock string) []command {
 	return of
 }
 
-// scriptName returns the name of the file in sidecar/store/scripts whose text the script with
-// this SHA1 ends with.
+// scriptName returns the name of the file in sidecar/store/scripts that the script with this SHA1
+// ends with. The program joins files, and puts numbers in; the first line of a file stays.
 func (m *monitor) scriptName(sum string) string {
 	m.mu.Lock()
 	text := m.scripts[sum]
@@ -166,14 +166,19 @@ func (m *monitor) scriptName(sum string) string {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	name, at := "", -1
 	for _, path := range files {
 		own, err := os.ReadFile(path)
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		if strings.HasSuffix(text, string(own)) {
-			return strings.TrimSuffix(filepath.Base(path), ".lua")
+		head, _, _ := strings.Cut(string(own), "\n")
+		if i := strings.LastIndex(text, head); i > at {
+			name, at = strings.TrimSuffix(filepath.Base(path), ".lua"), i
 		}
+	}
+	if name != "" {
+		return name
 	}
 	m.t.Fatalf("script %s is none of sidecar/store/scripts", sum)
 	return ""

@@ -196,7 +196,7 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 		code, _ = e["code"].(string)
 	}
 	op, _ := v.Message["op"].(string)
-	want := map[string]string{"release": "not_held", "force_release": "not_held", "teleport": "unsupported"}[op]
+	want := map[string]string{"release": "not_held", "force_release": "not_held", "force_release_orphaned": "not_held", "teleport": "unsupported"}[op]
 	if op == "hello" && fmt.Sprint(v.Message["v"]) != "1" {
 		want = "unsupported"
 	}
