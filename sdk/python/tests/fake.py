@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import selectors
 import socket
+import weakref
 from collections.abc import Callable
 
 from locksidecar._core import boottime
 from locksidecar._fake import Connection, Lock, Message, Server, ServerSocket, Session, Table, frame
 
 __all__ = ["TIMEOUT", "Connection", "FakeSidecar", "Message", "Session", "Sidecar", "boottime", "frame"]
+
+# Sessions that earlier tests left: their sidecars are gone, and their releasers go on until the leases end.
+earlier_sessions: weakref.WeakSet[object] = weakref.WeakSet()
 
 TIMEOUT = 20.0  # seconds; only a failing test waits that long
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from fake import TIMEOUT, FakeSidecar, boottime
+from fake import TIMEOUT, FakeSidecar, boottime, earlier_sessions
 
 import locksidecar
 from locksidecar import (
@@ -75,8 +75,9 @@ def no_reconnect_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def running_releasers() -> list[SharedSession]:
-    """The sessions whose releaser runs."""
-    return [thing for thing in list(_fork._registered) if isinstance(thing, SharedSession) and thing._releaser_running]
+    """The sessions of this test whose releaser runs."""
+    ours = [thing for thing in list(_fork._registered) if thing not in earlier_sessions]
+    return [thing for thing in ours if isinstance(thing, SharedSession) and thing._releaser_running]
 
 
 def join_releasers() -> None:
