@@ -203,9 +203,9 @@ func (l *rueidisLocks) run(ops []*pending) {
 	}
 	for i, p := range ops {
 		if p.err = err; err == nil {
-			n, err := statuses[i].AsInt64()
+			status, err := statuses[i].ToAny()
 			if p.err = err; err == nil {
-				p.err = check(p.op, n)
+				p.err = check(p.op, status)
 			}
 		}
 	}
