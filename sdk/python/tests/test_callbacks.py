@@ -310,13 +310,14 @@ class LogOrder(logging.Handler):
         super().__init__()
         self.order: list[str] = []
         self.entered, self.go = threading.Event(), threading.Event()
-        self.writers: set[int] = set()  # the threads that log, or wait for the log
+        self.changed = threading.Condition()
+        self.writers: set[int] = set()  # the threads that log, or wait for the log; guarded by changed
         monkeypatch.setattr(_log, "PATIENCE", TIMEOUT)
         write = shared._log.write
 
         def observed(patience: float = 0.0) -> None:
             if patience:
-                self.writers.add(threading.get_ident())
+                self._add_writer()
             write(patience)
 
         monkeypatch.setattr(shared._log, "write", observed)
@@ -325,15 +326,29 @@ class LogOrder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "was lost" not in record.getMessage():
             return
-        self.writers.add(threading.get_ident())
+        self._add_writer()
         self.entered.set()
         assert self.go.wait(TIMEOUT)
-        self.order.append("log")
+        self.note("log")
+
+    def _add_writer(self) -> None:
+        with self.changed:
+            self.writers.add(threading.get_ident())
+            self.changed.notify_all()
+
+    def note(self, what: str) -> None:
+        with self.changed:
+            self.order.append(what)
+            self.changed.notify_all()
 
     def wait_for(self, reader: threading.Thread, finder: threading.Thread) -> None:
         """Until the reader and the watcher wait for the log, or until one of them did not wait."""
-        while not self.order and not (reader.ident in self.writers and self.writers - {reader.ident, finder.ident}):
-            time.sleep(0)
+
+        def wait_or_have_not_waited() -> bool:
+            return bool(self.order or (reader.ident in self.writers and self.writers - {reader.ident, finder.ident}))
+
+        with self.changed:
+            assert self.changed.wait_for(wait_or_have_not_waited, TIMEOUT)
 
 
 def read_lost(held: locksidecar.Held) -> None:
@@ -371,7 +386,7 @@ def test_loss_is_logged_before_it_is_visible(
         reported = threading.Event()
 
         def on_lost(loss: LockLost) -> None:
-            log.order.append("callback")
+            log.note("callback")
             reported.set()
 
         lock = client.lock("n", lease=10 if find == "deadline" else None, on_lost=on_lost)
@@ -402,7 +417,7 @@ def test_loss_is_logged_before_it_is_visible(
 
                 def reader() -> None:
                     read(held)
-                    log.order.append("read")
+                    log.note("read")
 
                 thread = threading.Thread(target=reader)
                 thread.start()
@@ -427,15 +442,21 @@ def test_handler_of_the_log_may_read_the_loss(sidecar: FakeSidecar, monkeypatch:
         assert shared is not None
         log = shared._log
         seen: list[str | None] = []
-        blocked = threading.Event()
+        writing, blocked = threading.Event(), threading.Event()
+        write_locked = log._write_locked
+
+        def observed() -> None:
+            writing.set()
+            write_locked()
+
+        monkeypatch.setattr(log, "_write_locked", observed)
 
         class Handler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
                 if record.getMessage() == "of the program":
                     thread.start()  # it logs the loss, and waits for this handler
-                    while not log._writing:
-                        time.sleep(0)
-                    blocked.set()
+                    if writing.wait(TIMEOUT):
+                        blocked.set()
                 seen.append(held.lost)
 
         sidecar.lose("n", "stolen")

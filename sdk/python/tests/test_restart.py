@@ -857,18 +857,21 @@ def test_releaser_survives_an_exception(
     shared = client._shared
     assert shared is not None
     outstanding, failures = shared._outstanding_request, [OSError("the first"), ValueError("the second")]
+    failed_twice = threading.Event()
 
     def fail_twice() -> object:
         if failures:
-            raise failures.pop(0)
+            failure = failures.pop(0)
+            if not failures:
+                failed_twice.set()
+            raise failure
         return outstanding()
 
     monkeypatch.setattr(shared, "_outstanding_request", fail_twice)
     sidecar.stop_listening()
     sidecar.restart()
     lock.release()  # no sidecar reads it, so the releaser runs
-    while failures:
-        time.sleep(0)
+    assert failed_twice.wait(TIMEOUT)
     sidecar.listen()
     sidecar.wait_for(lambda: not sidecar.holder("n"))
     assert "a release is not delivered yet" in caplog.text
