@@ -124,7 +124,7 @@ type lockOnHost struct {
 	waiting     uint32 // sidecars that wait, as the table was told last, while this host has the lock
 	cameAt      int64  // host clock: when the lock came to this host
 	turnGrants  int    // since then
-	isTold      bool   // a sidecar has the lock, and tells the first of the queue when it is free
+	getsMessage bool   // a sidecar has the lock, and sends the first of the queue a message when it is free
 	pollerUntil int64  // host clock: it must know of a program that may poll
 	rivalUntil  int64  // host clock: until then it may count another host that has had the lock among those that wait
 	mayYield    bool   // as of the last Take or Arrive

@@ -216,8 +216,8 @@ func (w *world) checkResult(h *host, o *operation) {
 	case redisop.KeyMissing, redisop.HeldByOther, redisop.NotALock:
 		if r.Outcome == redisop.HeldByOther {
 			l.otherIssuedAt = h.clock(o.issuedAt)
-			l.isTold = r.IsQueued && r.Recall != redisop.RecallMissed
-			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && !l.isTold {
+			l.getsMessage = r.IsQueued && r.Recall != redisop.RecallMissed
+			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && !l.getsMessage {
 				l.rivalUntil = now + rivalMemory
 				if o.op.Enqueue && !r.LeftFree {
 					l.pollerUntil = now + rivalMemory
@@ -326,7 +326,7 @@ func (w *world) checkWakeUp(n int) {
 	for _, g := range w.hosts {
 		l := &g.locks[n]
 		bound, since := longest, max(name.freedAt, g.troubleAt, l.refusedAt, l.endedAt)
-		if l.wantsMessages && !l.subscribed && l.deafSince > 0 && !l.isTold {
+		if l.wantsMessages && !l.subscribed && l.deafSince > 0 && !l.getsMessage {
 			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, l.deafSince)
 		}

@@ -39,7 +39,7 @@ type Config struct {
 	// sees to everything else. Renewals are not held up by them. Default 64.
 	MaxWork int
 
-	Seed   uint64      // of what is left to chance: when locks are renewed and asked for again
+	Seed   uint64      // of the random delays of renewals and of further Takes
 	Chance rand.Source // of the same, for tests; nil: a generator with that Seed
 
 	// NoRenewalOffsets has a key renewed after a third of its lease, at whatever time that is: for

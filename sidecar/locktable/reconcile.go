@@ -9,7 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// reconcile brings a lock to rest after any change: what has ended ends, the next waiter is
+// reconcile brings a lock to rest after any change: expired holds end, the next waiter is
 // granted if it can be, the operation is sent that makes Redis have what it should
 // have, and the timer is set to the next time at which any of that may change.
 //

@@ -82,7 +82,7 @@ const startOfScenario = int64(time.Hour)
 
 func newScenario(t *testing.T) *scenario {
 	s := &scenario{T: t, now: startOfScenario, conn: redisop.NewConn(1)}
-	// Nothing is left to chance, so that a change of what is drawn changes no scenario.
+	// No delay is random, so that a change of what is drawn changes no scenario.
 	s.cfg = locktable.Config{Chance: noChance{}, NoRenewalOffsets: true}
 	s.waiting, s.holds = map[string]uint64{}, map[string]uint64{}
 	s.peers, s.peerNo = map[locktable.SessionID]locktable.Peer{}, map[string]locktable.SessionID{}

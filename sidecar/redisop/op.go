@@ -140,7 +140,7 @@ const (
 	// Uncountable: this user may not count them.
 	Uncountable
 
-	// Unpublished: this user may not publish the release, and so cannot know whom it reaches.
+	// Unpublished: this user may not publish the release, so the number it reaches is unknown.
 	Unpublished
 )
 
@@ -176,7 +176,7 @@ type Result struct {
 
 	// The queue.
 	Passed       bool   // Drop, Done: the lock went to the first of the queue
-	Paused       bool   // Drop, Done: the lock is free although there is a queue, so that foreign clients get their chance
+	Paused       bool   // Drop, Done: the lock is free although there is a queue, so that foreign clients can take it
 	LeftFree     bool   // Take, HeldByOther: no other has it: it is left free for a moment, by the Drop before it
 	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
 	Recall       Recall // Take, HeldByOther with IsQueued

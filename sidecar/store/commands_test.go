@@ -640,7 +640,7 @@ func TestOutcomes(t *testing.T) {
 		"ERR value is not an integer or out of range":                       redisop.Refused,
 		"MOVED 866 127.0.0.1:7001":                                          redisop.Refused,
 		"CROSSSLOT Keys in request don't hash to the same slot":             redisop.Refused,
-		"SOMETHING new that we have never heard of":                         redisop.Refused,
+		"SOMETHING that is no known error of Redis":                         redisop.Refused,
 
 		// As 6.2 tells what happened inside of a script.
 		"@user_script: 64: -OOM command not allowed when used memory > 'maxmemory'.\r\n": redisop.Retryable,
@@ -724,12 +724,12 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("%+v", res)
 		}
 		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(0) {
-			t.Errorf("nobody has heard it: %+v", res)
+			t.Errorf("it reaches no subscriber: %+v", res)
 		}
 		r.Subscribe("a")
 		recv(t, r.subscribed, "subscription")
 		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != (redisop.Listeners{State: redisop.Uncountable}) {
-			t.Errorf("somebody has heard it: %+v", res)
+			t.Errorf("it reaches a subscriber: %+v", res)
 		}
 	})
 	t.Run("without PUBLISH a lock is still released, and the log tells once", func(t *testing.T) {
@@ -1311,7 +1311,7 @@ func TestLane(t *testing.T) {
 	}
 }
 
-// A server that answers with what no script of ours makes is not believed.
+// An unexpected reply of a server is not believed.
 func TestStrangeRepliesAreUnknown(t *testing.T) {
 	take, keep, drop := takeOp("t", 1), renewOp("k", 1), dropOp("d", 1)
 	for _, tt := range []struct {

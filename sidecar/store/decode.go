@@ -57,7 +57,7 @@ type unexpectedReply struct {
 }
 
 func (e *unexpectedReply) Error() string {
-	return fmt.Sprintf("it gave %v, which no script of ours makes", e.reply)
+	return fmt.Sprintf("unexpected reply %v", e.reply)
 }
 
 // decode reads the status of one operation into r. A refusal is the text of an error of Redis for

@@ -50,7 +50,7 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 		"a check that did":                   {redisop.Check, list(codeDiffers), true},
 	} {
 		r := redisop.Result{Kind: c.kind}
-		if _, _, err := decode(c.status, &r); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "no script of ours") {
+		if _, _, err := decode(c.status, &r); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
 			t.Errorf("%s: %v, %+v", what, err, r)
 		}
 	}

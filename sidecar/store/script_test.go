@@ -44,16 +44,16 @@ func TestScripts(t *testing.T) {
 	big := uint64(1)<<53 - 1
 
 	tests := []struct {
-		says    string
-		hash    map[string]string // before; nil: no key
-		value   string            // before: a string instead of a hash
-		op      redisop.Op
-		want    redisop.Outcome
-		field   string            // of Other
-		after   map[string]string // nil: as before
-		gone    bool
-		heard   bool // the release is published, and with that who listens is counted
-		counted bool // who listens is counted
+		says      string
+		hash      map[string]string // before; nil: no key
+		value     string            // before: a string instead of a hash
+		op        redisop.Op
+		want      redisop.Outcome
+		field     string            // of Other
+		after     map[string]string // nil: as before
+		gone      bool
+		published bool // the release is published, which counts the subscribers
+		counted   bool // who listens is counted
 	}{
 		{says: "take of a free lock writes our field", op: take(7), want: done, after: ours(7)},
 		{counted: true, says: "take of our own hold again changes nothing", hash: ours(7), op: take(7), want: done},
@@ -100,14 +100,14 @@ func TestScripts(t *testing.T) {
 		{says: "check takes its own field among others for another structure", hash: map[string]string{field(ourUUID, 7): "1", "a": "1"}, op: check(7), want: other, field: "a hash with 2 fields, which is not a lock"},
 		{says: "check finds a string", value: "x", op: check(7), want: other, field: aString},
 
-		{says: "drop deletes and publishes", hash: ours(7), op: drop(7), want: done, gone: true, heard: true},
-		{says: "drop deletes an earlier hold", hash: ours(6), op: drop(7), want: done, gone: true, heard: true},
+		{says: "drop deletes and publishes", hash: ours(7), op: drop(7), want: done, gone: true, published: true},
+		{says: "drop deletes an earlier hold", hash: ours(6), op: drop(7), want: done, gone: true, published: true},
 		{says: "drop leaves a later hold and is done", hash: ours(8), op: drop(7), want: done},
-		{says: "drop of a lock that has expired wakes who waits for it", op: drop(7), want: done, gone: true, heard: true},
+		{says: "drop of a lock that has expired wakes its waiters", op: drop(7), want: done, gone: true, published: true},
 		{says: "drop leaves somebody else's lock and is done", hash: redisson, op: drop(7), want: done},
 		{says: "drop leaves a read-write lock", hash: readers, op: drop(7), want: done},
 		{says: "drop takes our field out of a hash that others built around it", hash: map[string]string{field(ourUUID, 7): "1", "mode": "read", "a": "1"},
-			op: drop(7), want: done, after: map[string]string{"mode": "read", "a": "1"}, heard: true},
+			op: drop(7), want: done, after: map[string]string{"mode": "read", "a": "1"}, published: true},
 		{says: "drop leaves a string alone", value: "x", op: drop(7), want: notALock, field: aString},
 	}
 	backends(t, func(t *testing.T, b backend) {
@@ -174,8 +174,12 @@ func TestScripts(t *testing.T) {
 						t.Errorf("TTL in Redis %v, want the lease", ttl)
 					}
 				}
-				if counted := tt.counted || tt.heard; res.Outcome <= other && res.Listeners != map[bool]redisop.Listeners{true: redisop.CountedListeners(1)}[counted] {
-					t.Errorf("%+v listeners; one does, counted: %v", res.Listeners, counted)
+				var listeners redisop.Listeners
+				if tt.counted || tt.published {
+					listeners = redisop.CountedListeners(1)
+				}
+				if res.Outcome <= other && res.Listeners != listeners {
+					t.Errorf("%+v subscribers, want %+v", res.Listeners, listeners)
 				}
 				if tt.op.Kind == redisop.Take && res.Outcome == done {
 					if (res.Token != 0) != (tt.op.Reserve != 0) {
@@ -185,10 +189,10 @@ func TestScripts(t *testing.T) {
 				// A release that was published arrives before this marker.
 				b.admin.Publish(ctx, "redisson_lock__channel:{"+name+"}", "marker")
 				msg := must(listen.ReceiveMessage(ctx))
-				if heard := msg.Payload == "0"; heard != tt.heard {
-					t.Errorf("heard %q, want a release: %v", msg.Payload, tt.heard)
+				if received := msg.Payload == "0"; received != tt.published {
+					t.Errorf("received %q, want a release: %v", msg.Payload, tt.published)
 				}
-				if tt.heard {
+				if tt.published {
 					must(listen.ReceiveMessage(ctx))
 				}
 			})
@@ -529,10 +533,10 @@ func TestListenersAreThoseOfTheChannel(t *testing.T) {
 		must(curious.Receive(ctx))
 		r.one(takeOp("lock", 1))
 		if res := r.one(dropOp("lock", 1)); res.Listeners != redisop.CountedListeners(0) {
-			t.Errorf("%+v wait, want nobody", res.Listeners)
+			t.Errorf("%+v subscribers, want none", res.Listeners)
 		}
 		if msg := must(curious.ReceiveMessage(ctx)); msg.Payload != "0" {
-			t.Errorf("heard %q", msg.Payload)
+			t.Errorf("received %q", msg.Payload)
 		}
 	})
 }
@@ -833,10 +837,10 @@ func TestPairLeavesOtherStructuresAlone(t *testing.T) {
 						t.Errorf("the key lives for %v", ttl)
 					}
 				}
-				heard := tt.says != "a program's lock"
+				released := tt.says != "a program's lock"
 				b.admin.Publish(ctx, channelOf("lock"), "marker")
-				if msg := must(listen.ReceiveMessage(ctx)); (msg.Payload == "0") != heard {
-					t.Errorf("received %q, want the release: %v", msg.Payload, heard)
+				if msg := must(listen.ReceiveMessage(ctx)); (msg.Payload == "0") != released {
+					t.Errorf("received %q, want the release: %v", msg.Payload, released)
 				}
 			})
 		}

@@ -215,7 +215,7 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestEventsShowAMemberItsOwnHistory"),
 	},
 	{
-		rule: "the steps of a deadlock are shown to those only whom the same rules bind",
+		rule: "the steps of a deadlock are shown only to clients under the same rules of the policy",
 		file: "sidecar/events.go",
 		old:  "!isOwn || e.about.rules != viewer.Rules()",
 		new:  "!isOwn",

@@ -105,7 +105,7 @@ type Shared struct {
 	pollers recentTimes // of locks that a foreign client had which is not subscribed
 }
 
-// NewShared returns what the contests of a new table share. rng decides what is left to chance.
+// NewShared returns what the contests of a new table share. rng gives the random delays.
 func NewShared(cfg Config, lease time.Duration, rng *rand.Rand) Shared {
 	cfg.SetDefaults()
 	return Shared{cfg: cfg, lease: lease, rng: rng, trip: int64(20 * time.Millisecond)}

@@ -24,7 +24,7 @@ func (c *Contest) Clone(memory *Memory) Contest {
 	return n
 }
 
-// Rand is what is left to chance.
+// Rand gives the random delays.
 func (s *Shared) Rand() *rand.Rand { return s.rng }
 
 // Describe describes what the contests share.

@@ -45,7 +45,7 @@ func (o *order) onTakeSent(now int64, op *redisop.Op, p *Place) {
 	o.asked = op.Arrived
 	switch {
 	case p.mayHaveLock || op.Arrived == 0 && op.Ticket != 0:
-		o.toServe = p.served() // it gets the lock for those only for whom the ticket stands
+		o.toServe = p.served() // the ticket gets the lock only for the requests that it stands for
 	case op.Arrived != 0:
 		o.toServe = served{upTo: op.Arrived}
 	default:
