@@ -141,10 +141,12 @@ func parseSettings(path, text string) (*settingsFile, error) {
 	}
 	f := &settingsFile{path: path, values: s.settings, policy: s.Policy, lines: scanLines(text)}
 	var errs []error
+	reported := make(map[string]bool) // by the first part: [a.b] is a.b, and each of its keys
 	for _, key := range meta.Undecoded() {
-		if len(key) > 1 { // the table that has it is unknown as well
+		if reported[key[0]] {
 			continue
 		}
+		reported[key[0]] = true
 		errs = append(errs, fmt.Errorf("the settings file %s has the unknown key %q; the keys are %s",
 			f.at(key[0]), key, strings.Join(append(settingKeys(), "policy"), ", ")))
 	}
@@ -194,9 +196,13 @@ type entryLines struct {
 // scanLines finds the keys and the [[policy]] entries of a valid TOML file.
 func scanLines(text string) fileLines {
 	found := fileLines{keys: make(map[string]int)}
+	// A key a.b is also one in a.
 	note := func(keys map[string]int, key string, line int) {
-		if keys[key] == 0 {
-			keys[key] = line
+		first, _, _ := strings.Cut(key, ".")
+		for _, k := range []string{unquoted(key), unquoted(first)} {
+			if keys[k] == 0 {
+				keys[k] = line
+			}
 		}
 	}
 	current := found.keys // the keys of the table in which a line is; nil: one that does not count
@@ -210,19 +216,19 @@ func scanLines(text string) fileLines {
 		switch {
 		case strings.HasPrefix(line, "[["):
 			name, _, _ := strings.Cut(line[2:], "]]")
-			note(found.keys, unquoted(name), i+1)
+			note(found.keys, name, i+1)
 			if current = nil; unquoted(name) == "policy" {
 				current = make(map[string]int)
 				found.entries = append(found.entries, entryLines{i + 1, current})
 			}
 		case strings.HasPrefix(line, "["):
 			name, _, _ := strings.Cut(line[1:], "]")
-			note(found.keys, unquoted(name), i+1)
+			note(found.keys, name, i+1)
 			current = nil
 		case line != "" && line[0] != '#':
 			key, value, _ := strings.Cut(line, "=")
 			if current != nil {
-				note(current, unquoted(key), i+1)
+				note(current, key, i+1)
 			}
 			open.scan(value)
 		}

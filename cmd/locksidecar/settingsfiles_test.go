@@ -116,6 +116,9 @@ func TestFaultNamesFileAndLine(t *testing.T) {
 	for _, tt := range []struct{ name, main, dropIn, want string }{
 		{"an unknown key", "", "\nlease = '3s'\nleese = '3s'", `DROPIN, line 3 has the unknown key "leese"; the keys are socket,`},
 		{"an unknown table", "", "\n\n[redis_tls]\nca = 'x'", `DROPIN, line 3 has the unknown key "redis_tls"`},
+		{"an unknown table in a table", "", "\n\n[polcy.web]\nholds = 1", `DROPIN, line 3 has the unknown key "polcy.web"`},
+		{"an unknown array in a table", "", "[[policies.web]]\nholds = 1", `DROPIN, line 1 has the unknown key "policies.web"`},
+		{"an unknown key with a dot", "leese.max = 1", "", `MAIN, line 1 has the unknown key "leese.max"`},
 		{"an unknown key after a text that looks like it", "host_name = '''\nx = 1\n'''\nfair = [\n'y',\n]\nx = 2", "", `MAIN, line 7 has the unknown key "x"`},
 		{"faults of two files", "leese = 1", "loose = 2", "MAIN, line 1 has the unknown key"},
 		{"a syntax error", "", "\nlease = \n", "DROPIN is not valid: toml: line 2"},
