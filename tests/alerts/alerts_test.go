@@ -29,12 +29,10 @@ type incident struct {
 var incidents = map[string]incident{
 	"nothing": {},
 	"redis-stopped": {
-		firing:    map[string]float64{"LocksidecarRedisUnreachable": 20, "LocksidecarRenewalsLate": -1},
-		meanwhile: []string{"LocksidecarLocksLost"},
+		firing: map[string]float64{"LocksidecarRedisUnreachable": 20, "LocksidecarRenewalsLate": -1, "LocksidecarLocksLost": 30},
 	},
 	"redis-hangs": {
-		firing:    map[string]float64{"LocksidecarRedisUnreachable": 25, "LocksidecarRenewalsLate": -1},
-		meanwhile: []string{"LocksidecarLocksLost"},
+		firing: map[string]float64{"LocksidecarRedisUnreachable": 25, "LocksidecarRenewalsLate": -1, "LocksidecarLocksLost": 30},
 	},
 	"redis-full":    {firing: map[string]float64{"LocksidecarRedisDegraded": 45, "LocksidecarAcquiresFail": 90}},
 	"acl-refuses":   {firing: map[string]float64{"LocksidecarRedisDegraded": 45, "LocksidecarAcquiresFail": 90}},

@@ -73,12 +73,12 @@ var outages = map[string]struct {
 		w.Lock("of a program that is killed")
 		w.Kill()
 	}},
-	"redis-stopped": {"Redis is killed, and does not come back.", 90 * time.Second, func(s *stage) {
+	"redis-stopped": {"Redis is killed, and does not come back.", 150 * time.Second, func(s *stage) {
 		s.at(30 * time.Second)
 		s.note("outage")
 		s.redis.Kill()
 	}},
-	"redis-hangs": {"Redis is stopped by SIGSTOP: connections stay, and nothing is answered.", 90 * time.Second, func(s *stage) {
+	"redis-hangs": {"Redis is stopped by SIGSTOP: connections stay, and nothing is answered.", 150 * time.Second, func(s *stage) {
 		s.at(30 * time.Second)
 		s.note("outage")
 		s.redis.Signal(syscall.SIGSTOP)

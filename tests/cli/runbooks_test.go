@@ -470,6 +470,12 @@ func TestRunbooksNameWhatThereIs(t *testing.T) {
 			}
 		}
 	}
+	// An alert leads to a page.
+	for _, m := range regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(alerts, -1) {
+		if !strings.Contains(pages["README.md"], "`"+m[1]+"`") {
+			t.Errorf("README.md has no page for %s", m[1])
+		}
+	}
 	if checked < 60 {
 		t.Errorf("only %d names were checked", checked)
 	}
