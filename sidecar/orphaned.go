@@ -48,7 +48,7 @@ func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK,
 		err     error
 	}
 	dropped := make(chan result, 1)
-	s.store.DropOrphaned(name, field, s.cfg.Lease, func(outcome store.OrphanOutcome, passed bool, err error) {
+	s.store.DropOrphaned(name, field, s.cfg.Lease, protocol.Now()+int64(orphanTimeout), func(outcome store.OrphanOutcome, passed bool, err error) {
 		dropped <- result{outcome, passed, err}
 	})
 	wait := time.NewTimer(orphanTimeout)
@@ -61,11 +61,11 @@ func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK,
 	}
 	switch {
 	case r.err != nil:
-		return nil, &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("whether the lock %q is free is not known: %v; locksidecar who shows what Redis has", name, r.err)}
+		return nil, &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("whether the lock %q is free is not known: %v", name, r.err)}
 	case r.outcome == store.OrphanDropped:
 		return &protocol.ForceReleaseOrphanedOK{Sidecar: id, Hold: hold, TTLMS: max(key.TTLMS, -1), Passed: r.passed}, nil
 	case r.outcome == store.OrphanChanged:
-		return nil, &protocol.Err{Code: protocol.NotHeld, Msg: fmt.Sprintf("the lock %q changed its owner in this moment: %s does not have it any more, and nothing was changed; locksidecar who shows who has it now", name, field)}
+		return nil, &protocol.Err{Code: protocol.NotHeld, Msg: fmt.Sprintf("the lock %q changed its owner in this moment: %s does not have it any more, and nothing was changed", name, field)}
 	}
 	return nil, &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf("the daemon of sidecar %s has just connected to Redis: it continues with its locks, and nothing was changed; use force-release --host %s", id, id)}
 }

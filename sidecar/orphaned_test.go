@@ -133,6 +133,9 @@ func TestLockThatIsNotOrphanedIsNotFreed(t *testing.T) {
 	r.Set(ctx, "text", "x", 0)
 	r.HSet(ctx, "silent", silent+":3", 1)
 	r.HSet(ctx, "written", goneSidecar+":3:write", 1)
+	const unending = "285475da-9152-8c83-822a-67ee2f116a71"
+	r.HSet(ctx, "unending", unending+":3", 1)
+	r.HSet(ctx, "locksidecar_host:{"+unending+"}", "about", "{}")
 	for _, reserved := range []string{"{locksidecar}:x", "locksidecar_host:{x}", "redisson_lock_token:{x}"} {
 		r.HSet(ctx, reserved, goneSidecar+":3", 1)
 	}
@@ -148,6 +151,7 @@ func TestLockThatIsNotOrphanedIsNotFreed(t *testing.T) {
 		"hash":                    {protocol.Denied, "is no lock in Redis, but a hash with 2 fields"},
 		"text":                    {protocol.Denied, "is no lock in Redis, but a key of type string"},
 		"silent":                  {protocol.Denied, "is connected to Redis and does not answer, so it may be alive"},
+		"unending":                {protocol.Unavailable, "has no expiry, so it is not that of a sidecar"},
 		"{locksidecar}:x":         {protocol.Denied, "reserved"},
 		"locksidecar_host:{x}":    {protocol.Denied, "reserved"},
 		"redisson_lock_token:{x}": {protocol.Denied, "reserved"},

@@ -165,6 +165,10 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			return protocol.ForceReleaseOrphanedOK{ID: r.ID, Sidecar: "1f0c9d5e", Hold: fakeHold, TTLMS: 7_200_000, Passed: true}
 		case nameDenied:
 			return protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: "it may be alive"}
+		case "changed":
+			return protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: "it changed its owner"}
+		case "unknown":
+			return protocol.Err{ID: r.ID, Code: protocol.Unavailable, Msg: "Redis has not answered"}
 		}
 		return protocol.Err{ID: r.ID, Code: protocol.Unsupported, Msg: "this sidecar does not know this op"}
 	case *protocol.List:

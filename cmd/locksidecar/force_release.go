@@ -71,7 +71,12 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 		if errors.Is(err, locksidecar.ErrUnsupported) {
 			return fmt.Errorf("the daemon of this host is older than this command: upgrade it and restart it, or ask on another host: %w", err)
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, locksidecar.ErrNotHeld):
+			return fmt.Errorf("%w; %s shows who holds it", err, whoCommand(c.Name))
+		case errors.Is(err, locksidecar.ErrUnavailable):
+			return fmt.Errorf("%w; when Redis answers, %s shows who holds it", err, whoCommand(c.Name))
+		case err != nil:
 			return err
 		}
 		_, err = fmt.Fprint(out, describeFreed(c.Name, &freed, time.Now()))

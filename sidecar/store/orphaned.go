@@ -47,11 +47,12 @@ func ParseOwner(field string) (id string, hold uint64, ok bool) {
 // DropOrphaned releases a lock of another sidecar, whose daemon is gone for good, if Redis has
 // exactly the owner field that was examined, and no sign of that daemon. A waiter gets the lock as it
 // does after a Drop of that sidecar; lease is what the lock has then. passed: it has passed to the
-// first of its queue. The error is a sentence for people.
+// first of its queue. The error is a sentence for people. latest: Redis is not sent the command after
+// this time (protocol.Now), so that no lock is freed long after its client got an error.
 //
 // done is called once, from a goroutine of the store, and must not block. Precondition: ParseOwner
 // accepts the field.
-func (s *Store) DropOrphaned(name, field string, lease time.Duration, done func(outcome OrphanOutcome, passed bool, err error)) {
+func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	c := s.commands
 	id, hold, _ := ParseOwner(field)
 	args := func(p *pipeline) []string {
@@ -69,7 +70,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, done func(
 			field, keys.host(id), ownChannel(id), "recall:" + p.encoder.origin + " " + keys.key(name),
 		}
 	}
-	c.runScript(dropOrphaned, args, func(answer reply, err error) {
+	c.runScript(dropOrphaned, latest, args, func(answer reply, err error) {
 		if err == nil && answer.kind == '-' {
 			err = unavailableError(c.dial.refusedOrphaned(name, reason(answer.text)))
 		}
@@ -124,10 +125,10 @@ func (s *Store) Published(id string, done func(h Host, left time.Duration, err e
 			return
 		}
 		h, _ := readHost(id, replies[1])
-		left := time.Duration(replies[0].num) * time.Millisecond
-		if left <= 0 {
-			left = HostExpiry // any program may have written the key
+		if replies[0].num < 0 { // -1: any program may have written the key
+			done(h, 0, unavailableError(fmt.Sprintf("the key %q in Redis has no expiry, so it is not that of a sidecar: find out which program wrote it, and delete it", key)))
+			return
 		}
-		done(h, left, nil)
+		done(h, time.Duration(replies[0].num)*time.Millisecond, nil)
 	}})
 }

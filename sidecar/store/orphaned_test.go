@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -22,8 +23,13 @@ type dropOrphanedResult struct {
 
 func (r *recorder) dropOrphaned(name, field string) dropOrphanedResult {
 	r.t.Helper()
+	return r.dropOrphanedUntil(name, field, 0)
+}
+
+func (r *recorder) dropOrphanedUntil(name, field string, latest int64) dropOrphanedResult {
+	r.t.Helper()
 	done := make(chan dropOrphanedResult, 1)
-	r.DropOrphaned(name, field, 20*time.Second, func(outcome OrphanOutcome, passed bool, err error) {
+	r.DropOrphaned(name, field, 20*time.Second, latest, func(outcome OrphanOutcome, passed bool, err error) {
 		done <- dropOrphanedResult{outcome, passed, err}
 	})
 	return recv(r.t, done, "outcome")
@@ -144,6 +150,16 @@ func TestOrphanedLockIsLeftAloneInDoubt(t *testing.T) {
 				}
 			})
 		}
+		t.Run("a client that waits no longer", func(t *testing.T) {
+			a.FlushAll(ctx)
+			a.HSet(ctx, "lock", examined, "1")
+			if got := r.dropOrphanedUntil("lock", examined, protocol.Now()-1); got.err == nil || !strings.Contains(got.err.Error(), "not sent to Redis in time") {
+				t.Errorf("%+v", got)
+			}
+			if a.HGet(ctx, "lock", examined).Val() != "1" {
+				t.Error("the lock is freed")
+			}
+		})
 		t.Run("no key", func(t *testing.T) {
 			a.FlushAll(ctx)
 			if got := r.dropOrphaned("lock", examined); got != (dropOrphanedResult{outcome: OrphanChanged}) {

@@ -11,6 +11,7 @@ import (
 type query struct {
 	commands [][]string
 	encode   func(p *pipeline) [][]string // makes commands when they are sent; nil: they are made
+	latest   int64                        // it is not sent after this time, and fails; 0: no limit
 	replies  []reply                      // so far
 	done     func(replies []reply, err error)
 }
@@ -52,6 +53,10 @@ func (c *commands) pumpQueries(p *pipeline) {
 	for c.queries.len() > 0 && p.canSubscribe() && p.queryCalls < maxQueryCalls && !c.hasQueued() {
 		q := *c.queries.front()
 		c.queries.drop(1)
+		if q.latest != 0 && protocol.Now() > q.latest {
+			go q.done(nil, unavailableError("it was not sent to Redis in time")) // the caller holds mu
+			continue
+		}
 		if q.encode != nil {
 			q.commands = q.encode(p)
 		}
@@ -68,8 +73,9 @@ func (c *commands) pumpQueries(p *pipeline) {
 
 // runScript runs a script as a query. Redis is sent one command, or a second time with the text of
 // the script, if it does not know that: it has executed nothing then. args makes the arguments after
-// the script's name; mu is held. done gets the reply, which may be an error of Redis.
-func (c *commands) runScript(s *script, args func(p *pipeline) []string, done func(answer reply, err error)) {
+// the script's name; mu is held. latest: as in query. done gets the reply, which may be an error of
+// Redis.
+func (c *commands) runScript(s *script, latest int64, args func(p *pipeline) []string, done func(answer reply, err error)) {
 	run := func(p *pipeline) []string { return append([]string{"evalsha", s.sha}, args(p)...) }
 	last := func(replies []reply, err error) {
 		if err != nil {
@@ -78,18 +84,18 @@ func (c *commands) runScript(s *script, args func(p *pipeline) []string, done fu
 		}
 		done(replies[len(replies)-1], nil)
 	}
-	c.ask(&query{encode: func(p *pipeline) [][]string { return [][]string{run(p)} }, done: func(replies []reply, err error) {
+	c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return [][]string{run(p)} }, done: func(replies []reply, err error) {
 		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {
 			last(replies, err)
 			return
 		}
-		c.ask(&query{encode: func(p *pipeline) [][]string { return [][]string{{"script", "load", s.text}, run(p)} }, done: func(replies []reply, err error) {
+		c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return [][]string{{"script", "load", s.text}, run(p)} }, done: func(replies []reply, err error) {
 			if err != nil || replies[0].kind != '-' {
 				last(replies, err)
 				return
 			}
 			// A user may have the permission to run a text, and none to load it.
-			c.ask(&query{encode: func(p *pipeline) [][]string { return [][]string{append([]string{"eval", s.text}, args(p)...)} }, done: last})
+			c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return [][]string{append([]string{"eval", s.text}, args(p)...)} }, done: last})
 		}})
 	}})
 }

@@ -45,7 +45,7 @@ var who = newScript(whoText)
 func (s *Store) Key(name string, done func(Key, error)) {
 	c := s.commands
 	args := []string{"1", c.dial.keys.key(name), c.dial.keys.queue(name), strconv.Itoa(protocol.MaxOwners)}
-	c.runScript(who, func(*pipeline) []string { return args }, func(answer reply, err error) {
+	c.runScript(who, 0, func(*pipeline) []string { return args }, func(answer reply, err error) {
 		if err == nil {
 			err = refusal([]reply{answer})
 		}
