@@ -59,20 +59,13 @@ func readSettingsFiles(path string) (files []*settingsFile, unread []string, err
 	}
 	files = []*settingsFile{main}
 	dir := filepath.Join(filepath.Dir(path), dropInDir)
-	entries, err := os.ReadDir(dir) // sorted by name
+	// Everyone can make a directory beside a settings file in /tmp.
+	trusted := []uint32{0, uint32(unix.Geteuid()), owner}
+	entries, err := readDropInDir(dir, trusted)
 	if errors.Is(err, fs.ErrNotExist) {
 		return files, nil, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("the settings in %s cannot be read: %w", dir, err)
-	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return nil, nil, fmt.Errorf("the settings in %s cannot be read: %w", dir, err)
-	}
-	// Everyone can make a directory beside a settings file in /tmp.
-	trusted := []uint32{0, uint32(unix.Geteuid()), owner}
-	if err := checkOwner(dir, info, trusted); err != nil {
 		return nil, nil, err
 	}
 	var errs []error
@@ -95,6 +88,29 @@ func readSettingsFiles(path string) (files []*settingsFile, unread []string, err
 	return files, unread, errors.Join(errs...)
 }
 
+// readDropInDir returns what is in a directory, sorted by name, which must belong to one of the users.
+func readDropInDir(path string, trusted []uint32) ([]fs.DirEntry, error) {
+	cannotRead := func(err error) error { return fmt.Errorf("the settings in %s cannot be read: %w", path, err) }
+	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, cannotRead(err)
+	}
+	defer dir.Close()
+	info, err := dir.Stat()
+	if err != nil {
+		return nil, cannotRead(err)
+	}
+	if err := checkOwner(path, info, trusted); err != nil {
+		return nil, err
+	}
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return nil, cannotRead(err)
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, nil
+}
+
 // checkOwner returns an error if a file belongs to a user that is not trusted with the settings.
 func checkOwner(path string, info fs.FileInfo, trusted []uint32) error {
 	if uid := ownerOf(info); !slices.Contains(trusted, uid) {
@@ -107,7 +123,11 @@ func ownerOf(info fs.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid 
 
 // readSettingsFile reads one file, which must belong to one of the users given, if there are any.
 func readSettingsFile(path string, trusted ...uint32) (owner uint32, _ *settingsFile, err error) {
-	file, err := os.Open(path)
+	flags := os.O_RDONLY
+	if len(trusted) > 0 {
+		flags |= unix.O_NONBLOCK // another user may have put a FIFO there: to open it would wait for a writer
+	}
+	file, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return 0, nil, fmt.Errorf("the settings file cannot be read: %w", err)
 	}
@@ -120,6 +140,9 @@ func readSettingsFile(path string, trusted ...uint32) (owner uint32, _ *settings
 	if len(trusted) > 0 {
 		if err := checkOwner(path, info, trusted); err != nil {
 			return 0, nil, err
+		}
+		if !info.Mode().IsRegular() {
+			return 0, nil, fmt.Errorf("%s is not a regular file; let it be one, or rename it so that its name does not end with .toml", path)
 		}
 	}
 	text, err := io.ReadAll(file)

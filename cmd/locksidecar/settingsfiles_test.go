@@ -165,7 +165,8 @@ func TestConfDThatCannotBeReadIsRefused(t *testing.T) {
 		spoil func(dir string) error
 		want  string
 	}{
-		{"a directory with the name of a file", func(dir string) error { return os.Mkdir(dir+"/conf.d/x.toml", 0o755) }, "x.toml: is a directory"},
+		{"a directory with the name of a file", func(dir string) error { return os.Mkdir(dir+"/conf.d/x.toml", 0o755) }, "x.toml is not a regular file"},
+		{"a FIFO", func(dir string) error { return unix.Mkfifo(dir+"/conf.d/x.toml", 0o644) }, "x.toml is not a regular file"},
 		{"a link to nowhere", func(dir string) error { return os.Symlink("/nonexistent", dir+"/conf.d/x.toml") }, "x.toml: no such file"},
 		{"a file in place of the directory", func(dir string) error {
 			if err := os.Remove(dir + "/conf.d/a.toml"); err != nil {
