@@ -130,10 +130,11 @@ func hasEnded(pidfd int) bool {
 	return n == 1 && err == nil
 }
 
-// isEnding reports whether a process that is watched has ended, or is about to: the kernel closes the
-// connections of a process before its pidfd reports the end. A process that is not watched, pidfd −1,
-// is not known to end.
-func isEnding(pidfd int, pid int64) bool {
+// processIsEnding reports whether a process that is watched has ended, or is about to: the kernel
+// closes the connections of a process before its pidfd reports the end. A process that is not
+// watched, pidfd −1, is not known to end. A process whose main thread has ended, and no other, is
+// taken for one that ends, so only texts may depend on this.
+func processIsEnding(pidfd int, pid int64) bool {
 	if pidfd < 0 {
 		return false
 	}

@@ -181,7 +181,7 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	if isEnding(pidfd, pid) {
+	if processIsEnding(pidfd, pid) {
 		t.Error("a process that lives is taken for one that ends")
 	}
 	if fields := statFields(pid); len(fields) < 20 || isExiting(fields) {
@@ -194,14 +194,14 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 	if !isExiting(statFields(pid)) {
 		t.Errorf("the kernel does not show that a process ends: %q", statFields(pid))
 	}
-	if !isEnding(pidfd, pid) {
+	if !processIsEnding(pidfd, pid) {
 		t.Error("the end of a zombie is not found")
 	}
 	cmd.Wait()
-	if !isEnding(pidfd, pid) {
+	if !processIsEnding(pidfd, pid) {
 		t.Error("the end of a process that is gone is not found")
 	}
-	if isEnding(-1, int64(os.Getpid())) || isEnding(-1, pid) {
+	if processIsEnding(-1, int64(os.Getpid())) || processIsEnding(-1, pid) {
 		t.Error("a process that is not watched is known to end")
 	}
 	for text, want := range map[string]bool{

@@ -180,15 +180,6 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 		return nil, refusal
 	}
 	defer s.asker.end(uid)
-	if r, ok := req.(*protocol.ForceReleaseOrphaned); ok {
-		id := r.ID
-		reply, refusal := s.releaseOrphaned(r.Name)
-		if refusal != nil {
-			return nil, refusal
-		}
-		reply.ID = id
-		return reply, nil
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
 	defer cancel()
 	switch r := req.(type) {
@@ -232,6 +223,13 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 		}, ok)
 		ok.ID = r.ID
 		return ok, refusal
+	case *protocol.ForceReleaseOrphaned:
+		ok, refusal := s.releaseOrphaned(r.Name)
+		if refusal != nil {
+			return nil, refusal
+		}
+		ok.ID = r.ID
+		return ok, nil
 	}
 	panic(fmt.Sprintf("%T is not about hosts", req))
 }

@@ -358,7 +358,7 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 		l.awaitResume(cl)
 	default:
 		why := "its connection ended"
-		if l.table.Holds(cl.id) > 0 && isEnding(cl.pidfd, cl.peer.PID) {
+		if l.table.Holds(cl.id) > 0 && processIsEnding(cl.pidfd, cl.peer.PID) {
 			why = "its process ended" // the pidfd reports it after this
 		}
 		l.close(now, cl, why)

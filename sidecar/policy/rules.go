@@ -246,9 +246,6 @@ func (a *account) isIdle(now int64) bool {
 	return a.users == 0 && a.holds.Used() == 0 && a.waiters.Used() == 0 && a.requests <= now
 }
 
-// Accounts is how many accounts there are.
-func (l *Ledger) Accounts() int { return len(l.accounts) }
-
 // account returns the account of a rule for a user, made if need be.
 func (l *Ledger) account(now int64, r *rule, uid int64) *account {
 	key, sharers := accountOf(r, uid), fmt.Sprintf("user %d", uid)

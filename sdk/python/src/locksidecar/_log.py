@@ -33,13 +33,12 @@ class Writer:
 
     def __init__(self, records: list[Record]) -> None:
         self.records = records
-        self._writing = False  # a thread is inside of the logger
         self.reset()
 
     def reset(self) -> None:
         """Also called in a forked child: the thread that was writing exists only in the parent."""
         self._lock = threading.RLock()
-        self._writing = False
+        self._writing = False  # a thread is inside of the logger
 
     def write(self, patience: float = 0.0) -> None:
         """Writes all records. Waits up to patience seconds while another thread writes; 0: that thread writes these."""
