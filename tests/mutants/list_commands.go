@@ -116,6 +116,27 @@ var commandMutants = []mutant{
 		by:   test("cmd/locksidecar", "TestFilesInConfDAreReadInOrderAfterTheSettingsFile"),
 	},
 	{
+		rule: "an unknown table or key with a dot is refused",
+		file: "cmd/locksidecar/settingsfiles.go",
+		old:  `if reported[key[0]] {`,
+		new:  `if reported[key[0]] || len(key) > 1 {`,
+		by:   test("cmd/locksidecar", "TestFaultNamesFileAndLine"),
+	},
+	{
+		rule: "conf.d has regular files only",
+		file: "cmd/locksidecar/settingsfiles.go",
+		old:  `if !info.Mode().IsRegular() {`,
+		new:  `if false {`,
+		by:   test("cmd/locksidecar", "TestConfDThatCannotBeReadIsRefused"),
+	},
+	{
+		rule: "the files in conf.d are sorted by name",
+		file: "cmd/locksidecar/settingsfiles.go",
+		old:  `strings.Compare(a.Name(), b.Name())`,
+		new:  `strings.Compare(b.Name(), a.Name())`,
+		by:   test("cmd/locksidecar", "TestFilesInConfDAreReadInOrderAfterTheSettingsFile"),
+	},
+	{
 		rule: "serve --print shows no password",
 		file: "cmd/locksidecar/print.go",
 		old:  `s.Value = withoutPassword(target.url, false)`,

@@ -438,6 +438,20 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestQueriesThatWaitAreBounded"),
 	},
 	{
+		rule: "a query is not sent after its time",
+		file: "sidecar/store/query.go",
+		old:  `if q.latest != 0 && protocol.Now() > q.latest {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestOrphanedLockIsLeftAloneInDoubt"),
+	},
+	{
+		rule: "a host key without an expiry is not that of a sidecar",
+		file: "sidecar/store/orphaned.go",
+		old:  `if replies[0].num < 0 {`,
+		new:  `if false {`,
+		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
+	},
+	{
 		rule: "queries wait for operations",
 		file: "sidecar/store/query.go",
 		old:  ` && !c.hasQueued() {`,
