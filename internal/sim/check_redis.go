@@ -114,7 +114,8 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	}
 	isForOrder := op.InOrder && op.Arrived != 0 // perhaps for an acquire whose session has just ended
 	queues := op.Enqueue && (l.waiting > 0 || w.wantsOrder(h, n) || isForOrder)
-	if passed := w.ops[l.inFlight].op.PassedMS; queues && passed >= 100 && op.Arrived == 0 {
+	mayBeForNone := l.waiting == 0 && (h.closing > 0 || h.detaching) // the acquire that wants order may be one that ends
+	if passed := w.ops[l.inFlight].op.PassedMS; queues && passed >= 100 && op.Arrived == 0 && !mayBeForNone {
 		w.violation(invariant.FreeMoments, n, "host %d queues at once for a lock that has not been free for %d ms", h.index, passed)
 	}
 	if !queues && (now-l.pipelinedSince > quietRun || l.othersListen() || l.waiting > 0) {
@@ -187,7 +188,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			h.troubleAt = w.now
 		} else if r.FirstArrived != 0 {
 			l.mayYield = true // to that host, if the key was this host's until its lease ended
-			if l.hold.state != none || int(w.redis.names[n].key.Owner) == h.index {
+			if l.hold.state != none || l.lastOutcome == redisop.Done || int(w.redis.names[n].key.Owner) == h.index {
 				l.waiting = max(1, l.waiting)
 			}
 		}
@@ -232,6 +233,9 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		if o.at >= w.redis.names[n].lostAt {
 			w.check.lossKnown[h.index] |= 1 << n
+		}
+		if r.Outcome == redisop.KeyMissing && o.op.RequireExisting && o.op.Enqueue { // those before it in the queue have a moment
+			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
 		}
 		l.tokens = tokenRanges{}
 		if l.hold.state == orphaned { // there is no client to be notified
