@@ -142,9 +142,8 @@ type lockOnHost struct {
 	lastToken        uint64 // granted on this host
 	lastTokenDrawnAt int64  // world time
 
-	takenAt         int64 // host clock: when the last Take was sent that Redis did
-	ownMessageUntil int64 // world time: until then a message may be that of its own release
-	gone            goneKey
+	takenAt int64 // host clock: when the last Take was sent that Redis did
+	gone    goneKey
 
 	wantsMessages bool  // the table wants to be subscribed
 	inRedis       bool  // Redis has the subscription

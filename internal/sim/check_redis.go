@@ -67,7 +67,6 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 	case op.Kind == redisop.Drop:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
-		l.ownMessageUntil = w.now + sec + eps
 		isLeftFree := l.yielding && h.clock(w.now) < l.droppedAt+yieldBackoff         // since an earlier Drop
 		isTired := int64(op.PassedMS)*ms >= l.quietRun(now) && h.someoneWaits(n, now) // it has had no free moment for too long
 		l.yielding = l.listeners != 0 || l.waiting > 0 || isLeftFree || isTired
@@ -459,7 +458,7 @@ func (w *world) noteUnlocked(h *host, n int) {
 	w.expire(n)
 	c := &l.hold
 	isNoted := l.gone.hold == c.num && l.gone.byMessage
-	if c.state != live || !l.wantsMessages || int(w.redis.names[n].key.Owner) == h.index || isNoted || w.now <= l.ownMessageUntil {
+	if c.state != live || !l.wantsMessages || int(w.redis.names[n].key.Owner) == h.index || isNoted {
 		return
 	}
 	l.gone = goneKey{hold: c.num, since: w.now, until: w.now + 10*ms + 4*w.slowest + 2*eps, byMessage: true}

@@ -106,15 +106,13 @@ func (t *Table) doubt(l *lock) {
 	}
 }
 
-// onUnlocked notes a message on the lock's channel.
+// onUnlocked notes a message on the lock's channel. If a release of this host has published it, the key
+// is looked at once without need.
 func (t *Table) onUnlocked(now int64, l *lock) {
 	q := l.queue
-	own := q.contest.OnMessage(now)
-	if !own {
-		l.claim.EndLinger()
-	}
+	l.claim.EndLinger()
 	l.claim.Note(claim.LockMayBeFree) // even if a local client believes to have it: the result may say otherwise
-	if l.holds != nil && !own {
+	if l.holds != nil {
 		l.claim.CheckSoon(now)
 	}
 	switch {

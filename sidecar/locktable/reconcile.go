@@ -144,7 +144,7 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 		}
 	}
 	if op.Kind == redisop.Drop && l.queue != nil {
-		l.queue.contest.OnDropSent(now)
+		l.queue.contest.OnDropSent()
 		if l.waiting() > 0 && !l.queue.waiters.head.request.isAlone {
 			var v contest.View
 			t.view(&v, now, l)

@@ -200,39 +200,6 @@ func TestMessageDuringACheckHasTheKeyCheckedAgain(t *testing.T) {
 	r.want("s1 granted hold=1 token=1 count=1", "subscribe a", "s1 lost hold=1 deleted")
 }
 
-func TestMessageThatWasLostIsNotExpectedForLong(t *testing.T) {
-	r := newRig(t)
-	r.others = 1
-	r.acquire(1, "a")
-	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
-	r.redis(redisop.Take, redisop.Done)
-	r.release(1, 2)
-	r.redis(redisop.Drop, redisop.Done) // its message is lost
-	r.acquire(1, "a")
-	r.redis(redisop.Take, redisop.Done)
-	r.pass(1100 * time.Millisecond)
-	r.message("a") // of another program
-	r.redis(redisop.Renew, redisop.Done)
-}
-
-// A Drop that Redis refused has published no message, so the next one is another program's.
-func TestMessageAfterADropThatFailedIsNotOwn(t *testing.T) {
-	r := newRig(t)
-	r.others = 1
-	r.acquire(1, "a")
-	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
-	r.redis(redisop.Take, redisop.Done)
-	r.release(1, 2)
-	r.redis(redisop.Drop, redisop.Refused)
-	r.acquire(1, "a")
-	r.redis(redisop.Take, redisop.Done)
-	r.pass(20 * time.Millisecond)
-	r.message("a")
-	r.redis(redisop.Renew, redisop.Done)
-}
-
 // The search for a deadlock is given up after a number of steps: a client with many
 // owners must not occupy the loop.
 func TestSearchForADeadlockIsBounded(t *testing.T) {

@@ -112,7 +112,7 @@ func (c *Contest) DescribeWaiter(enqueues, isOurs bool, w *Waiter) uint64 {
 
 // Describe describes the rest of the contest.
 func (c *Contest) Describe(d Description, s *Shared, now int64) {
-	d.Value(uint64(c.phase)<<8 | uint64(c.sub)<<4 | bit(c.isPolling)<<3 | bit(c.remote.isKnown)<<2 | bit(c.remote.isSidecar)<<1 | bit(c.ownPublishesPending > 0))
+	d.Value(uint64(c.phase)<<8 | uint64(c.sub)<<4 | bit(c.isPolling)<<3 | bit(c.remote.isKnown)<<2 | bit(c.remote.isSidecar)<<1)
 	d.Time(max(c.nextTry, now))
 	d.Time(max(c.backoffUntil, now))
 	d.Time(max(c.foreignUntil, now))
@@ -123,10 +123,7 @@ func (c *Contest) Describe(d Description, s *Shared, now int64) {
 	}
 	if c.sub != unsubscribed {
 		d.Time(max(c.subscribedUntil, now))
-		d.Value(uint64(c.unneededMessages)<<8 | uint64(c.ownPublishesPending))
-		if c.ownPublishesPending > 0 {
-			d.Time(max(c.ownPublishesDeadline, now))
-		}
+		d.Value(uint64(c.unneededMessages))
 	}
 }
 

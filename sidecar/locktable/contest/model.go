@@ -114,12 +114,10 @@ func (s *served) includes(w *Waiter) bool {
 
 // subscription is this host's subscription to the channel of the lock.
 type subscription struct {
-	sub                  subscriptionState
-	isPolling            bool  // counts in Shared.polling
-	unneededMessages     uint8 // received since a waiter here waited for another host
-	ownPublishesPending  uint8 // messages to come that this host has published itself,
-	ownPublishesDeadline int64 // and until when: a lost one must not have another's taken for it
-	subscribedUntil      int64 // the subscription is kept until then
+	sub              subscriptionState
+	isPolling        bool  // counts in Shared.polling
+	unneededMessages uint8 // received since a waiter here waited for another host
+	subscribedUntil  int64 // the subscription is kept until then
 }
 
 type subscriptionState uint8

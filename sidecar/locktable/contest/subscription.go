@@ -1,20 +1,14 @@
 package contest
 
 import (
-	"math"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // maxUnneededMessages is how many messages a subscription is kept for that no waiter needs:
 // each costs Redis as much as another subscription.
 const maxUnneededMessages = 4
-
-// ownPublishWithin is how long a host waits for the message of a release of its own. Later
-// it is taken for another program's, and the key is checked without need.
-const ownPublishWithin = int64(time.Second)
 
 // Subscription is what the table does about the channel of the lock.
 type Subscription uint8
@@ -65,7 +59,7 @@ func (c *Contest) UpdateSubscription(s *Shared, a *moment.Alarm, waitsSince, hel
 			c.sub, change = subscribing, Subscribe
 		}
 	} else if c.sub != unsubscribed && a.Due(c.subscribedUntil) {
-		c.sub, c.ownPublishesPending, change = unsubscribed, 0, Unsubscribe
+		c.sub, change = unsubscribed, Unsubscribe
 	}
 	if isPolling != c.isPolling {
 		c.isPolling = isPolling
@@ -97,7 +91,7 @@ func (c *Contest) OnSubscribed(now int64, isWaiting bool) {
 // OnUnsubscribed notes that the subscription is gone or was denied. The host polls
 // until OnSubscribed.
 func (c *Contest) OnUnsubscribed(s *Shared, now int64) {
-	c.sub, c.ownPublishesPending = subscribing, 0
+	c.sub = subscribing
 	c.TryBy(now + c.pollPause(s))
 }
 
@@ -105,38 +99,6 @@ func (c *Contest) OnUnsubscribed(s *Shared, now int64) {
 func (c *Contest) OnUnneededMessage(now int64) {
 	if c.unneededMessages++; c.unneededMessages >= maxUnneededMessages {
 		c.subscribedUntil = min(c.subscribedUntil, now)
-	}
-}
-
-// OnMessage notes a message on the lock's channel. It returns whether this host published it.
-func (c *subscription) OnMessage(now int64) (isOwn bool) {
-	isOwn = c.ownPublishesPending > 0 && now < c.ownPublishesDeadline
-	if isOwn {
-		c.ownPublishesPending--
-	} else {
-		c.ownPublishesPending = 0
-	}
-	return isOwn
-}
-
-// expectOwnPublish notes that this host sends a Drop, which publishes a message unless its result
-// says otherwise.
-func (c *subscription) expectOwnPublish(now int64) {
-	if c.sub == subscribed && c.ownPublishesPending < math.MaxUint8 {
-		c.ownPublishesPending++
-		c.ownPublishesDeadline = now + ownPublishWithin
-	}
-}
-
-// expectNoPublish corrects how many messages of its own this host expects, after a Drop that
-// published none: the next message is another program's.
-func (c *subscription) expectNoPublish(r *redisop.Result) {
-	switch {
-	case c.ownPublishesPending == 0:
-	case r.Outcome == redisop.Unknown:
-		c.ownPublishesPending = 0 // if it was published, the key is checked once without need
-	case r.Outcome != redisop.Done || r.Passed || r.Listeners.State == redisop.Uncounted:
-		c.ownPublishesPending--
 	}
 }
 

@@ -81,10 +81,8 @@ func (c *Contest) IsYielding() bool { return c.phase == yielding }
 // Yield has this host give the lock back before a local client gets it again.
 func (c *Contest) Yield() { c.phase = yielding }
 
-// OnDropSent notes that a Drop is sent. It gives the ticket up, and publishes a message unless its
-// result says otherwise.
-func (c *Contest) OnDropSent(now int64) {
-	c.expectOwnPublish(now)
+// OnDropSent notes that a Drop is sent. It gives the ticket up.
+func (c *Contest) OnDropSent() {
 	c.place.onDropSent()
 	c.order.served = served{}
 }
@@ -101,7 +99,6 @@ func (c *Contest) OnDropSentBeforeWaiters(s *Shared, v *View) {
 
 // OnDropResult takes the result of a Drop as far as it does not depend on what else is in flight.
 func (c *Contest) OnDropResult(r *redisop.Result) {
-	c.expectNoPublish(r)
 	c.place.onDropResult(r)
 }
 
