@@ -315,6 +315,18 @@ func (h *host) waitsBefore(n int, arrival uint64) bool {
 	return false
 }
 
+// inFlightSince returns when the oldest operation of a lock was issued that has no result and keeps the
+// table from sending another; false: there is none. It may be a Drop whose Take has its result.
+func (w *world) inFlightSince(l *lockOnHost) (issuedAt int64, is bool) {
+	switch {
+	case l.dropPending != noOp:
+		return w.ops[l.dropPending].issuedAt, true
+	case l.inFlight != noOp:
+		return w.ops[l.inFlight].issuedAt, true
+	}
+	return 0, false
+}
+
 // isObstructed reports whether an owner on the host has the lock, or an acquire waits for
 // it that arrived before that one.
 func (h *host) isObstructed(n int, arrival uint64) bool {

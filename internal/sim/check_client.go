@@ -425,8 +425,8 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 			w.violation(invariant.AnswersInTime, n, "request %d of session %d was unavailable too early", q.id, s.id)
 		}
 		silent := h.silence(now) >= tryWithin || l.lateReplyAt >= q.arrived
-		if l.inFlight != noOp {
-			silent = silent || now >= q.latest() || now-h.clock(w.ops[l.inFlight].issuedAt) >= tryWithin
+		if since, is := w.inFlightSince(l); is {
+			silent = silent || now >= q.latest() || now-h.clock(since) >= tryWithin
 		}
 		silent = silent || l.arriving != noOp && now-h.clock(w.ops[l.arriving].issuedAt) >= tryWithin
 		if h.up && !h.conn.dead && l.lastOutcome < redisop.NotSent && w.now-h.troubleAt > sec && !silent {
@@ -615,7 +615,8 @@ func (w *world) onKeepLost(h *host, e *locktable.Effect) {
 func (w *world) checkNotRenewed(h *host, s *session, n int) {
 	l := &h.locks[n]
 	c := &l.hold
-	slow := !h.up || h.conn.dead || l.inFlight != noOp && w.now-w.ops[l.inFlight].issuedAt > h.lease/10
+	since, isInFlight := w.inFlightSince(l)
+	slow := !h.up || h.conn.dead || isInFlight && w.now-since > h.lease/10
 	if c.isBelieved() && !slow && w.now-max(h.troubleAt, l.refusedAt) > h.lease+h.lease/4+eps {
 		w.violation(invariant.HoldsLast, n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 	}

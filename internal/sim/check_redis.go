@@ -478,7 +478,7 @@ func (w *world) checkGone(h *host, n int) {
 		*g = goneKey{}
 	case !h.up || h.conn.dead || h.conn.late || max(h.troubleAt, l.refusedAt) > g.since-sec || h.resumedAt > g.since || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
 		*g = goneKey{} // the host could not, or has asserted the hold
-	case w.now <= g.until || !g.byMessage && l.inFlight != noOp:
+	case w.now <= g.until || !g.byMessage && (l.inFlight != noOp || l.dropPending != noOp):
 	default:
 		w.violation(invariant.Losses, n, "hold %d of session %d on host %d is gone in Redis; its host could know that for %s, and did not look at the key",
 			c.num, c.session, h.index, time.Duration(w.now-g.until))
