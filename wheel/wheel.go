@@ -81,7 +81,7 @@ func (t *Timer[T]) Deadline() int64 { return t.deadline }
 // A Wheel holds pending timers and fires them when they are due. Make one with
 // [New]. It belongs to one goroutine at a time.
 type Wheel[T any] struct {
-	// MaxPending is how many timers may be pending at once. Zero or less:
+	// MaxPending is how many timers may be pending outside the backlog. Zero or less:
 	// no limit.
 	MaxPending int
 
@@ -134,7 +134,7 @@ func (w *Wheel[T]) Add(t *Timer[T], deadline int64) error {
 	if t.Pending() {
 		w.unlink(t)
 	} else {
-		if w.MaxPending > 0 && w.pending >= w.MaxPending {
+		if w.MaxPending > 0 && w.pending-w.deferred >= w.MaxPending {
 			return ErrFull
 		}
 		w.pending++
@@ -180,8 +180,7 @@ func (w *Wheel[T]) AdvanceSome(now int64, limit int, fire func(*Timer[T])) int {
 
 // Defer puts a timer into the backlog: a queue of timers that have been due, and that the owner
 // of the wheel postpones because others are more urgent. A timer in the backlog is pending:
-// Add and Remove take it out. Defer ignores MaxPending, because it is meant for a timer that
-// was just fired.
+// Add and Remove take it out.
 func (w *Wheel[T]) Defer(t *Timer[T]) {
 	if t.Pending() {
 		w.unlink(t)

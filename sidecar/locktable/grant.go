@@ -20,7 +20,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 	}
 	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || compatible(l, q.waiters.head)); left-- {
 		if left == 0 {
-			t.deferReconcile(l)
+			t.leaveRest(l)
 			return false
 		}
 		w := q.waiters.head

@@ -1,8 +1,6 @@
 package locktable
 
 import (
-	"slices"
-
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -29,10 +27,6 @@ func (t *Table) lockFor(name string) *lock {
 }
 
 func (t *Table) forget(l *lock) {
-	if l.isDeferred {
-		l.isDeferred = false
-		t.deferred = slices.DeleteFunc(t.deferred, func(other *lock) bool { return other == l })
-	}
 	t.markDirty(l)
 	t.charge(l, nil)
 	t.cells -= Cells(l.name)

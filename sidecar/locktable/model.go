@@ -28,8 +28,7 @@ type Table struct {
 	cells   int     // that the locks take of MaxLocks: see Cells
 	waiting int     // waiters in all
 
-	sweeping []*session // that are over, and have requests or holds left; see Work
-	deferred []*lock    // that have more requests to answer than one step may; see Work
+	budget   int // of the call of Work that is under way: locks and waiters
 	requests pool[request]
 	queues   pool[queue]
 	holds    pool[hold]
@@ -50,7 +49,8 @@ type Table struct {
 	stats       Stats      // without what there is at one moment
 }
 
-// timed is what a timer of the wheel belongs to: a lock or a request.
+// timed is what a timer of the wheel belongs to: a lock, a request, or a session that is over and has
+// requests or holds left.
 type timed interface {
 	due(t *Table, now int64)
 }
@@ -66,15 +66,15 @@ const (
 //
 // There may be a hundred thousand of these: the fields are in an order that leaves no gaps.
 type lock struct {
-	name       string
-	timer      wheel.Timer[timed] // the next time at which anything here is due
-	user       *user              // as whose it counts; nil: it counts for no user
-	index      uint32             // in Table.locks
-	slot       uint32             // of the journal; 0: none
-	memory     contest.Memory
-	isDirty    bool  // in dirtySet.locks
-	isDeferred bool  // in Table.deferred
-	group      uint8 // in which it counts: see groupOf
+	name    string
+	timer   wheel.Timer[timed] // the next time at which anything here is due
+	user    *user              // as whose it counts; nil: it counts for no user
+	index   uint32             // in Table.locks
+	slot    uint32             // of the journal; 0: none
+	memory  contest.Memory
+	isDirty bool  // in dirtySet.locks
+	hasMore bool  // more requests to answer than one step may
+	group   uint8 // in which it counts: see groupOf
 
 	claim claim.Claim
 	holds *hold  // linked by hold.next
@@ -189,9 +189,9 @@ type session struct {
 	terms *Terms // nil: the policy says nothing about it
 	phase SessionPhase
 
-	isSweeping bool // in Table.sweeping
-	isDirty    bool // in dirtySet.sessions
+	isDirty bool // in dirtySet.sessions
 
+	timer   wheel.Timer[timed] // in the backlog of the wheel, while it is over and has requests or holds left
 	endedAt int64
 
 	holds    list[hold]

@@ -17,6 +17,7 @@ import (
 // and marks what the journal has to store.
 func (t *Table) reconcile(now int64, l *lock) {
 	t.now = now
+	l.hasMore = false
 	a := moment.At(now)
 	for t.endDueHold(&a, l) || t.grantNext(now, l) {
 		a.Next = moment.Never // of what has changed
@@ -30,9 +31,12 @@ func (t *Table) reconcile(now int64, l *lock) {
 		return
 	}
 	t.markDirty(l)
-	if a.Next == moment.Never {
+	switch {
+	case l.hasMore: // what is due meanwhile is done when its turn comes
+		t.wheel.Defer(&l.timer)
+	case a.Next == moment.Never:
 		t.wheel.Remove(&l.timer)
-	} else {
+	default:
 		t.arm(&l.timer, a.Next)
 	}
 }

@@ -157,6 +157,60 @@ func TestEndOfALargeSessionIsSpreadOverSteps(t *testing.T) {
 	}
 }
 
+// A session that ends need not wait until a larger one is worked off, whether that ended before or after.
+func TestSessionsThatEndAreWorkedOffInTurn(t *testing.T) {
+	const large, small = 1000, 100
+	r := newRig(t)
+	hold := func(s locktable.SessionID, n int) {
+		for i := range n {
+			r.acquire(s, fmt.Sprint("lock ", s, " ", i))
+			r.answerAll()
+		}
+	}
+	hold(1, large)
+	hold(2, small)
+	hold(3, large)
+	r.collect()
+	r.ops = nil
+	for s := range locktable.SessionID(3) {
+		r.tb.Close(r.now, 1+s)
+	}
+	steps, dropped := 0, 0
+	for ; dropped < small && steps < 50; steps++ {
+		r.collect()
+		for _, op := range r.ops {
+			if strings.HasPrefix(op.Name, "lock 2 ") {
+				dropped++
+			}
+		}
+		r.ops = nil
+		r.tb.Work(r.now)
+	}
+	if steps > 8 {
+		t.Errorf("the locks of the small session are dropped in %d steps", steps)
+	}
+}
+
+// Locks with more waiters than one step may refuse have a step each.
+func TestLocksWithManyAnswersShareTheBudget(t *testing.T) {
+	const locks, waiters, most = 3, 200, 64
+	r := newRig(t)
+	for i := range locks {
+		for range waiters {
+			r.acquire(1, fmt.Sprint("lock ", i))
+		}
+	}
+	r.collect()
+	for _, op := range r.ops {
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Refused, Msg: "NOPERM", Sent: r.now})
+	}
+	r.ops = nil
+	r.collect()
+	if n := r.drained(most); n != locks*(waiters-most) {
+		t.Errorf("%d answers in later steps, of %d", n, locks*waiters)
+	}
+}
+
 // The result of a Take that was sent for another try is older than this one.
 func TestTryAfterACanceledTryGetsATakeOfItsOwn(t *testing.T) {
 	r := newRig(t)

@@ -17,6 +17,7 @@ func (t *Table) open(id SessionID, p Peer) *session {
 			minUncovered:    math.MaxInt64,
 		},
 	}
+	s.timer.Value = s
 	s.user = t.userOf(p.UID)
 	s.user.sessions++
 	t.sessions[id] = s
@@ -58,10 +59,19 @@ func (t *Table) Suspend(now int64, id SessionID) {
 // for Work.
 func (t *Table) startSweep(now int64, s *session) {
 	t.now = now
-	if !s.isSweeping && t.sweep(now, s, t.cfg.MaxWork) == 0 {
-		s.isSweeping = true
-		t.sweeping = append(t.sweeping, s)
+	if !s.timer.Pending() && t.sweep(now, s, t.cfg.MaxWork) == 0 {
+		t.wheel.Defer(&s.timer)
 	}
+}
+
+// due has Work do a part of what the end of the session asks, and the rest after the others in the
+// backlog.
+func (s *session) due(t *Table, now int64) {
+	left := t.sweep(now, s, t.budget)
+	if left == 0 {
+		t.wheel.Defer(&s.timer)
+	}
+	t.budget = min(t.budget, left)
 }
 
 // sweep takes a session's requests away, and reconciles the locks that it holds, so that

@@ -76,6 +76,7 @@ func (s *session) clone(n *Table) *session {
 		confirms: maps.Clone(s.confirms), requests: make(map[uint64]*request), owners: make(map[uint64]*list[request]),
 		leaseEvents: s.leaseEvents,
 	}
+	c.timer.Value = c
 	c.deadlineBuckets = maps.Clone(s.deadlineBuckets)
 	return c
 }

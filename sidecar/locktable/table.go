@@ -75,38 +75,18 @@ func (t *Table) mustNotWait(now int64, v timed) bool {
 }
 
 // Work does a part of what can wait: timers that Advance left, requests and holds of
-// sessions that ended, and requests for one lock that are answered together. Busy reports
-// whether there is more. It is called after Advance, as often as the caller has time.
+// sessions that ended, and requests for one lock that are answered together. All of it is in the
+// backlog of the wheel, and each comes in its turn. Busy reports whether there is more. Work is
+// called after Advance, as often as the caller has time.
 func (t *Table) Work(now int64) {
-	left := t.cfg.MaxWork
-	left -= t.wheel.FireDeferred(left/2, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
-	for len(t.sweeping) > 0 && left > 0 {
-		s := t.sweeping[0]
-		if left = t.sweep(now, s, left); left > 0 {
-			s.isSweeping = false
-			t.sweeping[0] = nil
-			t.sweeping = t.sweeping[1:]
-		}
+	fire := func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) }
+	for t.budget = t.cfg.MaxWork; t.budget > 0 && t.wheel.FireDeferred(1, fire) > 0; {
+		t.budget--
 	}
-	if len(t.sweeping) == 0 {
-		t.sweeping = nil
-	}
-	for n := len(t.deferred); n > 0 && left > 0; n-- {
-		l := t.deferred[0]
-		t.deferred[0] = nil
-		t.deferred = t.deferred[1:]
-		l.isDeferred = false
-		t.reconcile(now, l)
-		left -= t.cfg.MaxWork
-	}
-	if len(t.deferred) == 0 {
-		t.deferred = nil
-	}
-	t.wheel.FireDeferred(left, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
 }
 
 // Next is when Advance must be called; false: not before another input.
 func (t *Table) Next() (int64, bool) { return t.wheel.Next() }
 
 // Busy reports whether there is something for Work to do now.
-func (t *Table) Busy() bool { return len(t.sweeping) > 0 || len(t.deferred) > 0 || t.wheel.Deferred() }
+func (t *Table) Busy() bool { return t.wheel.Deferred() }

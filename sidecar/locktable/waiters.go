@@ -84,14 +84,6 @@ func (t *Table) skipEnded(q *queue) {
 	}
 }
 
-// deferReconcile has Work reconcile the lock again: it has more requests than one step may answer.
-func (t *Table) deferReconcile(l *lock) {
-	if !l.isDeferred {
-		l.isDeferred = true
-		t.deferred = append(t.deferred, l)
-	}
-}
-
 // blockerSince returns for which hold a request waited that came at this time: of a client of this
 // host, or of another owner, by its field in Redis; nil and "": it is not known.
 func (l *lock) blockerSince(since int64) (local *Peer, field string) {
@@ -107,6 +99,12 @@ func (l *lock) blockerSince(since int64) (local *Peer, field string) {
 		return nil, field
 	}
 	return nil, ""
+}
+
+// leaveRest has Work reconcile the lock again: it has more requests than one step may answer.
+func (t *Table) leaveRest(l *lock) {
+	l.hasMore = true
+	t.budget -= t.cfg.MaxWork
 }
 
 // answerConfirms answers those who asked for a confirmation: that Redis has no ended
@@ -127,7 +125,7 @@ func (t *Table) answerConfirms(l *lock) {
 		}
 	}
 	if q.confirms = q.confirms[n:]; len(q.confirms) > 0 {
-		t.deferReconcile(l)
+		t.leaveRest(l)
 		return
 	}
 	q.confirms, q.refusal = nil, ""

@@ -527,6 +527,27 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestEndOfALargeSessionIsSpreadOverSteps"),
 	},
 	{
+		rule: "what is left of a large session waits for its turn again",
+		file: "sidecar/locktable/session.go",
+		old:  `left := t.sweep(now, s, t.budget)`,
+		new:  `left := t.sweep(now, s, 1<<30)`,
+		by:   tableTest("TestEndOfALargeSessionIsSpreadOverSteps"),
+	},
+	{
+		rule: "large sessions that end are worked off in turn",
+		file: "wheel/wheel.go",
+		old:  "	w.link(t, backlog)\n",
+		new:  "	w.link(t, backlog)\n	w.places[backlog] = w.places[backlog].prev\n",
+		by:   tableTest("TestSessionsThatEndAreWorkedOffInTurn"),
+	},
+	{
+		rule: "a lock that has more to answer takes the whole budget of a step",
+		file: "sidecar/locktable/waiters.go",
+		old:  "	t.budget -= t.cfg.MaxWork\n",
+		new:  "",
+		by:   tableTest("TestLocksWithManyAnswersShareTheBudget"),
+	},
+	{
 		rule: `the key of a fixed lease is checked`,
 		file: "sidecar/locktable/claim/want.go",
 		old:  `	case w.IsChecked && !handedOver && a.Due(c.renewAt):`,
@@ -564,7 +585,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a message of another program during a hold has the key checked",
 		file: "sidecar/locktable/message.go",
-		old:  `	if l.holds != nil && !own {`,
+		old:  `	if l.holds != nil {`,
 		new:  `	if false {`,
 		by:   simulation,
 	},

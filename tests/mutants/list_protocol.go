@@ -204,8 +204,15 @@ var protocolMutants = []mutant{
 	{
 		rule: "a full wheel refuses a timer",
 		file: "wheel/wheel.go",
-		old:  `		if w.MaxPending > 0 && w.pending >= w.MaxPending {`,
+		old:  `		if w.MaxPending > 0 && w.pending-w.deferred >= w.MaxPending {`,
 		new:  `		if false {`,
+		by:   test("wheel", "TestWheelBehavesAsASortedList"),
+	},
+	{
+		rule: "timers in the backlog do not count for the limit of a wheel",
+		file: "wheel/wheel.go",
+		old:  `w.pending-w.deferred >= w.MaxPending {`,
+		new:  `w.pending >= w.MaxPending {`,
 		by:   test("wheel", "TestWheelBehavesAsASortedList"),
 	},
 	{
