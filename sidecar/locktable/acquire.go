@@ -39,7 +39,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	case isFair:
 		t.cool(l) // a local waiter is not to pass those that wait in Redis
 	case isFree:
-		t.contests.OnFirstAcquire(&l.memory, now, t.mayLinger())
+		t.contests.OnFirstAcquire(&l.memory, now, t.mayLinger(l))
 	}
 	switch {
 	case req.WaitMS == 0 && !isFree:

@@ -7,7 +7,7 @@ import "github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 // before are not handed out any more. isListening: the sidecar is subscribed to its own channel
 // on the connection that results come from. Messages from before are lost.
 func (t *Table) Up(now int64, dataLost, isListening bool) {
-	t.redis.phase, t.redis.cause, t.redis.isListening = redisUp, "", isListening
+	t.shard.onUp(isListening)
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
 		l.claim.EndPause()
@@ -24,9 +24,7 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 // Down says that Redis cannot be asked until Up; why is for people. During an outage it changes
 // the reason only: waiters whose time ends are refused with the last one.
 func (t *Table) Down(now int64, why string) {
-	wasDown := t.redis.phase == redisDown
-	t.redis.phase, t.redis.cause = redisDown, why
-	if wasDown {
+	if wasDown := t.shard.onDown(why); wasDown {
 		return // no lock depends on the reason
 	}
 	for i := len(t.locks) - 1; i >= 0; i-- {

@@ -25,12 +25,12 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 	isKnown := remote.IsKnownSince(since)
 	asked := int64(0)
 	if sent, is := l.claim.Awaited(); is {
-		asked = now - max(sent, t.redis.paused)
+		asked = now - max(sent, t.shardOf(l).paused)
 	}
 	first := q.waiters.head
 	switch {
-	case !isKnown && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
-		silence := max(asked, int64(t.Silence(now)))
+	case !isKnown && (t.isSilent(now, l) || asked >= int64(t.cfg.TryWithin)):
+		silence := max(asked, int64(t.shardOf(l).silence(now)))
 		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
 	case q.contest.RefusesTries(now, l.claim.IsDropping()):
 		return protocol.Timeout, contest.AnothersTurn
@@ -50,8 +50,8 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 // nothing.
 func (t *Table) whyNoResult(l *lock) string {
 	switch {
-	case !t.redis.isUp():
-		return t.redis.why()
+	case !t.shardOf(l).isUp():
+		return t.shardOf(l).why()
 	case l.queue.lastError == "" && l.claim.RetryAt() != 0: // it came before the queue
 		return "Redis could not carry out the last request for this lock; it is asked again in a moment"
 	}

@@ -18,7 +18,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 	if q == nil {
 		return false
 	}
-	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || compatible(l, q.waiters.head)); left-- {
+	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.admits(q.waiters.head.request)); left-- {
 		if left == 0 {
 			t.leaveRest(l)
 			return false
@@ -46,8 +46,8 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		if !w.isTrying() {
 			return false
 		}
-		cannotAsk := l.claim.InFlight().Kind == redisop.NoOp && (t.redis.phase == redisDown || now < l.claim.RetryAt())
-		if !cannotAsk && !q.contest.RefusesTries(now, l.claim.IsDropping()) && !t.IsSilent(now) {
+		cannotAsk := l.claim.InFlight().Kind == redisop.NoOp && (t.shardOf(l).phase == shardDown || now < l.claim.RetryAt())
+		if !cannotAsk && !q.contest.RefusesTries(now, l.claim.IsDropping()) && !t.isSilent(now, l) {
 			return false // until Redis returns a result
 		}
 		t.endRequest(r)
@@ -125,7 +125,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: token, owner: r.owner, lock: l, session: s, granted: now, entries: 1,
-		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: Exclusive,
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: r.mode(),
 	}
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {

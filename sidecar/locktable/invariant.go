@@ -18,7 +18,7 @@ import (
 func (t *Table) assertGranted(now int64, h *hold) {
 	l, c := h.lock, &h.lock.claim
 	switch {
-	case h.next != nil && h.mode == Exclusive:
+	case h.next != nil && !h.mode.admits(h.next.mode):
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, h.next.id)
 	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)

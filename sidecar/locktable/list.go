@@ -84,7 +84,7 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.holds == nil && (l.claim.IsBusy() || t.redis.isUp() && l.claim.State() != claim.Absent) {
+		if l.holds == nil && (l.claim.IsBusy() || t.shardOf(l).isUp() && l.claim.State() != claim.Absent) {
 			n++
 		}
 	}

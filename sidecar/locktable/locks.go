@@ -97,9 +97,12 @@ func (l *lock) hasRemoteState() bool {
 
 func (w *waiter) isTrying() bool { return w.request.phase == requestTrying }
 
-// compatible is the one place that says when a waiter gets a lock although there are
-// holds. Only exclusive holds exist.
-func compatible(l *lock, _ *waiter) bool { return l.holds == nil }
+// mode is that of the hold which a request becomes.
+func (r *request) mode() Mode { return Exclusive }
+
+// admits reports whether the holds of a lock, if it has any, admit the hold that a request becomes. It
+// is the one place that says when a waiter gets a lock although there are holds.
+func (l *lock) admits(r *request) bool { return l.holds == nil || l.holds.mode.admits(r.mode()) }
 
 // isRenewed reports whether the watchdog renews the hold.
 func (h *hold) isRenewed() bool {

@@ -43,7 +43,7 @@ type Table struct {
 	renewalSeed uint64 // of the offsets of renewal groups
 	renewals    renewalPace
 	dirty       dirtySet // what is not in the journal yet
-	redis       reachability
+	shard       shard
 	leaseQueue  []*session // that may need a lease event
 	now         int64      // of the last change
 	stats       Stats      // without what there is at one moment
@@ -245,18 +245,6 @@ type dirtySet struct {
 	unstored   []*lock       // of which the journal lacks something
 	unstoredAt map[*lock]int // their indices in it
 	retry      bool          // RetryJournal was called
-}
-
-// reachability is whether Redis can be asked, and whether it answers.
-type reachability struct {
-	phase redisPhase
-	cause string // of redisDown, for people
-
-	isListening bool // this sidecar has its own channel: it may stand in queues, and locks may linger
-
-	owed   int   // operations that have no Result yet
-	silent int64 // since when Redis has owed a Result without giving any, while owed is not 0
-	paused int64 // until when the caller last took no input; see Paused
 }
 
 // renewalPace spreads the renewals that are due at one moment over the ticks after it.

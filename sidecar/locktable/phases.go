@@ -114,13 +114,6 @@ const (
 	requestTrying                      // for the next result of Redis only
 )
 
-// Mode says which other holds of a lock a hold excludes. See compatible. The journal has
-// it, so another meaning of a number needs another format of the state file.
-type Mode uint8
-
-// Exclusive: it excludes every other hold.
-const Exclusive Mode = iota
-
 // LeaseKind says what ends a hold that is not released. It never changes. The journal has
 // it, like Mode.
 type LeaseKind uint8
@@ -174,15 +167,15 @@ const (
 // IsOrphan reports whether no session has the hold any more.
 func (p HoldPhase) IsOrphan() bool { return p >= HoldCrashDelayed }
 
-// redisPhase is whether Redis can be asked.
+// shardPhase is whether a Redis can be asked.
 //
 //	never reached ──Up──▶ up ◀──Up── down ──┐ Down: another reason
 //	      │                │          ▲ ▲   │
 //	      └──────Down──────┴──────────┘ └───┘
-type redisPhase uint8
+type shardPhase uint8
 
 const (
-	redisNeverReached redisPhase = iota // neither Up nor Down was called
-	redisUp
-	redisDown
+	shardNeverReached shardPhase = iota // neither Up nor Down was called
+	shardUp
+	shardDown
 )

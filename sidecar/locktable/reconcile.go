@@ -43,7 +43,7 @@ func (t *Table) reconcile(now int64, l *lock) {
 
 // syncRemote sends the operation, if there is one, that makes Redis have what it should have.
 func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
-	for t.redis.isUp() && l.claim.MayStep() { // a Take may be pipelined after a Drop
+	for t.shardOf(l).isUp() && l.claim.MayStep() { // a Take may be pipelined after a Drop
 		w := t.want(a, l)
 		op := l.claim.Step(a, &w)
 		if op.Kind == redisop.NoOp {
@@ -72,7 +72,7 @@ func (t *Table) want(a *moment.Alarm, l *lock) claim.Want {
 			w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
 		}
 		if q != nil {
-			w.Take.Arrives = t.isInOrder(q) && q.newcomer != nil
+			w.Take.Arrives = t.isInOrder(l) && q.newcomer != nil
 			w.Take.ArriveAt = q.contest.ArriveAt()
 		}
 		return w
@@ -160,7 +160,7 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
 		t.trackDeadline(l.holds)
 	}
-	t.redis.onSent(now)
+	t.shardOf(l).onSent(now)
 	t.emit(Effect{Kind: Redis, Op: *op})
 }
 

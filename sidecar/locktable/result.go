@@ -11,11 +11,11 @@ import (
 
 // Result takes Redis's answer to the lock's operation in flight.
 func (t *Table) Result(now int64, r redisop.Result) {
-	t.redis.onResult(now)
 	l := t.byName[r.Name]
 	if l == nil {
 		panic("locktable: a result for a lock that is not known: " + r.Name)
 	}
+	t.shardOf(l).onResult(now)
 	if r.Outcome < redisop.NotSent {
 		t.contests.NoteAnswer(now - r.Sent)
 		t.stats.Scripts.Observe(ShortTimes, time.Duration(now-r.Sent))

@@ -44,7 +44,7 @@ func (t *Table) Clone(j Journal) *Table {
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
 		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
-		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, redis: t.redis, now: t.now, stats: t.stats,
+		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shard: t.shard, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
 	n.cfg.Journal = j
@@ -171,7 +171,7 @@ func (t *Table) NextDeadline() (at int64, ok bool) {
 // sessions: see DescribeSession. Nothing depends on arrivals unless a request has wanted strict
 // order or may come that does: mayBeInOrder.
 func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder bool) {
-	r := &t.redis
+	r := &t.shard
 	d.Value(uint64(r.phase)<<2 | bit(r.isListening)<<1 | bit(t.isStopping))
 	d.Value(uint64(r.owed))
 	if r.owed > 0 {

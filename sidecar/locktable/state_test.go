@@ -17,7 +17,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 	}{
 		{reflect.TypeFor[Table](), 30},
 		{reflect.TypeFor[Config](), 16},
-		{reflect.TypeFor[reachability](), 6},
+		{reflect.TypeFor[shard](), 6},
 		{reflect.TypeFor[session](), 14},
 		{reflect.TypeFor[leaseEvents](), 7},
 		{reflect.TypeFor[user](), 5},

@@ -10,8 +10,8 @@ import (
 func (t *Table) view(v *contest.View, now int64, l *lock) {
 	c := &l.claim
 	v.Now = now
-	v.IsReachable, v.IsListening = t.redis.isUp(), t.redis.isListening
-	v.MayLinger = v.IsReachable && v.IsListening && !t.isStopping
+	s := t.shardOf(l)
+	v.IsReachable, v.IsListening, v.MayLinger = s.isUp(), s.isListening, t.mayLinger(l)
 	v.Claim, v.IsBusy, v.IsDropping, v.IsReleasing = viewOf(c.State()), c.IsBusy(), c.IsDropping(), c.IsReleasing()
 	v.DropPassedMS, v.CameAt, v.BusySince, v.Grants = int64(c.InFlight().PassedMS), c.CameAt(), c.BusySince(), c.Grants()
 	v.LingerUntil, v.LingerLatest = c.LingerUntil(), c.ValidUntil()-moment.MS(c.LeaseMS())/3
@@ -27,11 +27,16 @@ func (t *Table) view(v *contest.View, now int64, l *lock) {
 	}
 }
 
-// mayLinger reports whether locks may linger: another sidecar that wants one can say so.
-func (t *Table) mayLinger() bool { return !t.isStopping && t.redis.isListening && t.redis.isUp() }
+// mayLinger reports whether a lock may linger: another sidecar that wants it can say so.
+func (t *Table) mayLinger(l *lock) bool {
+	s := t.shardOf(l)
+	return s.isUp() && s.isListening && !t.isStopping
+}
 
 // isInOrder reports whether the waiters of a lock get it in strict order.
-func (t *Table) isInOrder(q *queue) bool { return q.fair > 0 && t.redis.isListening }
+func (t *Table) isInOrder(l *lock) bool {
+	return l.queue != nil && l.queue.fair > 0 && t.shardOf(l).isListening
+}
 
 // viewOf is what the contest has to know of the state of a claim.
 func viewOf(s claim.State) contest.ClaimState {

@@ -19,9 +19,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a lock has one local holder",
-		file: "sidecar/locktable/locks.go",
-		old:  `func compatible(l *lock, _ *waiter) bool { return l.holds == nil }`,
-		new:  `func compatible(*lock, *waiter) bool { return true }`,
+		file: "sidecar/locktable/kind.go",
+		old:  `return m != Exclusive && next != Exclusive }`,
+		new:  `return true }`,
 		by:   simulation,
 	},
 	{
@@ -696,8 +696,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "an acquire that does not wait does not wait for a silent Redis",
 		file: "sidecar/locktable/reach.go",
-		old:  `func (t *Table) IsSilent(now int64) bool { return t.Silence(now) >= t.cfg.TryWithin }`,
-		new:  `func (t *Table) IsSilent(now int64) bool { return false }`,
+		old:  `	return t.shardOf(l).silence(now) >= t.cfg.TryWithin`,
+		new:  `	return false`,
 		by:   tableTest("TestTryOfAnotherLockIsAnsweredAtOnceWhileRedisIsSilent"),
 	},
 	{
@@ -716,15 +716,15 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a pause of the sidecar is no silence of Redis",
-		file: "sidecar/locktable/reach.go",
-		old:  `{ return max(r.silent, r.paused) }`,
-		new:  `{ return r.silent }`,
+		file: "sidecar/locktable/shard.go",
+		old:  `{ return max(s.silent, s.paused) }`,
+		new:  `{ return s.silent }`,
 		by:   tableTest("TestPauseOfTheSidecarIsNoSilenceOfRedis"),
 	},
 	{
 		rule: "after a pause of the sidecar Redis has time to answer an acquire that does not wait",
 		file: "sidecar/locktable/reach.go",
-		old:  `	return max(r.since, t.redis.paused) + int64(t.cfg.TryWithin)`,
+		old:  `	return max(r.since, t.shardOf(r.at.lock).paused) + int64(t.cfg.TryWithin)`,
 		new:  `	return r.since + int64(t.cfg.TryWithin)`,
 		by:   tableTest("TestPauseOfTheSidecarIsNoSilenceOfRedis"),
 	},
@@ -737,9 +737,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a waiter is refused with the last reason of an outage",
-		file: "sidecar/locktable/connection.go",
-		old:  "	wasDown := t.redis.phase == redisDown\n	t.redis.phase, t.redis.cause = redisDown, why\n",
-		new:  "	wasDown := t.redis.phase == redisDown\n	if !wasDown {\n		t.redis.cause = why\n	}\n	t.redis.phase = redisDown\n",
+		file: "sidecar/locktable/shard.go",
+		old:  "	wasDown = s.phase == shardDown\n	s.phase, s.cause = shardDown, why\n",
+		new:  "	wasDown = s.phase == shardDown\n	if !wasDown {\n		s.cause = why\n	}\n	s.phase = shardDown\n",
 		by:   tableTest("TestRefusalNamesWhatKeptTheLock"),
 	},
 	{
@@ -1628,15 +1628,15 @@ var locktableMutants = []mutant{
 	{
 		rule: `no lock lingers while the sidecar stops`,
 		file: "sidecar/locktable/view.go",
-		old:  `v.IsReachable && v.IsListening && !t.isStopping`,
-		new:  `v.IsReachable && v.IsListening`,
+		old:  `s.isUp() && s.isListening && !t.isStopping`,
+		new:  `s.isUp() && s.isListening`,
 		by:   tableTest("TestLingeringEnds"),
 	},
 	{
 		rule: `no lock lingers without the own channel`,
 		file: "sidecar/locktable/view.go",
-		old:  `v.IsReachable && v.IsListening && !t.isStopping`,
-		new:  `v.IsReachable && !t.isStopping`,
+		old:  `s.isUp() && s.isListening && !t.isStopping`,
+		new:  `s.isUp() && !t.isStopping`,
 		by:   tableTest("TestLingeringEnds"),
 	},
 	{
