@@ -1620,9 +1620,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `no lock lingers if it is configured so`,
-		file: "sidecar/locktable/contest/config.go",
-		old:  `	def(&c.Linger, 5*time.Millisecond)`,
-		new:  `	c.Linger = max(c.Linger, 5*time.Millisecond)`,
+		file: "sidecar/locktable/contest/linger.go",
+		old:  `m.isHot = mayLinger && !s.cfg.NoLinger &&`,
+		new:  `m.isHot = mayLinger &&`,
 		by:   tableTest("TestNoLingerIsNever"),
 	},
 	{

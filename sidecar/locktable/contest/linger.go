@@ -24,11 +24,6 @@ func (s *Shared) lingerTime(held int64) int64 {
 	return min(max(2*s.latency, held), int64(s.cfg.Linger))
 }
 
-// mayLinger reports whether any lock may linger.
-func (s *Shared) mayLinger(v *View) bool {
-	return !s.cfg.NoLinger && v.MayLinger
-}
-
 // OnReleased notes that the owner of a lock released it, who had it for so long. It returns until
 // when the lock lingers if AfterRelease says so.
 func (s *Shared) OnReleased(name string, m *Memory, now, held int64) (until int64) {
@@ -42,7 +37,7 @@ func (s *Shared) OnReleased(name string, m *Memory, now, held int64) (until int6
 // had no free moment for long: then it is dropped, and stays free for a moment.
 func (s *Shared) AfterRelease(m *Memory, c *Contest, v *View) Do {
 	switch {
-	case v.Waiting > 0 || isWanted(m, c, v) || !s.mayLinger(v):
+	case v.Waiting > 0 || isWanted(m, c, v) || !v.MayLinger:
 		return Drop
 	case v.Grants >= 2 && s.isTired(m, v):
 		return Yield
@@ -64,12 +59,13 @@ func isWanted(m *Memory, c *Contest, v *View) bool {
 // lingers reports whether the lock stays this host's in Redis although no local client wants
 // it.
 func (s *Shared) lingers(a *moment.Alarm, m *Memory, c *Contest, v *View) bool {
-	return v.LingerUntil != 0 && s.mayLinger(v) && v.IsSpare && !v.IsBusy && !isWanted(m, c, v) &&
+	return v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy && !isWanted(m, c, v) &&
 		!a.Due(min(v.LingerUntil, v.LingerLatest))
 }
 
-// OnFirstAcquire notes an acquire of a lock that no local client has or waits for. mayLinger: the
-// sidecar does not stop, and receives messages of other sidecars.
+// OnFirstAcquire notes an acquire of a lock that no local client has or waits for: only a lock that is
+// hot now lingers after it. mayLinger: the sidecar does not stop, and receives messages of other
+// sidecars.
 func (s *Shared) OnFirstAcquire(m *Memory, now int64, mayLinger bool) {
 	m.isHot = mayLinger && !s.cfg.NoLinger && s.isHotAt(now, m.hotUntil)
 }
