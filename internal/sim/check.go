@@ -121,7 +121,7 @@ type lockOnHost struct {
 	listeners   int32  // as the table was told last
 	forgotten   bool   // the table may have forgotten that, while it had no use for the lock
 	uncounted   bool   // the table restored the lock, and no result has had listeners since
-	waiting     uint32 // sidecars that wait, as the table was told last, while this host has the lock
+	waiting     uint32 // sidecars that wait, as the table was told last
 	cameAt      int64  // host clock: when the lock came to this host
 	turnGrants  int    // since then
 	getsMessage bool   // a sidecar has the lock, and sends the first of the queue a message when it is free

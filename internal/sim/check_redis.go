@@ -187,9 +187,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			h.troubleAt = w.now
 		} else if r.FirstArrived != 0 {
 			l.mayYield = true // to that host, if the key was this host's until its lease ended
-			if l.hold.state != none || l.lastOutcome == redisop.Done || int(w.redis.names[n].key.Owner) == h.index {
-				l.waiting = max(1, l.waiting)
-			}
+			l.waiting = max(1, l.waiting)
 		}
 		return
 	}
