@@ -43,13 +43,16 @@ func (t *Table) reconcile(now int64, l *lock) {
 
 // syncRemote sends the operation, if there is one, that makes Redis have what it should have.
 func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
-	for t.shardOf(l).isUp() && l.claim.MayStep() { // a Take may be pipelined after a Drop
+	for t.shardOf(l).isUp() && l.claim.MayStep() {
 		w := t.want(a, l)
 		op := l.claim.Step(a, &w)
 		if op.Kind == redisop.NoOp {
 			return
 		}
 		t.send(a.Now, l, &op)
+		if l.waiting() == 0 {
+			return // for a waiter, a Take may be pipelined after a Drop
+		}
 	}
 }
 
