@@ -188,7 +188,9 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 		{"much too old", fake(info("redis_version:2.8.19\r\nrole:master\r\n")), []string{"is 2.8.19; locksidecar needs 6.2 or newer"}},
 		{"loading", fake(info("redis_version:7.0.15\r\nrole:master\r\nloading:1\r\n")), []string{"is loading its data"}},
 		{"loading, and says nothing else", fake(func([]string) string { return "-LOADING Redis is loading the dataset in memory\r\n" }), []string{"is loading its data"}},
-		{"replica", replica.url(), []string{"read-only replica of 127.0.0.1:" + redisServer.port, "point redis to the master"}},
+		{"replica", replica.url(), []string{"read-only replica of 127.0.0.1:" + redisServer.port, "an endpoint that fails over leads to the master soon", "point redis to the master"}},
+		{"a node of a Cluster", startRedis(t, "--cluster-enabled", "yes").url(), []string{"is a node of a Cluster, which is not supported", "point redis to a Redis without Cluster"}},
+		{"a Sentinel", fake(info("redis_version:7.0.15\r\nredis_mode:sentinel\r\n")), []string{"is a Sentinel, which has no locks", "point redis to the master that it watches"}},
 		{"full", "redis://" + crowded.tcp(), []string{"maxclients"}},
 		{"no EVALSHA", setUser("noevalsha", "-evalsha"), []string{"does not permit this user to run scripts", "+evalsha"}},
 		{"no scripts at all", setUser("noscript", "-@scripting"), []string{"does not permit this user to run scripts", "+evalsha"}},
@@ -450,6 +452,65 @@ func TestReasonThatStaysIsReportedOnce(t *testing.T) {
 	}
 	if n := len(r.downs); n != 1 {
 		t.Errorf("OnDown was called %d times: %q", n, r.down())
+	}
+}
+
+// A master that is demoted may keep its clients, and send nothing to those that ask for nothing.
+func TestDemotedMasterIsLeftWhileNothingIsAsked(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	s.becomeReplica()
+	pingNow(r)
+	if why := r.down(); !strings.Contains(why, "has become a read-only replica") || !strings.Contains(why, "an endpoint that fails over") {
+		t.Errorf("down: %s", why)
+	}
+}
+
+// A user that may not ask for the role is asked once, and pings then.
+func TestUserWithoutRolePings(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.userURL("norole", "~*", "&*", "+@all", "-role"))
+	for range 3 {
+		pingNow(r)
+		awaitPong(t, r)
+	}
+	stats := must(s.admin().Info(ctx, "commandstats").Result())
+	for _, want := range []string{"cmdstat_role:calls=0,", "rejected_calls=1,", "cmdstat_ping:calls=2,"} {
+		if !strings.Contains(stats, want) {
+			t.Errorf("commandstats lacks %q:\n%s", want, stats)
+		}
+	}
+	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
+		t.Errorf("got %+v", res)
+	}
+}
+
+// pingNow has the connection pinged as if it had been idle for long.
+func pingNow(r *recorder) {
+	p, c := pipeOf(r.Store), r.Store.commands
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := protocol.Now()
+	p.lastReply = now - int64(idlePing)
+	p.lastInput.Store(0)
+	p.checkLiveness(now)
+	p.out.Flush()
+}
+
+// awaitPong waits until the connection owes no reply.
+func awaitPong(t *testing.T, r *recorder) {
+	t.Helper()
+	p, mu := pipeOf(r.Store), &r.Store.commands.mu
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		mu.Lock()
+		isIdle := p.isIdle()
+		mu.Unlock()
+		if isIdle {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("a ping has no reply")
+		}
 	}
 }
 

@@ -326,6 +326,13 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		// Neither command tells the version. If it is not a matter of versions, the reason is here.
 		return d.handshakeError(hello.Err())
 	}
+	mode, _ := greeting["mode"].(string)
+	if mode == "" {
+		mode = info["redis_mode"]
+	}
+	if err := d.wrongMode(mode); err != nil {
+		return err
+	}
 	if tooOld(s.version) {
 		return unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)
 	}
@@ -333,12 +340,12 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	if role == "" {
 		role, _ = greeting["role"].(string)
 	}
-	if role == "slave" || role == "replica" {
+	if isReplica(role) {
 		of := "another Redis"
 		if info["master_host"] != "" {
 			of = net.JoinHostPort(info["master_host"], info["master_port"])
 		}
-		return unavailablef("Redis at %s is a read-only replica of %s; point redis to the master", d.address, of)
+		return unavailablef("Redis at %s is a read-only replica of %s; %s", d.address, of, failingOver)
 	}
 	if info["loading"] == "1" {
 		return d.loading()
@@ -393,6 +400,12 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	}
 	return nil
 }
+
+// failingOver is what a replica means at an address that should lead to a master.
+const failingOver = "an endpoint that fails over leads to the master soon; if it does not, point redis to the master"
+
+// isReplica reports whether a role is that of a replica.
+func isReplica(role string) bool { return role == "slave" || role == "replica" }
 
 // infoFields reads the "key:value" lines of INFO.
 func infoFields(text string) map[string]string {

@@ -71,6 +71,22 @@ func (d *dialer) notALock(name, what string) string {
 	return fmt.Sprintf("in Redis at %s, %s is %s; find out which program wrote it, and choose another name for the lock or delete the key", d.address, key, what)
 }
 
+// demoted is the sentence for a master that has become a replica, and keeps its clients.
+func (d *dialer) demoted(answer string) string {
+	return fmt.Sprintf("Redis at %s has become a read-only replica; %s%s", d.address, failingOver, answer)
+}
+
+// wrongMode is the error for a server that is no single Redis.
+func (d *dialer) wrongMode(mode string) error {
+	switch mode {
+	case "cluster":
+		return unavailablef("Redis at %s is a node of a Cluster, which is not supported; point redis to a Redis without Cluster", d.address)
+	case "sentinel":
+		return unavailablef("Redis at %s is a Sentinel, which has no locks; point redis to the master that it watches, or to an endpoint that follows it", d.address)
+	}
+	return nil
+}
+
 // answered is the sentence for an operation on name that Redis answered with text.
 func (d *dialer) answered(name, text string) string {
 	text = clip(text)
@@ -83,7 +99,7 @@ func (d *dialer) answered(name, text string) string {
 		return fmt.Sprintf("Redis at %s does not permit this user the lock %q; let its ACL have the keys %q and %q (%s)",
 			d.address, name, d.keys.key(name), d.keys.counter(name), text)
 	case "READONLY":
-		return fmt.Sprintf("Redis at %s has become a read-only replica; point redis to the master (%s)", d.address, text)
+		return d.demoted(" (" + text + ")")
 	case "MASTERDOWN":
 		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; point redis to the master (%s)", d.address, text)
 	case "LOADING":

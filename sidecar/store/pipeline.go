@@ -47,6 +47,7 @@ type pipeline struct {
 	flight        fifo[redisop.Op] // those that the calls carry out
 	out           *rawio.Writer    // of commands
 	drainReason   string           // why no further command is to be sent here, although it can be; "": it may
+	noRole        bool             // Redis did not permit ROLE: a ping is a PING
 	minRTT        int64            // the shortest time that an answer took
 	liveness      liveness
 	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
@@ -78,7 +79,7 @@ type pipeline struct {
 type liveness uint8
 
 const (
-	// idle: every command is answered. After idlePing a PING is sent.
+	// idle: every command is answered. After idlePing, Redis is asked for its role.
 	idle liveness = iota
 
 	// waiting: a command has no answer yet.
@@ -172,10 +173,27 @@ func (p *pipeline) register(now int64, cl call) {
 	p.calls.push(cl)
 }
 
-// ping queues a PING. The caller holds mu.
+// ping queues a command that any Redis answers at once: ROLE, because a master that is demoted may
+// keep its clients; PING, if this user may not ask for the role. The caller holds mu.
 func (p *pipeline) ping(now int64) {
 	p.register(now, call{form: alive})
-	p.out.Queued = appendPing(p.out.Queued)
+	if p.noRole {
+		p.out.Queued = appendPing(p.out.Queued)
+	} else {
+		p.out.Queued = appendRole(p.out.Queued)
+	}
+}
+
+// onPong takes the answer of ping: any reply shows that Redis is alive. The error says that it has become a
+// replica. The caller holds mu.
+func (p *pipeline) onPong(answer reply) error {
+	switch {
+	case answer.kind == '-':
+		p.noRole = true
+	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text):
+		return unavailableError(p.commands.dial.demoted(""))
+	}
+	return nil
 }
 
 // cut ends the connection. The reader finds that out, and reports it. The caller holds mu.
@@ -188,7 +206,7 @@ func (p *pipeline) setLiveness(l liveness) {
 	}
 }
 
-// checkLiveness cuts a connection that is overdue at the second check, and sends a PING
+// checkLiveness cuts a connection that is overdue at the second check, and sends a ping
 // on one that has been idle for long. It returns when to check again, at the latest. pump
 // makes that earlier when it sends a command on an idle connection. The caller holds mu,
 // and flushes.
@@ -512,6 +530,11 @@ func (p *pipeline) onReply(answer reply) error {
 // onResults notes the results of what a reply answers. The caller holds mu.
 func (p *pipeline) onResults(answer reply) error {
 	cl := *p.calls.front()
+	if cl.form == alive {
+		if err := p.onPong(answer); err != nil {
+			return err
+		}
+	}
 	p.served = true
 	if cl.ops > 0 { // something on the way may answer a ping
 		p.minRTT = min(p.minRTT, p.now-cl.sent)

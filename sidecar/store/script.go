@@ -57,7 +57,7 @@ const (
 	byDigest    form = iota // EVALSHA: run a script that Redis knows
 	byText                  // EVAL: run and teach it
 	loading                 // SCRIPT LOAD: teach it
-	alive                   // PING
+	alive                   // ROLE, or PING if that is not permitted
 	subscribing             // SUBSCRIBE or UNSUBSCRIBE
 	querying                // a command of a query
 	probing                 // EVALSHA: a probe
@@ -430,6 +430,8 @@ func appendLoad(dst []byte, s *script) []byte {
 }
 
 func appendPing(dst []byte) []byte { return appendString(appendArray(dst, 1), "ping") }
+
+func appendRole(dst []byte) []byte { return appendString(appendArray(dst, 1), "role") }
 
 // readable makes text that another program has written to Redis fit for messages, logs
 // and terminals: valid UTF-8 without control characters.

@@ -584,4 +584,25 @@ var storeMutants = []mutant{
 		new:  "false ||",
 		by:   test("sidecar/store", "TestPasswordIsReadAgainAtEachConnection"),
 	},
+	{
+		rule: "an idle connection to a master that became a replica ends",
+		file: "sidecar/store/pipeline.go",
+		old:  "	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text):",
+		new:  "	case false:",
+		by:   test("sidecar/store", "TestDemotedMasterIsLeftWhileNothingIsAsked"),
+	},
+	{
+		rule: "a user that may not ask for the role is asked for it once",
+		file: "sidecar/store/pipeline.go",
+		old:  "		p.noRole = true\n",
+		new:  "",
+		by:   test("sidecar/store", "TestUserWithoutRolePings"),
+	},
+	{
+		rule: "a node of a Cluster is refused before a lock is asked for",
+		file: "sidecar/store/outcome.go",
+		old:  `	case "cluster":`,
+		new:  `	case "no cluster":`,
+		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
+	},
 }
