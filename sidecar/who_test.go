@@ -271,3 +271,51 @@ func TestEventOfAStolenLockNamesTheHost(t *testing.T) {
 		<-tick.C
 	}
 }
+
+// Any program can answer the questions to the sidecar whose field a key has. A row that no sidecar makes,
+// without the name of a lock, is not shown. The deadline in a row becomes a time of this host.
+func TestWhoShowsNoRowThatNoSidecarMakes(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	r := redisOf(t, h)
+	ctx := context.Background()
+	r.HSet(ctx, "a", goneSidecar+":3", 1)
+	const channel = "redisson_lock__channel:{locksidecar}:"
+	questions := r.Subscribe(ctx, channel+goneSidecar)
+	defer questions.Close()
+	if _, err := questions.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	asked := questions.Channel()
+	answer := func(row *protocol.LockRow) {
+		question := strings.SplitN((<-asked).Payload, " ", 3) // ask <uuid> <body>
+		var d protocol.RequestDecoder
+		m, err := d.Decode([]byte(question[2]))
+		if err != nil {
+			t.Errorf("the question %q: %v", question[2], err)
+			return
+		}
+		frame := protocol.InfoOK{ID: m.RequestID(), Lock: row}.Append(nil)
+		r.Publish(ctx, channel+question[1], "answer "+string(frame[4:]))
+	}
+	for _, tt := range []struct {
+		name string // of the lock in the row
+		isOK bool
+	}{{"a", true}, {"", false}} {
+		go answer(&protocol.LockRow{Name: tt.name, State: protocol.StateHeld, Hold: 3, Session: 1, PID: 4711, DeadlineNS: int64(time.Minute)})
+		got := c.who("a")
+		if !tt.isOK {
+			if got.Holder != nil || !strings.Contains(got.Trouble, "returned an answer that is not valid") {
+				t.Errorf("a row without a name: holder %+v, %s", got.Holder, got.Trouble)
+			}
+			continue
+		}
+		if got.Holder == nil || got.Holder.PID != 4711 || got.Trouble != "" {
+			t.Fatalf("a row as a sidecar makes it: %+v", got)
+		}
+		if left := time.Duration(got.Holder.DeadlineNS - protocol.Now()); left > time.Minute || left < 0 {
+			t.Errorf("a minute was left there, and %v are left here", left)
+		}
+	}
+}
