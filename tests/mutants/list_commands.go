@@ -185,4 +185,25 @@ var commandMutants = []mutant{
 		new:  `			m.overdue += 0`,
 		by:   test("cmd/locksidecar", "TestTopThatGetsNoAnswerSaysSo"),
 	},
+	{
+		rule: "an error with the text of another host does not control the terminal",
+		file: "cmd/locksidecar/main.go",
+		old:  `programName + printableLines(text)`,
+		new:  `programName + text`,
+		by:   test("cmd/locksidecar", "TestMessageHasNoControlCharacters"),
+	},
+	{
+		rule: "the command of a waiter on another host does not control the terminal of top",
+		file: "cmd/locksidecar/toplock.go",
+		old:  `display.Printable("on host "+r.host+": "+fmt.Sprintf(format, args...))`,
+		new:  `"on host "+r.host+": "+fmt.Sprintf(format, args...)`,
+		by:   test("cmd/locksidecar", "TestTopShowsNoControlCharactersOfOtherHosts"),
+	},
+	{
+		rule: "the name of another host does not control the terminal of top",
+		file: "cmd/locksidecar/toplock.go",
+		old:  `add(display.Printable(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name))) + "\n")`,
+		new:  `add(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name)) + "\n")`,
+		by:   test("cmd/locksidecar", "TestTopShowsNoControlCharactersOfOtherHosts"),
+	},
 }

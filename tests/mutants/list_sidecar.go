@@ -966,4 +966,62 @@ var sidecarMutants = []mutant{
 		new:  "",
 		by:   test("sidecar", "TestRestoredEventsKeepTheirNumbers"),
 	},
+	{
+		rule: "the command line of a process of another host has no control characters in the events",
+		file: "sidecar/force.go",
+		old:  `printable([]byte(by.Cmd), false)`,
+		new:  `by.Cmd`,
+		by:   test("sidecar", "TestEventOfAnotherHostHasNoControlCharacters"),
+	},
+	{
+		rule: "the name that another host gives itself has no control characters in the events",
+		file: "sidecar/force.go",
+		old:  `printable([]byte(by.Host), false)`,
+		new:  `by.Host`,
+		by:   test("sidecar", "TestEventOfAnotherHostHasNoControlCharacters"),
+	},
+	{
+		rule: "a forced release of which it is not known whether it happened is an event",
+		file: "sidecar/force.go",
+		old:  `m.Code == protocol.Denied || m.Code == protocol.Unavailable`,
+		new:  `m.Code == protocol.Denied`,
+		by:   test("sidecar", "TestForcedReleaseOfUnknownOutcomeIsAnEvent"),
+	},
+	{
+		rule: "a forced release of which it is not known whether it happened is not logged as one that was refused",
+		file: "sidecar/force.go",
+		old:  `	if refusal.Code == protocol.Unavailable {`,
+		new:  `	if false {`,
+		by:   test("sidecar", "TestForcedReleaseOfUnknownOutcomeIsAnEvent"),
+	},
+	{
+		rule: "who checks the row of another host",
+		file: "sidecar/who.go",
+		old:  `	case acceptRows(host, ok.Lock) != nil:`,
+		new:  `	case false:`,
+		by:   test("sidecar", "TestWhoShowsNoRowThatNoSidecarMakes"),
+	},
+	{
+		rule: "what was written of an event that has no room is removed",
+		file: "sidecar/eventfile.go",
+		old:  `	if n > 0 && f.file.Truncate(f.size) != nil {`,
+		new:  `	if false {`,
+		by:   test("sidecar", "TestPartOfAnEventThatHadNoRoomIsRemoved"),
+	},
+	{
+		rule: "a file of events that cannot be shortened is not written on",
+		file: "sidecar/eventfile.go",
+		old: `	if n > 0 && f.file.Truncate(f.size) != nil {
+		f.end()`,
+		new: `	if n > 0 && f.file.Truncate(f.size) != nil {
+		_ = f.end`,
+		by: test("sidecar", "TestPartOfAnEventThatHadNoRoomIsRemoved"),
+	},
+	{
+		rule: "a header of the file of events that had no room is written later",
+		file: "sidecar/eventfile.go",
+		old:  `		return f.begin() // the disk`,
+		new:  `		return nil // the disk`,
+		by:   test("sidecar", "TestHeaderThatHadNoRoomIsWrittenLater"),
+	},
 }
