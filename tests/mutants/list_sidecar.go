@@ -999,7 +999,7 @@ var sidecarMutants = []mutant{
 		file: "sidecar/who.go",
 		old:  `	case acceptRows(host, ok.Lock) != nil:`,
 		new:  `	case false:`,
-		by:   test("sidecar", "TestWhoShowsNoRowThatNoSidecarMakes"),
+		by:   test("sidecar", "TestRowsOfOtherHostsAreChecked"),
 	},
 	{
 		rule: "what was written of an event that has no room is removed",
@@ -1023,5 +1023,19 @@ var sidecarMutants = []mutant{
 		old:  `		return f.begin() // the disk`,
 		new:  `		return nil // the disk`,
 		by:   test("sidecar", "TestHeaderThatHadNoRoomIsWrittenLater"),
+	},
+	{
+		rule: "the row about one lock of another host is checked",
+		file: "sidecar/question.go",
+		old:  `if refusal = acceptRows(r.Host, ok.Lock); refusal == nil && c.rules != nil {`,
+		new:  `if c.rules != nil {`,
+		by:   test("sidecar", "TestRowsOfOtherHostsAreChecked"),
+	},
+	{
+		rule: "the rows of a list of another host are checked",
+		file: "sidecar/question.go",
+		old:  `			refusal = acceptRows(r.Host, rows...)`,
+		new:  `			_ = rows`,
+		by:   test("sidecar", "TestRowsOfOtherHostsAreChecked"),
 	},
 }
