@@ -297,6 +297,33 @@ func TestLedgerForgetsWhoHasNothing(t *testing.T) {
 	}
 }
 
+// What outlasts the sessions of a user, holds in their crash delay and the rate of its requests, counts
+// also if other users come and go meanwhile.
+func TestLedgerKeepsWhatOutlastsASession(t *testing.T) {
+	p := compile(t, policy.Entry{Holds: 5, Waiters: 5, RequestsPerSecond: 1})
+	holdsOf := func(s *policy.Session) *locktable.Quota { q, _ := s.Terms().Holds.Of("a"); return q }
+	waitersOf := func(s *policy.Session) *locktable.Quota { q, _ := s.Terms().Waiters.Of("a"); return q }
+	for what, tt := range map[string]struct {
+		leave  func(s *policy.Session)
+		isBack func(s *policy.Session) bool
+	}{
+		"a hold":               {func(s *policy.Session) { holdsOf(s).Add(1) }, func(s *policy.Session) bool { return holdsOf(s).Used() == 1 }},
+		"a request that waits": {func(s *policy.Session) { waitersOf(s).Add(1) }, func(s *policy.Session) bool { return waitersOf(s).Used() == 1 }},
+		"a request":            {func(s *policy.Session) { s.CountRequest(now) }, func(s *policy.Session) bool { return s.CountRequest(now) != nil }},
+	} {
+		var l policy.Ledger
+		first := open(t, &l, p, policy.Peer{UID: 5})
+		tt.leave(first)
+		first.Close()
+		for uid := range int64(10_000) {
+			open(t, &l, p, policy.Peer{UID: 1000 + uid}).Close()
+		}
+		if !tt.isBack(open(t, &l, p, policy.Peer{UID: 5})) {
+			t.Errorf("%s of a session that ended is forgotten", what)
+		}
+	}
+}
+
 func TestBadEntriesAreNamedWithKeyAndReason(t *testing.T) {
 	for _, tt := range []struct {
 		entry     policy.Entry
