@@ -168,6 +168,18 @@ func TestFilesOfEventsAreBounded(t *testing.T) {
 	}
 }
 
+// While the file system hangs, events that are not written do not pile up in memory.
+func TestUnwrittenEventsAreBounded(t *testing.T) {
+	f, _, _ := keptEvents(t, filepath.Join(t.TempDir(), "state"))
+	f.close() // its goroutine has ended
+	for i := range 2 * maxUnwritten {
+		f.add(numberedEvent{number: uint64(i + 1), row: lostEvent("a")})
+	}
+	if n := len(f.waiting); n != maxUnwritten {
+		t.Errorf("%d events wait to be written, want %d", n, maxUnwritten)
+	}
+}
+
 // A full disk loses events, and does not tear those before and after.
 func TestFullDiskLosesEventsOnly(t *testing.T) {
 	path := writeEvents(t)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,6 +104,29 @@ func TestProcessIsFoundAgainUntilItEnds(t *testing.T) {
 	}
 	cmd.Wait()
 	mustFind(t, "gone", pid, was, anyDescriptor, peerEnded)
+}
+
+// A process that is not watched costs no descriptor: after a restart there may be very many.
+func TestProcessThatIsNotWatchedHasNoDescriptor(t *testing.T) {
+	pid := int64(startProcess(t).Process.Pid)
+	for range 3 {
+		mustFind(t, "too few descriptors", pid, processOf(-1, pid), 0, peerUnwatched)
+		mustFind(t, "nothing known", pid, state.Process{}, anyDescriptor, peerUnproven)
+	}
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil || len(infos) == 0 {
+		t.Fatal(infos, err)
+	}
+	n := 0
+	for _, info := range infos {
+		text, _ := os.ReadFile(info) // it may be closed by now
+		if strings.Contains(string(text), fmt.Sprintf("\nPid:\t%d\n", pid)) {
+			n++
+		}
+	}
+	if n > 1 { // os/exec has one
+		t.Errorf("%d descriptors of the process are open", n)
+	}
 }
 
 const hiddenEnv = "LOCKSIDECAR_TEST_HIDDEN"
