@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
@@ -237,6 +239,39 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 	} {
 		if got := isExiting(statFieldsIn([]byte(text))); got != want {
 			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+// The cgroup of a process that has its pid from a client that ended is not taken for that of the client.
+func TestCgroupIsThatOfTheClientThatConnected(t *testing.T) {
+	s := new(Server)
+	s.policy = compilePolicy(t, policy.Entry{Name: "unit", Cgroups: []string{"/"}, Acquire: "deny"})
+	cmd := startProcess(t)
+	ended, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ended)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(ended), Events: unix.POLLIN}}, -1); err != nil {
+		t.Fatal(err)
+	}
+	lives, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(lives)
+	own := cgroupOf(int64(os.Getpid()))
+	for what, tt := range map[string]struct {
+		pidfd int
+		want  string
+	}{"a client that lives": {lives, own}, "a client that ended": {ended, ""}, "a client that is not watched": {-1, ""}} {
+		c := &conn{pidfd: tt.pidfd, peer: locktable.Peer{PID: int64(os.Getpid()), UID: 1000}}
+		if peer, refusal := s.readPolicyPeer(c); refusal != nil || peer.Cgroup != tt.want {
+			t.Errorf("%s: %+v, %+v, want the cgroup %q", what, peer, refusal, tt.want)
 		}
 	}
 }

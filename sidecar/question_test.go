@@ -24,6 +24,33 @@ func TestSidecarAnswersQuestionAfterQuestion(t *testing.T) {
 	}
 }
 
+// The deadline of a hold on another host is a time of this one.
+func TestDeadlineOfAHoldOnAnotherHostIsWithinItsLease(t *testing.T) {
+	there := newHouse(t, nil)
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
+	other, hello := there.hello(false, "")
+	other.hold("a")
+	c := greeted(t, here.cfg.Socket)
+	c.hold("c") // Redis serves
+	var info protocol.HostInfoOK
+	if why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "a"} }, &info); why != "" {
+		t.Fatal(why)
+	}
+	var list protocol.HostListOK
+	if why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostList{ID: id, Host: hello.Sidecar} }, &list); why != "" {
+		t.Fatal(why)
+	}
+	if info.Lock == nil || len(list.Locks) != 1 {
+		t.Fatalf("%+v, %+v", info, list)
+	}
+	now, lease := protocol.Now(), hello.LeaseMS*int64(time.Millisecond)
+	for what, row := range map[string]*protocol.LockRow{"info": info.Lock, "list": &list.Locks[0]} {
+		if left := row.DeadlineNS - now; left > lease {
+			t.Errorf("%s: %v are left of a lease of %v", what, time.Duration(left), time.Duration(lease))
+		}
+	}
+}
+
 // A name that two hosts have names none of them: a hold might end on the wrong one.
 func TestHoldOfAnAmbiguousHostIsNotForced(t *testing.T) {
 	first := newHouse(t, func(c *sidecar.Config) { c.HostName, c.OtherHosts = "db-7", sidecar.OtherHostsForceRelease })

@@ -198,10 +198,7 @@ func (l *loop) who(now int64, cl *session, r *whoRequest) {
 		return
 	}
 	m := &protocol.WhoOK{ID: r.ID, WhoRow: r.found}
-	if row, ok := l.table.Info(now, r.Name); ok {
-		if cl.policy != nil {
-			cl.policy.Terms().Redact(&row)
-		}
+	if row, ok := l.rowFor(now, cl, r.Name); ok {
 		m.Lock = &row
 		if r.isOurs {
 			m.Holder = &row
