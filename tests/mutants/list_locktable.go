@@ -2068,4 +2068,11 @@ var locktableMutants = []mutant{
 		new:  "h.phase, h.deadline = HoldKept, t.keepUntil(h)",
 		by:   tableTest("TestLockIsKeptHoweverItsHoldEnds"),
 	},
+	{
+		rule: "a foreign client is known although no client waits here meanwhile",
+		file: "sidecar/locktable/contest/decide.go",
+		old:  `c.phase != yielding && !isForeignKnown &&`,
+		new:  `c.phase != yielding && (!isForeignKnown || true) &&`,
+		by:   test("sidecar/locktable", "TestForeignClientIsKnownWhileNoClientWaits"),
+	},
 }

@@ -1038,4 +1038,82 @@ var sidecarMutants = []mutant{
 		new:  `			_ = rows`,
 		by:   test("sidecar", "TestRowsOfOtherHostsAreChecked"),
 	},
+	{
+		rule: "a question without an answer is forgotten",
+		file: "sidecar/question.go",
+		old: `	defer s.asker.forget(number)
+`,
+		new: ``,
+		by:  test("sidecar", "TestQuestionWithoutAnswerIsForgotten"),
+	},
+	{
+		rule: "a deadline leaves the host, in a row about one lock, as the time that is left",
+		file: "sidecar/question.go",
+		old: `			toRelative(now, &row)
+`,
+		new: ``,
+		by:  test("sidecar", "TestDeadlineOfAHoldOnAnotherHostIsWithinItsLease"),
+	},
+	{
+		rule: "a deadline leaves the host, in a list, as the time that is left",
+		file: "sidecar/question.go",
+		old: `			toRelative(now, &m.Locks[i])
+`,
+		new: `			_ = i
+`,
+		by: test("sidecar", "TestDeadlineOfAHoldOnAnotherHostIsWithinItsLease"),
+	},
+	{
+		rule: "the name of a sidecar that was not found is looked up again soon",
+		file: "sidecar/hosts.go",
+		old: `		wait = nameRetry
+`,
+		new: `		_ = nameRetry
+`,
+		by: test("sidecar", "TestHostNameIsLookedUpOnce"),
+	},
+	{
+		rule: "info and who show of a lock of this host what the policy permits",
+		file: "sidecar/peerpolicy.go",
+		old:  `	if ok && cl.policy != nil {`,
+		new:  `	if false {`,
+		by:   test("sidecar", "TestRowHasOnlyWhatAClientMayKnow"),
+	},
+	{
+		rule: "the cgroup of another process is not that of a client that ended",
+		file: "sidecar/peerpolicy.go",
+		old:  `		if hasEnded(c.pidfd) {`,
+		new:  `		if false {`,
+		by:   test("sidecar", "TestCgroupIsThatOfTheClientThatConnected"),
+	},
+	{
+		rule: "a process that is not watched costs no descriptor",
+		file: "sidecar/peer.go",
+		old: `	if f != peerWatched {
+		unix.Close(fd)`,
+		new: `	if f != peerWatched {
+		_ = fd`,
+		by: test("sidecar", "TestProcessThatIsNotWatchedHasNoDescriptor"),
+	},
+	{
+		rule: "events that are not written yet are bounded",
+		file: "sidecar/eventfile.go",
+		old:  `	if len(f.waiting) < maxUnwritten {`,
+		new:  `	if true {`,
+		by:   test("sidecar", "TestUnwrittenEventsAreBounded"),
+	},
+	{
+		rule: "holds that outlast the sessions of a user count for the policy",
+		file: "sidecar/policy/rules.go",
+		old:  `a.users == 0 && a.holds.Used() == 0 &&`,
+		new:  `a.users == 0 &&`,
+		by:   test("sidecar/policy", "TestLedgerKeepsWhatOutlastsASession"),
+	},
+	{
+		rule: "the rate of requests of a user outlasts its sessions",
+		file: "sidecar/policy/rules.go",
+		old:  `a.waiters.Used() == 0 && a.requests <= now`,
+		new:  `a.waiters.Used() == 0`,
+		by:   test("sidecar/policy", "TestLedgerKeepsWhatOutlastsASession"),
+	},
 }

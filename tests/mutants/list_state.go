@@ -396,4 +396,11 @@ var stateMutants = []mutant{
 		new:  "",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
+	{
+		rule: "of two records of a session, that with the later lease event counts",
+		file: "sidecar/state/read.go",
+		old:  `return a.LeaseSeq > b.LeaseSeq || a.LeaseSeq`,
+		new:  `return a.LeaseSeq`,
+		by:   test("sidecar/state", "TestNewerSessionIsThatWithTheLaterLease"),
+	},
 }
