@@ -2075,4 +2075,22 @@ var locktableMutants = []mutant{
 		new:  `c.phase != yielding && (!isForeignKnown || true) &&`,
 		by:   test("sidecar/locktable", "TestForeignClientIsKnownWhileNoClientWaits"),
 	},
+	{
+		rule: "a lock that passed on is not published as free by this host",
+		file: "sidecar/locktable/contest/subscription.go",
+		old:  `case r.Outcome != redisop.Done || r.Passed ||`,
+		new:  `case r.Outcome != redisop.Done ||`,
+		by:   test("sidecar/locktable/contest", "TestMessageIsOwnOnlyIfThisHostPublishesOne"),
+	},
+	{
+		rule: "a message of this host that was lost is not counted when the next one comes",
+		file: "sidecar/locktable/contest/subscription.go",
+		old: `	} else {
+		c.ownPublishesPending = 0
+	}
+	return isOwn`,
+		new: `	}
+	return isOwn`,
+		by: test("sidecar/locktable/contest", "TestMessageIsOwnOnlyIfThisHostPublishesOne"),
+	},
 }

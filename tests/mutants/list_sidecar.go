@@ -1116,4 +1116,18 @@ var sidecarMutants = []mutant{
 		new:  `a.waiters.Used() == 0`,
 		by:   test("sidecar/policy", "TestLedgerKeepsWhatOutlastsASession"),
 	},
+	{
+		rule: "a host is looked for on each page of the hosts",
+		file: "sidecar/question.go",
+		old:  `	for range maxHostPages {`,
+		new:  `	for range 1 {`,
+		by:   test("sidecar", "TestHostIsFoundAmongVeryMany"),
+	},
+	{
+		rule: "the primary group of a process is one of its groups for the policy",
+		file: "sidecar/peerpolicy.go",
+		old:  `append(groups, c.gid)`,
+		new:  `groups`,
+		by:   test("sidecar", "TestPeerIsMatchedByItsGroupsAndCgroup"),
+	},
 }
