@@ -99,6 +99,25 @@ func TestEntryIsAboutThePeersThatMatchEachOfItsLists(t *testing.T) {
 }
 
 // An entry that denies must not be avoided by a process that cannot be looked at.
+// systemd puts "_" before the name of a unit that could be a file of the cgroup file system. What is below
+// the cgroup of a unit has names that its processes choose.
+func TestUnitOfACgroup(t *testing.T) {
+	for cgroup, want := range map[string]string{
+		"/system.slice/web.service":                                 "web.service",
+		"/system.slice/_memory.service":                             "memory.service",
+		"/system.slice/system-getty.slice/getty@1.service":          "getty@1.service",
+		"/system.slice/web.service/payroll.service":                 "web.service",
+		"/user.slice/user-1001.slice/user@1001.service/web.service": "user@1001.service",
+		"/init.scope": "init.scope",
+		"/user.slice": "",
+		"/":           "",
+	} {
+		if got := policy.Unit(cgroup); got != want {
+			t.Errorf("%s is of the unit %q, want %q", cgroup, got, want)
+		}
+	}
+}
+
 func TestPeerWithoutCgroupIsRefusedIfAnEntryDependsOnIt(t *testing.T) {
 	p := compile(t, policy.Entry{Name: "backup", Users: []string{"deploy"}, Units: []string{"backup.service"}, Acquire: "deny"})
 	if _, refusal := p.For(&policy.Peer{UID: 1000}); refusal == nil || refusal.Code != protocol.Denied || !strings.Contains(refusal.Msg, `rule "backup"`) {
