@@ -2093,4 +2093,12 @@ var locktableMutants = []mutant{
 	return isOwn`,
 		by: test("sidecar/locktable/contest", "TestMessageIsOwnOnlyIfThisHostPublishesOne"),
 	},
+	{
+		rule: "the keep of a hold that ended is forgotten",
+		file: "sidecar/locktable/hold.go",
+		old: `		delete(t.keeps, h.id)
+`,
+		new: ``,
+		by:  test("sidecar/locktable", "TestTableAtRestRemembersNothing"),
+	},
 }

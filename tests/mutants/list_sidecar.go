@@ -1130,4 +1130,11 @@ var sidecarMutants = []mutant{
 		new:  `groups`,
 		by:   test("sidecar", "TestPeerIsMatchedByItsGroupsAndCgroup"),
 	},
+	{
+		rule: "a unit with the name of a file of the cgroup file system is found by its name",
+		file: "sidecar/policy/policy.go",
+		old:  `		return strings.TrimPrefix(part, "_")`,
+		new:  `		return part`,
+		by:   test("sidecar/policy", "TestUnitOfACgroup"),
+	},
 }

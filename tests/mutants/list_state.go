@@ -403,4 +403,11 @@ var stateMutants = []mutant{
 		new:  `return a.LeaseSeq`,
 		by:   test("sidecar/state", "TestNewerSessionIsThatWithTheLaterLease"),
 	},
+	{
+		rule: "a state from before another sidecar served the socket is not restored",
+		file: "sidecar/state/state.go",
+		old:  `	if of.UUID != "" && of.UUID != f.img.uuid() {`,
+		new:  `	if false {`,
+		by:   test("sidecar", "TestStateThatWasNotUsedForAWhileIsNotTakenUp"),
+	},
 }
