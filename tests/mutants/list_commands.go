@@ -206,4 +206,11 @@ var commandMutants = []mutant{
 		new:  `add(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name)) + "\n")`,
 		by:   test("cmd/locksidecar", "TestTopShowsNoControlCharactersOfOtherHosts"),
 	},
+	{
+		rule: "two hosts that ask Redis for a lock are two hosts",
+		file: "cmd/locksidecar/who.go",
+		old:  `		(o.Lock.State == locksidecar.LockHeld || o.Lock.State == locksidecar.LockLingering)`,
+		new:  `		o.Lock.State != ""`,
+		by:   test("cmd/locksidecar", "TestHolderIsHereIfThisHostHasItsHold"),
+	},
 }

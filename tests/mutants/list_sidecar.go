@@ -1137,4 +1137,11 @@ var sidecarMutants = []mutant{
 		new:  `		return part`,
 		by:   test("sidecar/policy", "TestUnitOfACgroup"),
 	},
+	{
+		rule: "no user of another host is one of this host for the policy",
+		file: "sidecar/policy/rules.go",
+		old:  `&locktable.Terms{UID: -1,`,
+		new:  `&locktable.Terms{UID: 0,`,
+		by:   test("sidecar/policy", "TestPolicyHoldsForWhatOtherHostsAnswer"),
+	},
 }
