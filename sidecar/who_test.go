@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -347,6 +348,28 @@ func TestRowsOfOtherHostsAreChecked(t *testing.T) {
 		}
 		if left := time.Duration(shown.DeadlineNS - protocol.Now()); left > time.Minute || left < 0 {
 			t.Errorf("%s: a minute was left there, and %v are left here", what, left)
+		}
+	}
+}
+
+// A lock may pass on after its key was read and before the sidecar of its owner is asked. Then who looks
+// once more, and no more often.
+func TestWhoLooksAgainIfTheLockPassedOn(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	redisOf(t, h).HSet(context.Background(), "a", goneSidecar+":3", 1)
+	answer := impostor(t, h)
+	for _, states := range [][2]string{{protocol.StateFree, protocol.StateHeld}, {protocol.StateRemote, protocol.StateHeld}, {protocol.StateFree, protocol.StateFree}} {
+		var asked atomic.Int32
+		for range states {
+			answer(func(id uint64) protocol.Reply {
+				state := states[asked.Add(1)-1]
+				return protocol.InfoOK{ID: id, Lock: &protocol.LockRow{Name: "a", State: state}}
+			})
+		}
+		if got := c.who("a"); got.Holder == nil || got.Holder.State != states[1] || got.Trouble != "" || asked.Load() != 2 {
+			t.Errorf("%v: holder %+v, %s, after %d questions", states, got.Holder, got.Trouble, asked.Load())
 		}
 	}
 }
