@@ -1144,4 +1144,11 @@ var sidecarMutants = []mutant{
 		new:  `&locktable.Terms{UID: 0,`,
 		by:   test("sidecar/policy", "TestPolicyHoldsForWhatOtherHostsAnswer"),
 	},
+	{
+		rule: "who looks again if the lock passed on before its owner was asked",
+		file: "sidecar/who.go",
+		old:  `	return h != nil && (h.State == protocol.StateFree || h.State == protocol.StateRemote)`,
+		new:  `	return h != nil && false`,
+		by:   test("sidecar", "TestWhoLooksAgainIfTheLockPassedOn"),
+	},
 }
