@@ -213,4 +213,22 @@ var commandMutants = []mutant{
 		new:  `		o.Lock.State != ""`,
 		by:   test("cmd/locksidecar", "TestHolderIsHereIfThisHostHasItsHold"),
 	},
+	{
+		rule: "the event of a process that is not known does not name root",
+		file: "cmd/locksidecar/events.go",
+		old:  `	} else if isForce(e.Kind) && e.RemoteHost != "" {`,
+		new:  `	} else if e.RemoteHost != "" {`,
+		by:   test("cmd/locksidecar", "TestEventOfAnUnknownProcessHasNoUser"),
+	},
+	{
+		rule: "what a command left behind is killed when the lock is lost, and the command is not blamed",
+		file: "cmd/locksidecar/supervise.go",
+		old: `	if s.exited {
+		s.group.signal(unix.SIGKILL)
+		return
+	}
+`,
+		new: ``,
+		by:  test("cmd/locksidecar", "TestLossAfterTheCommandEndedKillsWhatItLeftBehind"),
+	},
 }
