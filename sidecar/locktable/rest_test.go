@@ -84,3 +84,13 @@ func TestTableAtRestRemembersNothing(t *testing.T) {
 		t.Errorf("there is something to do at %v", time.Duration(at))
 	}
 }
+
+// A predecessor does not leave how many programs were subscribed. Until Redis has counted them, the lock
+// is treated as one that a program may wait for.
+func TestSubscribersOfARestoredLockAreNotKnown(t *testing.T) {
+	tb := New(Config{}, int64(time.Hour))
+	tb.Restore(int64(time.Hour), &Snapshot{LastHoldID: 7, Locks: []RestoredLock{{Slot: 1, LockRecord: LockRecord{Name: "a", MaxHoldID: 7}}}})
+	if l := tb.byName["a"]; l == nil || !l.memory.NeedsCount() {
+		t.Errorf("the subscribers of a restored lock are known: %+v", l)
+	}
+}
