@@ -2101,4 +2101,12 @@ var locktableMutants = []mutant{
 		new: ``,
 		by:  test("sidecar/locktable", "TestTableAtRestRemembersNothing"),
 	},
+	{
+		rule: "the subscribers of a restored lock are not known",
+		file: "sidecar/locktable/restore.go",
+		old: `		l.memory.ForgetSubscribers()
+`,
+		new: ``,
+		by:  test("sidecar/locktable", "TestSubscribersOfARestoredLockAreNotKnown"),
+	},
 }
