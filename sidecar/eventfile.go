@@ -179,12 +179,17 @@ func (f *eventFile) write(text []byte) error {
 	if err := state.CheckFileSize(f.size + int64(len(text))); err != nil {
 		return err
 	}
-	n, err := f.file.WriteAt(text, f.size)
+	return f.onWritten(f.file.WriteAt(text, f.size))
+}
+
+// onWritten takes the result of a write. What was written of a text that has no room is removed, so
+// that the file ends with a whole event.
+func (f *eventFile) onWritten(n int, err error) error {
 	if err == nil {
 		f.size += int64(n)
 		return nil
 	}
-	if n > 0 && f.file.Truncate(f.size) != nil { // what follows would not be read
+	if n > 0 && f.file.Truncate(f.size) != nil {
 		f.end()
 	}
 	return err
@@ -254,7 +259,7 @@ func (f *eventFile) writeWaiting() {
 // rotate begins a new file if the present one has no room.
 func (f *eventFile) rotate(room int) error {
 	if f.size+int64(room) <= maxEventFile {
-		return nil
+		return f.begin() // the disk may have had no room for the header
 	}
 	if err := os.Rename(f.path, f.oldPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

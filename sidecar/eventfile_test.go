@@ -168,6 +168,18 @@ func TestFilesOfEventsAreBounded(t *testing.T) {
 	}
 }
 
+// While the file system hangs, events that are not written do not pile up in memory.
+func TestUnwrittenEventsAreBounded(t *testing.T) {
+	f, _, _ := keptEvents(t, filepath.Join(t.TempDir(), "state"))
+	f.close() // its goroutine has ended
+	for i := range 2 * maxUnwritten {
+		f.add(numberedEvent{number: uint64(i + 1), row: lostEvent("a")})
+	}
+	if n := len(f.waiting); n != maxUnwritten {
+		t.Errorf("%d events wait to be written, want %d", n, maxUnwritten)
+	}
+}
+
 // A full disk loses events, and does not tear those before and after.
 func TestFullDiskLosesEventsOnly(t *testing.T) {
 	path := writeEvents(t)
@@ -189,6 +201,81 @@ func TestFullDiskLosesEventsOnly(t *testing.T) {
 	f.close()
 	if names != "abc" {
 		t.Errorf("%q", names)
+	}
+}
+
+// A disk that is full when the file is rotated has no room for the header either. The events that are
+// written when it has room again come after a header: without one, a successor would take the file for
+// that of another program.
+func TestHeaderThatHadNoRoomIsWrittenLater(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	f, _, _ := keptEvents(t, path)
+	f.close() // its goroutine has ended
+	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	f.file, f.size = full, 0
+	f.waiting = []numberedEvent{{number: 20, row: lostEvent("a")}}
+	f.writeWaiting()
+	f.end()
+	if err := os.Truncate(path+".events", 0); err != nil {
+		t.Fatal(err)
+	}
+	if f.file, err = os.OpenFile(path+".events", os.O_RDWR, 0); err != nil {
+		t.Fatal(err)
+	}
+	f.waiting = []numberedEvent{{number: 21, row: lostEvent("b")}, {number: 22, row: lostEvent("c")}}
+	f.writeWaiting()
+	f.end()
+	f, names, log := keptEvents(t, path)
+	if names != "bc" || log != "" {
+		t.Fatalf("%q; logged %s", names, log)
+	}
+	f.close()
+}
+
+// A file ends with a whole event, also if only a part of what follows it had room.
+func TestPartOfAnEventThatHadNoRoomIsRemoved(t *testing.T) {
+	path := writeEvents(t)
+	f, _, _ := keptEvents(t, path)
+	f.close() // its goroutine has ended
+	whole, err := os.ReadFile(path + ".events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reopen := func(flags int) {
+		t.Helper()
+		if f.file, err = os.OpenFile(path+".events", flags, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	part := []byte("\x00\x00\x00\x30part of an event")
+	writePart := func() {
+		t.Helper()
+		file, err := os.OpenFile(path+".events", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteAt(part, f.size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reopen(os.O_RDWR)
+	writePart()
+	if err := f.onWritten(len(part), unix.ENOSPC); err != unix.ENOSPC || f.size != int64(len(whole)) {
+		t.Errorf("the file has %d bytes, of which %d count: %v", len(whole), f.size, err)
+	}
+	if text, err := os.ReadFile(path + ".events"); !bytes.Equal(text, whole) {
+		t.Errorf("left is %q, %v", text[min(len(text), len(whole)):], err)
+	}
+	f.end()
+
+	reopen(os.O_RDONLY) // it cannot be shortened
+	writePart()
+	if err := f.onWritten(len(part), unix.ENOSPC); err != unix.ENOSPC || f.file != nil {
+		t.Errorf("a file that does not end with a whole event is written on: %v", err)
 	}
 }
 

@@ -53,6 +53,17 @@ func TestHostNameIsLookedUpOnce(t *testing.T) {
 	if len(pending) != 0 {
 		t.Errorf("%d names are looked up without need", len(pending))
 	}
+	// A sidecar that has just started has no name for a moment only. A name may change, and seldom does.
+	n.names[program].lookedUp -= int64(nameRetry)
+	n.names[someUUID].lookedUp -= int64(nameRetry)
+	expect(someUUID+":1", "db-7")
+	expect(program+":1", "")
+	answer(store.Host{Name: "db-8"}, true, nil)
+	n.names[someUUID].lookedUp -= int64(nameRefresh)
+	expect(someUUID+":1", "db-7")
+	answer(store.Host{Name: "db-9"}, true, nil)
+	expect(someUUID+":1", "db-9")
+	expect(program+":1", "db-8")
 }
 
 func TestHostNamesAreBounded(t *testing.T) {
@@ -144,6 +155,26 @@ func TestAnswersReachTheirQuestions(t *testing.T) {
 	}
 	if refusal := unpackAnswer([]byte{0x81}, &ok); refusal == nil {
 		t.Error("an answer that is truncated is accepted")
+	}
+}
+
+// A question that gets no answer is forgotten: otherwise each one would cost memory for good.
+func TestQuestionWithoutAnswerIsForgotten(t *testing.T) {
+	s := new(Server)
+	var err error
+	if s.store, err = store.Open(store.Config{URL: "unix:///nonexistent/redis", UUID: someUUID}); err != nil {
+		t.Fatal(err)
+	}
+	defer s.store.Close(t.Context())
+	if refusal := s.asker.begin(0); refusal != nil {
+		t.Fatal(refusal.Msg)
+	}
+	question := func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: "a"} }
+	if err := s.askSidecar(t.Context(), someUUID, question, new(protocol.HostInfoOK)); err == nil {
+		t.Error("a sidecar answered without Redis")
+	}
+	if n := len(s.asker.waiting); n != 0 {
+		t.Errorf("%d questions wait for an answer", n)
 	}
 }
 

@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
@@ -103,6 +106,29 @@ func TestProcessIsFoundAgainUntilItEnds(t *testing.T) {
 	}
 	cmd.Wait()
 	mustFind(t, "gone", pid, was, anyDescriptor, peerEnded)
+}
+
+// A process that is not watched costs no descriptor: after a restart there may be very many.
+func TestProcessThatIsNotWatchedHasNoDescriptor(t *testing.T) {
+	pid := int64(startProcess(t).Process.Pid)
+	for range 3 {
+		mustFind(t, "too few descriptors", pid, processOf(-1, pid), 0, peerUnwatched)
+		mustFind(t, "nothing known", pid, state.Process{}, anyDescriptor, peerUnproven)
+	}
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil || len(infos) == 0 {
+		t.Fatal(infos, err)
+	}
+	n := 0
+	for _, info := range infos {
+		text, _ := os.ReadFile(info) // it may be closed by now
+		if strings.Contains(string(text), fmt.Sprintf("\nPid:\t%d\n", pid)) {
+			n++
+		}
+	}
+	if n > 1 { // os/exec has one
+		t.Errorf("%d descriptors of the process are open", n)
+	}
 }
 
 const hiddenEnv = "LOCKSIDECAR_TEST_HIDDEN"
@@ -213,6 +239,39 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 	} {
 		if got := isExiting(statFieldsIn([]byte(text))); got != want {
 			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+// The cgroup of a process that has its pid from a client that ended is not taken for that of the client.
+func TestCgroupIsThatOfTheClientThatConnected(t *testing.T) {
+	s := new(Server)
+	s.policy = compilePolicy(t, policy.Entry{Name: "unit", Cgroups: []string{"/"}, Acquire: "deny"})
+	cmd := startProcess(t)
+	ended, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ended)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(ended), Events: unix.POLLIN}}, -1); err != nil {
+		t.Fatal(err)
+	}
+	lives, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(lives)
+	own := cgroupOf(int64(os.Getpid()))
+	for what, tt := range map[string]struct {
+		pidfd int
+		want  string
+	}{"a client that lives": {lives, own}, "a client that ended": {ended, ""}, "a client that is not watched": {-1, ""}} {
+		c := &conn{pidfd: tt.pidfd, peer: locktable.Peer{PID: int64(os.Getpid()), UID: 1000}}
+		if peer, refusal := s.readPolicyPeer(c); refusal != nil || peer.Cgroup != tt.want {
+			t.Errorf("%s: %+v, %+v, want the cgroup %q", what, peer, refusal, tt.want)
 		}
 	}
 }

@@ -186,13 +186,19 @@ func (l *loop) noteRefusal(cl *session, why *policy.Refusal) {
 // info answers a request for one lock.
 func (l *loop) info(now int64, cl *session, r *protocol.Info) {
 	m := protocol.InfoOK{ID: r.ID}
-	if row, ok := l.table.Info(now, r.Name); ok {
-		if cl.policy != nil {
-			cl.policy.Terms().Redact(&row)
-		}
+	if row, ok := l.rowFor(now, cl, r.Name); ok {
 		m.Lock = &row
 	}
 	l.say(cl.conn, &m)
+}
+
+// rowFor returns what this sidecar knows of a lock, as far as a client may know it; false: nothing.
+func (l *loop) rowFor(now int64, cl *session, name string) (row protocol.LockRow, ok bool) {
+	row, ok = l.table.Info(now, name)
+	if ok && cl.policy != nil {
+		cl.policy.Terms().Redact(&row)
+	}
+	return row, ok
 }
 
 // forceRelease ends the hold of a lock, if the client may do that.

@@ -213,13 +213,14 @@ func TestHoldsOfAResumedSessionCountForThePolicy(t *testing.T) {
 }
 
 // The groups and the cgroup of a peer come from the kernel.
-func TestPeerIsMatchedBySupplementaryGroupAndCgroup(t *testing.T) {
+func TestPeerIsMatchedByItsGroupsAndCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to run a process with other groups")
 	}
 	if os.Getenv("LOCKSIDECAR_TEST_POLICY_SOCKET") != "" {
 		c := greeted(t, os.Getenv("LOCKSIDECAR_TEST_POLICY_SOCKET"))
 		c.refused(c.acquire("by-group", 0), protocol.Denied, `rule "group"`)
+		c.refused(c.acquire("by-primary-group", 0), protocol.Denied, `rule "primary"`)
 		c.refused(c.acquire("by-cgroup", 0), protocol.Denied, `rule "cgroup"`)
 		c.hold("other")
 		return
@@ -228,6 +229,7 @@ func TestPeerIsMatchedBySupplementaryGroupAndCgroup(t *testing.T) {
 		c.SocketMode = 0o666
 		c.Policy = []policy.Entry{
 			{Name: "group", Groups: []string{"54321"}, Names: []string{"by-group"}, Acquire: "deny"},
+			{Name: "primary", Groups: []string{"54322"}, Names: []string{"by-primary-group"}, Acquire: "deny"},
 			{Name: "cgroup", Groups: []string{"54321"}, Cgroups: []string{"/"}, Names: []string{"by-cgroup"}, Acquire: "deny"},
 		}
 	})
@@ -235,13 +237,13 @@ func TestPeerIsMatchedBySupplementaryGroupAndCgroup(t *testing.T) {
 	if err := os.Chmod(strings.TrimSuffix(h.cfg.Socket, "/s"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.run=^TestPeerIsMatchedBySupplementaryGroupAndCgroup$", "-test.v")
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestPeerIsMatchedByItsGroupsAndCgroup$", "-test.v")
 	cmd.Env = append(os.Environ(), "LOCKSIDECAR_TEST_POLICY_SOCKET="+h.cfg.Socket)
 	groups := []uint32{}
 	for i := range uint32(40) { // more than are read at first
 		groups = append(groups, 60_000+i)
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 0, Gid: 0, Groups: append(groups, 54321)}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 0, Gid: 54322, Groups: append(groups, 54321)}}
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -1,11 +1,17 @@
 package sidecar_test
 
 import (
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
 // A question that was answered keeps no room: a sidecar answers any number of them, one after the
@@ -20,6 +26,33 @@ func TestSidecarAnswersQuestionAfterQuestion(t *testing.T) {
 	for i := range 100 { // more than may wait
 		if e := c.hostRequest(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "a"} }); e != nil {
 			t.Fatalf("question %d: %+v", i, e)
+		}
+	}
+}
+
+// The deadline of a hold on another host is a time of this one.
+func TestDeadlineOfAHoldOnAnotherHostIsWithinItsLease(t *testing.T) {
+	there := newHouse(t, nil)
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
+	other, hello := there.hello(false, "")
+	other.hold("a")
+	c := greeted(t, here.cfg.Socket)
+	c.hold("c") // Redis serves
+	var info protocol.HostInfoOK
+	if why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "a"} }, &info); why != "" {
+		t.Fatal(why)
+	}
+	var list protocol.HostListOK
+	if why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostList{ID: id, Host: hello.Sidecar} }, &list); why != "" {
+		t.Fatal(why)
+	}
+	if info.Lock == nil || len(list.Locks) != 1 {
+		t.Fatalf("%+v, %+v", info, list)
+	}
+	now, lease := protocol.Now(), hello.LeaseMS*int64(time.Millisecond)
+	for what, row := range map[string]*protocol.LockRow{"info": info.Lock, "list": &list.Locks[0]} {
+		if left := row.DeadlineNS - now; left > lease {
+			t.Errorf("%s: %v are left of a lease of %v", what, time.Duration(left), time.Duration(lease))
 		}
 	}
 }
@@ -50,6 +83,30 @@ func TestHoldOfAnAmbiguousHostIsNotForced(t *testing.T) {
 		e := c.hostRequest(func(id uint64) protocol.Request { return protocol.HostForceRelease{ID: id, Host: "db-7", Name: name} })
 		if e == nil || e.Code != protocol.BadRequest {
 			t.Errorf("force-release of %s on one of two hosts db-7: %+v", name, e)
+		}
+	}
+}
+
+// A host is found by its name, on whichever page of the hosts it is.
+func TestHostIsFoundAmongVeryMany(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	r := redisOf(t, h)
+	ctx := context.Background()
+	const hosts = 2*store.HostPage + 50
+	for i := range hosts {
+		uuid := fmt.Sprintf("22222222-0000-8000-8000-%012d", i)
+		r.ZAdd(ctx, "locksidecar_hosts:{}", redis.Z{Member: uuid})
+		r.HSet(ctx, "locksidecar_host:{"+uuid+"}", "about", fmt.Sprintf(`{"host":"host-%d"}`, i))
+	}
+	for host, want := range map[string]string{"host-0": "does not run", fmt.Sprint("host-", hosts-1): "does not run", "another": "no sidecar has published"} {
+		var e *protocol.Err
+		for e == nil || strings.Contains(e.Msg, "has not answered") { // on a busy host, the pages may take long
+			e = c.hostRequest(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: host, Name: "a"} })
+		}
+		if !strings.Contains(e.Msg, want) {
+			t.Errorf("%s, of %d: %+v, want that it %s", host, hosts, e, want)
 		}
 	}
 }

@@ -18,10 +18,6 @@ const (
 
 	// whoAttempts is how often the key is read, if the lock passes on before its holder is asked.
 	whoAttempts = 2
-
-	// maxHolderRow bounds the row of another sidecar in bytes. The longest that a sidecar makes is
-	// half as long.
-	maxHolderRow = 16 << 10
 )
 
 // whoRequest is a who request with what is not the loop's.
@@ -151,7 +147,7 @@ func (s *Server) findHolder(ctx context.Context, r *whoRequest, key *store.Key) 
 		r.found.Trouble = fmt.Sprintf("the daemon of %s could not be asked: %v", host, outcome)
 	case ok.Lock == nil:
 		r.found.Trouble = fmt.Sprintf("the daemon of %s does not know the lock: the lock passed on a moment ago, or the daemon was restarted without its state", host)
-	case acceptRows(host, ok.Lock) != nil || ok.Lock.Size() > maxHolderRow:
+	case acceptRows(host, ok.Lock) != nil: // the decoder has bounded the row
 		r.found.Trouble = fmt.Sprintf("the daemon of %s returned an answer that is not valid; find out which program publishes on its channel", host)
 	default:
 		r.found.Holder = ok.Lock
@@ -202,10 +198,7 @@ func (l *loop) who(now int64, cl *session, r *whoRequest) {
 		return
 	}
 	m := &protocol.WhoOK{ID: r.ID, WhoRow: r.found}
-	if row, ok := l.table.Info(now, r.Name); ok {
-		if cl.policy != nil {
-			cl.policy.Terms().Redact(&row)
-		}
+	if row, ok := l.rowFor(now, cl, r.Name); ok {
 		m.Lock = &row
 		if r.isOurs {
 			m.Holder = &row

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,4 +271,124 @@ func TestEventOfAStolenLockNamesTheHost(t *testing.T) {
 		}
 		<-tick.C
 	}
+}
+
+// impostor answers the questions to a sidecar that does not run, as any program can. Each call of answer
+// answers one.
+func impostor(t *testing.T, h *house) (answer func(reply func(id uint64) protocol.Reply)) {
+	t.Helper()
+	r := redisOf(t, h)
+	ctx := context.Background()
+	const channel = "redisson_lock__channel:{locksidecar}:"
+	questions := r.Subscribe(ctx, channel+goneSidecar)
+	t.Cleanup(func() { questions.Close() })
+	if _, err := questions.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	asked := questions.Channel()
+	return func(reply func(id uint64) protocol.Reply) {
+		go func() {
+			m, ok := <-asked
+			if !ok {
+				return
+			}
+			question := strings.SplitN(m.Payload, " ", 3) // ask <uuid> <body>
+			var d protocol.RequestDecoder
+			req, err := d.Decode([]byte(question[2]))
+			if err != nil {
+				t.Errorf("the question %q: %v", question[2], err)
+				return
+			}
+			frame := reply(req.RequestID()).Append(nil)
+			r.Publish(ctx, channel+question[1], "answer "+string(frame[4:]))
+		}()
+	}
+}
+
+// Any program can answer the questions to another host. A row that no sidecar makes, without the name of
+// a lock, is not shown. The deadline in a row becomes a time of this host.
+func TestRowsOfOtherHostsAreChecked(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	redisOf(t, h).HSet(context.Background(), "a", goneSidecar+":3", 1)
+	answer := impostor(t, h)
+	row := func(name string) protocol.LockRow {
+		return protocol.LockRow{Name: name, State: protocol.StateHeld, Hold: 3, Session: 1, PID: 4711, DeadlineNS: int64(time.Minute)}
+	}
+	for what, ask := range map[string]func(name string) (shown *protocol.LockRow, why string){
+		"who": func(name string) (*protocol.LockRow, string) {
+			answer(func(id uint64) protocol.Reply { r := row(name); return protocol.InfoOK{ID: id, Lock: &r} })
+			got := c.who("a")
+			return got.Holder, got.Trouble
+		},
+		"info": func(name string) (*protocol.LockRow, string) {
+			answer(func(id uint64) protocol.Reply { r := row(name); return protocol.InfoOK{ID: id, Lock: &r} })
+			var ok protocol.HostInfoOK
+			why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: goneSidecar, Name: "a"} }, &ok)
+			return ok.Lock, why
+		},
+		"list": func(name string) (*protocol.LockRow, string) {
+			answer(func(id uint64) protocol.Reply { return protocol.ListOK{ID: id, Locks: []protocol.LockRow{row(name)}} })
+			var ok protocol.HostListOK
+			why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostList{ID: id, Host: goneSidecar} }, &ok)
+			if len(ok.Locks) == 0 {
+				return nil, why
+			}
+			return &ok.Locks[0], why
+		},
+	} {
+		if shown, why := ask(""); shown != nil || !strings.Contains(why, "returned an answer that is not valid") {
+			t.Errorf("%s, a row without a name: %+v, %s", what, shown, why)
+		}
+		shown, why := ask("a")
+		if shown == nil || shown.PID != 4711 || why != "" {
+			t.Errorf("%s, a row as a sidecar makes it: %+v, %s", what, shown, why)
+			continue
+		}
+		if left := time.Duration(shown.DeadlineNS - protocol.Now()); left > time.Minute || left < 0 {
+			t.Errorf("%s: a minute was left there, and %v are left here", what, left)
+		}
+	}
+}
+
+// A lock may pass on after its key was read and before the sidecar of its owner is asked. Then who looks
+// once more, and no more often.
+func TestWhoLooksAgainIfTheLockPassedOn(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	redisOf(t, h).HSet(context.Background(), "a", goneSidecar+":3", 1)
+	answer := impostor(t, h)
+	for _, states := range [][2]string{{protocol.StateFree, protocol.StateHeld}, {protocol.StateRemote, protocol.StateHeld}, {protocol.StateFree, protocol.StateFree}} {
+		var asked atomic.Int32
+		for range states {
+			answer(func(id uint64) protocol.Reply {
+				state := states[asked.Add(1)-1]
+				return protocol.InfoOK{ID: id, Lock: &protocol.LockRow{Name: "a", State: state}}
+			})
+		}
+		if got := c.who("a"); got.Holder == nil || got.Holder.State != states[1] || got.Trouble != "" || asked.Load() != 2 {
+			t.Errorf("%v: holder %+v, %s, after %d questions", states, got.Holder, got.Trouble, asked.Load())
+		}
+	}
+}
+
+// hostAnswer sends a request about another host, and decodes its answer into ok. why is the message of
+// the error, if it was refused.
+func (c *wire) hostAnswer(request func(id uint64) protocol.Request, ok protocol.OK) (why string) {
+	c.Helper()
+	c.id++
+	c.send(request(c.id))
+	switch m := c.next().(type) {
+	case *protocol.Err:
+		return m.Msg
+	case *protocol.Answer:
+		if err := m.Unpack(ok); err != nil {
+			c.Fatal(err)
+		}
+	default:
+		c.Fatalf("got %+v", m)
+	}
+	return ""
 }

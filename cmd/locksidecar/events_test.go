@@ -61,6 +61,25 @@ func TestEventsPrintALineForEach(t *testing.T) {
 	golden(t, "events.txt", printEvents(t, func(*eventPrinter) {}))
 }
 
+// A process that is not known has no user: it would be shown as root. One of another host, which forced a
+// release, has its number.
+func TestEventOfAnUnknownProcessHasNoUser(t *testing.T) {
+	users := display.UserNames{0: "root", 1000: "app"}
+	for _, tt := range []struct {
+		event locksidecar.Event
+		want  string
+	}{
+		{locksidecar.Event{Kind: locksidecar.EventLost, RemoteHost: "db-7", RemoteField: "uuid-7:1"}, ""},
+		{locksidecar.Event{Kind: locksidecar.EventForced, RemoteHost: "db-7", UID: 1000}, "1000"},
+		{locksidecar.Event{Kind: locksidecar.EventRefused, RemoteHost: "db-7"}, "0"},
+		{locksidecar.Event{Kind: locksidecar.EventForced, Session: 5, UID: 1000}, "app"},
+	} {
+		if v := viewEvent(&tt.event, users); v.User != tt.want || (v.UID != nil) != (tt.want != "") {
+			t.Errorf("%+v: user %q, uid %v, want %q", tt.event, v.User, v.UID, tt.want)
+		}
+	}
+}
+
 func TestEventsJSONHasStableFields(t *testing.T) {
 	text := printEvents(t, func(p *eventPrinter) { p.json = true })
 	golden(t, "events.json", text)

@@ -61,3 +61,13 @@ func TestMessageBeginsWithTheNameOnce(t *testing.T) {
 		}
 	}
 }
+
+// An error may have the text of another host, or of another program. It does not control the terminal,
+// and its lines stay.
+func TestMessageHasNoControlCharacters(t *testing.T) {
+	var out strings.Builder
+	printMessage(&out, "%v", fmt.Errorf("host db-7: \x1b[2J\u009b2J\r\a\xff, für\n\tdich"))
+	if want := "locksidecar: host db-7: ?[2J?2J??\ufffd, für\n dich\n"; out.String() != want {
+		t.Errorf("printed %q, want %q", out.String(), want)
+	}
+}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 )
@@ -94,7 +95,8 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 }
 
 // printMessage prints one line for people, which begins with the program's name. The errors of
-// the SDK begin with it, too, so it is removed from them.
+// the SDK begin with it, too, so it is removed from them. An error may have the text of another host,
+// which any program that may publish in Redis can send: it does not control the terminal.
 func printMessage(w io.Writer, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	for _, arg := range args {
@@ -102,11 +104,24 @@ func printMessage(w io.Writer, format string, args ...any) {
 			text = removeName(text, err)
 		}
 	}
-	text = programName + text
+	text = programName + printableLines(text)
 	if f, ok := w.(*os.File); ok && isJournal(f) {
 		text = withErrorPriority(text)
 	}
 	fmt.Fprintln(w, text)
+}
+
+// printableLines is display.Printable for a text that may have several lines.
+func printableLines(text string) string {
+	var lines strings.Builder
+	for line := range strings.Lines(text) {
+		line, end := strings.CutSuffix(line, "\n")
+		lines.WriteString(display.Printable(strings.ReplaceAll(line, "\t", " ")))
+		if end {
+			lines.WriteByte('\n')
+		}
+	}
+	return lines.String()
 }
 
 // programName begins each message.

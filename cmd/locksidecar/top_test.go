@@ -86,6 +86,9 @@ func (m *topModel) names() string {
 	return strings.Join(names, " ")
 }
 
+// unmarked removes the colours of the marked row.
+var unmarked = strings.NewReplacer("\x1b[7m", "", "\x1b[m", "")
+
 // fits checks that a screen has no more than these lines and columns, and returns it without its colours.
 func fits(t *testing.T, m *topModel) string {
 	t.Helper()
@@ -98,7 +101,7 @@ func fits(t *testing.T, m *topModel) string {
 			t.Errorf("a line of %d columns on a terminal of %d×%d: %q", n, m.width, m.height, line)
 		}
 	}
-	lines = strings.Split(ansi.Strip(m.screen()), "\n")
+	lines = strings.Split(unmarked.Replace(m.screen()), "\n") // other sequences would be of a process
 	for i := range lines {
 		lines[i] = strings.TrimRight(lines[i], " ") // of the marked row
 	}
@@ -410,6 +413,37 @@ func TestTopShowsAllHosts(t *testing.T) {
 			t.Errorf("the lock does not have %q:\n%s", want, s)
 		}
 	}
+}
+
+// What another host says of its processes and of itself does not control the terminal.
+func TestTopShowsNoControlCharactersOfOtherHosts(t *testing.T) {
+	m := topOn(110, 24)
+	m.all = true
+	const hostile = "cron\x1b[2J\u009b2J\r\a"
+	lock := locksidecar.LockInfo{
+		Name: "a", State: locksidecar.LockHeld, PID: 7, Cmd: hostile, Waiting: 2, Waiters: []locksidecar.WaiterInfo{{PID: 5, Cmd: hostile}},
+	}
+	m.Update(topSample{status: locksidecar.Status{Redis: "ok"}, hosts: []hostLocks{{
+		HostInfo: locksidecar.HostInfo{Host: "db-7" + hostile, Sidecar: "uuid-7"}, locks: []locksidecar.LockInfo{lock},
+	}}})
+	fits(t, m)
+	m.open(&m.shown[0])
+	fits(t, m)
+	sample := lockSampleOf(m.opened)
+	sample.who = locksidecar.Ownership{
+		Redis: "ok", Key: locksidecar.KeyLock, Trouble: hostile, Owners: []locksidecar.LockOwner{{Field: "uuid-7:78", Sidecar: "uuid-7", Host: "db-7" + hostile}},
+	}
+	sample.hidden = hostile
+	m.Update(sample)
+	s := fits(t, m)
+	for _, want := range []string{"WAITING on host db-7cron?[2J", "host db-7cron?[2J?2J?? has its own: ssh"} {
+		if !strings.Contains(s, want) {
+			t.Errorf("the lock does not have %q:\n%s", want, s)
+		}
+	}
+	sample.whoErr, sample.eventsErr = errors.New(hostile), errors.New(hostile)
+	m.Update(sample)
+	fits(t, m)
 }
 
 // A daemon that is being restarted answers no look: the screen says so before the look fails.

@@ -74,6 +74,33 @@ func TestWhoPrintsWhatAnOperatorAsks(t *testing.T) {
 	golden(t, "who.jsonl", lines.String())
 }
 
+// The holder is a process of this host only if both hosts name the same hold, or the same lock that
+// lingers. Two hosts that ask Redis for a lock at one time are two hosts.
+func TestHolderIsHereIfThisHostHasItsHold(t *testing.T) {
+	owners := []locksidecar.LockOwner{{Field: "uuid-7:17", Sidecar: "uuid-7", Host: "db-7"}}
+	held := func(hold uint64) *locksidecar.LockInfo {
+		return &locksidecar.LockInfo{State: locksidecar.LockHeld, Hold: hold}
+	}
+	state := func(s locksidecar.LockState) *locksidecar.LockInfo { return &locksidecar.LockInfo{State: s} }
+	for what, tt := range map[string]struct {
+		holder, here *locksidecar.LockInfo
+		want         bool
+	}{
+		"the same hold":          {held(17), held(17), true},
+		"another hold":           {held(17), held(18), false},
+		"no process here":        {held(17), nil, false},
+		"it waits here":          {held(17), state(locksidecar.LockRemote), false},
+		"it lingers":             {state(locksidecar.LockLingering), state(locksidecar.LockLingering), true},
+		"both ask Redis":         {state(locksidecar.LockBusy), state(locksidecar.LockBusy), false},
+		"both see another owner": {state(locksidecar.LockRemote), state(locksidecar.LockRemote), false},
+	} {
+		v := viewOwnership("a", &locksidecar.Ownership{Redis: "ok", Key: locksidecar.KeyLock, Owners: owners, Holder: tt.holder, Lock: tt.here}, time.Now(), nil)
+		if v.isHere != tt.want || strings.Contains(v.state(), "this host") != tt.want {
+			t.Errorf("%s: here: %v; %s", what, v.isHere, v.state())
+		}
+	}
+}
+
 // A script sees in the exit code whether the answer is certain.
 func TestWhoEndsWith69IfRedisWasNotRead(t *testing.T) {
 	if out := expectExit(t, start(t, startFake(t), "who", "a"), 0, ""); out != "LOCK    a\nSTATE   free\n" {

@@ -38,6 +38,23 @@ func TestDoHoldsTheLockWhileItCallsTheFunction(t *testing.T) {
 	}
 }
 
+// What f has left running is told to end while the lock is held: its context does not end because of the
+// release.
+func TestDoEndsTheContextBeforeTheRelease(t *testing.T) {
+	c, p := listen(t).dial()
+	var left context.Context
+	done := async(func() (any, error) {
+		return nil, c.Do(context.Background(), "a", func(ctx context.Context, _ uint64) error { left = ctx; return nil })
+	})
+	p.grant(1, inOneHour())
+	if _, err := done(); err != nil {
+		t.Fatal(err)
+	}
+	if why := context.Cause(left); why != context.Canceled {
+		t.Errorf("the context ended because of %v", why)
+	}
+}
+
 func TestDoDoesNotCallTheFunctionWithoutTheLock(t *testing.T) {
 	c, _ := listen(t).dial()
 	ctx, cancel := context.WithCancel(context.Background())

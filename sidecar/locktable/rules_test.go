@@ -80,6 +80,24 @@ func TestTakeDoesNotFollowADropWhileAPollingHostIsKnown(t *testing.T) {
 	r.redis(redisop.Drop, redisop.Done)
 }
 
+// A foreign client that had the lock is known for ForeignMemory, also if no client waits here meanwhile:
+// it gets the lock after one hold of this host.
+func TestForeignClientIsKnownWhileNoClientWaits(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(redisop.Take, redisop.HeldByOther)
+	r.pass(40 * time.Millisecond)
+	r.redis(redisop.Take, redisop.Done)
+	r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
+	r.passAnswered(15 * time.Second) // the subscription has ended
+	r.acquire(2, "a")
+	r.answerAll()
+	r.log = nil
+	r.release(1, 2)
+	r.want("s1 released count=0")
+	r.redis(redisop.Drop, redisop.Done)
+}
+
 func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
 	r := newRig(t)
 	r.acquire(2, "held for long", fixed(time.Hour))

@@ -81,13 +81,15 @@ func TestPolicyHoldsForWhatOtherHostsAnswer(t *testing.T) {
 	if why := rules.ForceHost(); why.Code != protocol.Denied {
 		t.Errorf("a hold of another host: %+v", why)
 	}
-	row := protocol.LockRow{Name: "payroll:1", State: protocol.StateHeld, Session: 1, UID: 1000, PID: 7, Cmd: "secret"}
-	if rules.HostTerms().Redact(&row) || row.PID != 0 || row.Cmd != "" {
-		t.Errorf("the same uid on another host: %+v", row)
-	}
-	row = protocol.LockRow{Name: "a", State: protocol.StateHeld, Session: 1, UID: 1000, PID: 7, Cmd: "secret"}
-	if !rules.HostTerms().Redact(&row) || row.PID != 7 || row.Cmd != "" {
-		t.Errorf("commands are hidden: %+v", row)
+	for _, uid := range []int64{1000, 0} {
+		row := protocol.LockRow{Name: "payroll:1", State: protocol.StateHeld, Session: 1, UID: uid, PID: 7, Cmd: "secret"}
+		if rules.HostTerms().Redact(&row) || row.PID != 0 || row.Cmd != "" {
+			t.Errorf("the uid %d on another host: %+v", uid, row)
+		}
+		row = protocol.LockRow{Name: "a", State: protocol.StateHeld, Session: 1, UID: uid, PID: 7, Cmd: "secret"}
+		if !rules.HostTerms().Redact(&row) || row.PID != 7 || row.Cmd != "" {
+			t.Errorf("commands of the uid %d are hidden: %+v", uid, row)
+		}
 	}
 }
 

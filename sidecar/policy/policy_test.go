@@ -99,6 +99,25 @@ func TestEntryIsAboutThePeersThatMatchEachOfItsLists(t *testing.T) {
 }
 
 // An entry that denies must not be avoided by a process that cannot be looked at.
+// systemd puts "_" before the name of a unit that could be a file of the cgroup file system. What is below
+// the cgroup of a unit has names that its processes choose.
+func TestUnitOfACgroup(t *testing.T) {
+	for cgroup, want := range map[string]string{
+		"/system.slice/web.service":                                 "web.service",
+		"/system.slice/_memory.service":                             "memory.service",
+		"/system.slice/system-getty.slice/getty@1.service":          "getty@1.service",
+		"/system.slice/web.service/payroll.service":                 "web.service",
+		"/user.slice/user-1001.slice/user@1001.service/web.service": "user@1001.service",
+		"/init.scope": "init.scope",
+		"/user.slice": "",
+		"/":           "",
+	} {
+		if got := policy.Unit(cgroup); got != want {
+			t.Errorf("%s is of the unit %q, want %q", cgroup, got, want)
+		}
+	}
+}
+
 func TestPeerWithoutCgroupIsRefusedIfAnEntryDependsOnIt(t *testing.T) {
 	p := compile(t, policy.Entry{Name: "backup", Users: []string{"deploy"}, Units: []string{"backup.service"}, Acquire: "deny"})
 	if _, refusal := p.For(&policy.Peer{UID: 1000}); refusal == nil || refusal.Code != protocol.Denied || !strings.Contains(refusal.Msg, `rule "backup"`) {
@@ -294,6 +313,33 @@ func TestLedgerForgetsWhoHasNothing(t *testing.T) {
 	}
 	if n := l.Accounts(); n > 200 {
 		t.Errorf("%d accounts are left of users that have no session", n)
+	}
+}
+
+// What outlasts the sessions of a user, holds in their crash delay and the rate of its requests, counts
+// also if other users come and go meanwhile.
+func TestLedgerKeepsWhatOutlastsASession(t *testing.T) {
+	p := compile(t, policy.Entry{Holds: 5, Waiters: 5, RequestsPerSecond: 1})
+	holdsOf := func(s *policy.Session) *locktable.Quota { q, _ := s.Terms().Holds.Of("a"); return q }
+	waitersOf := func(s *policy.Session) *locktable.Quota { q, _ := s.Terms().Waiters.Of("a"); return q }
+	for what, tt := range map[string]struct {
+		leave  func(s *policy.Session)
+		isBack func(s *policy.Session) bool
+	}{
+		"a hold":               {func(s *policy.Session) { holdsOf(s).Add(1) }, func(s *policy.Session) bool { return holdsOf(s).Used() == 1 }},
+		"a request that waits": {func(s *policy.Session) { waitersOf(s).Add(1) }, func(s *policy.Session) bool { return waitersOf(s).Used() == 1 }},
+		"a request":            {func(s *policy.Session) { s.CountRequest(now) }, func(s *policy.Session) bool { return s.CountRequest(now) != nil }},
+	} {
+		var l policy.Ledger
+		first := open(t, &l, p, policy.Peer{UID: 5})
+		tt.leave(first)
+		first.Close()
+		for uid := range int64(10_000) {
+			open(t, &l, p, policy.Peer{UID: 1000 + uid}).Close()
+		}
+		if !tt.isBack(open(t, &l, p, policy.Peer{UID: 5})) {
+			t.Errorf("%s of a session that ended is forgotten", what)
+		}
 	}
 }
 

@@ -559,3 +559,25 @@ func TestLocksCountAsTheCellsThatTheyHave(t *testing.T) {
 		}
 	}
 }
+
+// Of two records of one session, the one counts that was sent more of its lease events: the other one has
+// a deadline that was replaced.
+func TestNewerSessionIsThatWithTheLaterLease(t *testing.T) {
+	session := func(seq uint32, sent int64) Session {
+		return Session{SessionRecord: locktable.SessionRecord{ID: 1, LeaseSeq: seq, LeaseSent: sent}}
+	}
+	for _, tt := range []struct {
+		a, b Session
+		want bool
+	}{
+		{session(2, 10), session(1, 20), true},
+		{session(1, 20), session(2, 10), false},
+		{session(2, 20), session(2, 10), true},
+		{session(2, 10), session(2, 20), false},
+		{session(2, 10), session(2, 10), false},
+	} {
+		if got := isNewerSession(tt.a, tt.b); got != tt.want {
+			t.Errorf("%+v is newer than %+v: %v", tt.a.SessionRecord, tt.b.SessionRecord, got)
+		}
+	}
+}

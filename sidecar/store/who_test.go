@@ -165,6 +165,25 @@ func TestKeyThatCannotBeReadIsAnError(t *testing.T) {
 	}
 }
 
+// A script that Redis knows, and that returned an error, has run: it is not sent again. The one that frees
+// an orphaned lock would not find the lock any more.
+func TestScriptThatFailedIsNotRunAgain(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.userURL("nohlen", "~*", "&*", "+@all", "-hlen"))
+	r.key("a") // Redis learns the script
+	runs := func() string {
+		stats := infoFields(s.admin().Info(ctx, "commandstats").Val())
+		return stats["cmdstat_script|load"] + stats["cmdstat_eval"]
+	}
+	before := runs()
+	if got := r.key("a"); got.err == nil {
+		t.Fatalf("%+v", got)
+	}
+	if after := runs(); after != before {
+		t.Errorf("the script is loaded and run again: %s, and before %s", after, before)
+	}
+}
+
 // Any program may have written the owner fields. What a client receives is UTF-8.
 func TestKeyHasUTF8Only(t *testing.T) {
 	k, ok := keyOf([]reply{

@@ -185,4 +185,50 @@ var commandMutants = []mutant{
 		new:  `			m.overdue += 0`,
 		by:   test("cmd/locksidecar", "TestTopThatGetsNoAnswerSaysSo"),
 	},
+	{
+		rule: "an error with the text of another host does not control the terminal",
+		file: "cmd/locksidecar/main.go",
+		old:  `programName + printableLines(text)`,
+		new:  `programName + text`,
+		by:   test("cmd/locksidecar", "TestMessageHasNoControlCharacters"),
+	},
+	{
+		rule: "the command of a waiter on another host does not control the terminal of top",
+		file: "cmd/locksidecar/toplock.go",
+		old:  `display.Printable("on host "+r.host+": "+fmt.Sprintf(format, args...))`,
+		new:  `"on host "+r.host+": "+fmt.Sprintf(format, args...)`,
+		by:   test("cmd/locksidecar", "TestTopShowsNoControlCharactersOfOtherHosts"),
+	},
+	{
+		rule: "the name of another host does not control the terminal of top",
+		file: "cmd/locksidecar/toplock.go",
+		old:  `add(display.Printable(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name))) + "\n")`,
+		new:  `add(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name)) + "\n")`,
+		by:   test("cmd/locksidecar", "TestTopShowsNoControlCharactersOfOtherHosts"),
+	},
+	{
+		rule: "two hosts that ask Redis for a lock are two hosts",
+		file: "cmd/locksidecar/who.go",
+		old:  `		(o.Lock.State == locksidecar.LockHeld || o.Lock.State == locksidecar.LockLingering)`,
+		new:  `		o.Lock.State != ""`,
+		by:   test("cmd/locksidecar", "TestHolderIsHereIfThisHostHasItsHold"),
+	},
+	{
+		rule: "the event of a process that is not known does not name root",
+		file: "cmd/locksidecar/events.go",
+		old:  `	} else if isForce(e.Kind) && e.RemoteHost != "" {`,
+		new:  `	} else if e.RemoteHost != "" {`,
+		by:   test("cmd/locksidecar", "TestEventOfAnUnknownProcessHasNoUser"),
+	},
+	{
+		rule: "what a command left behind is killed when the lock is lost, and the command is not blamed",
+		file: "cmd/locksidecar/supervise.go",
+		old: `	if s.exited {
+		s.group.signal(unix.SIGKILL)
+		return
+	}
+`,
+		new: ``,
+		by:  test("cmd/locksidecar", "TestLossAfterTheCommandEndedKillsWhatItLeftBehind"),
+	},
 }

@@ -2068,4 +2068,27 @@ var locktableMutants = []mutant{
 		new:  "h.phase, h.deadline = HoldKept, t.keepUntil(h)",
 		by:   tableTest("TestLockIsKeptHoweverItsHoldEnds"),
 	},
+	{
+		rule: "a foreign client is known although no client waits here meanwhile",
+		file: "sidecar/locktable/contest/decide.go",
+		old:  `c.phase != yielding && !isForeignKnown &&`,
+		new:  `c.phase != yielding && (!isForeignKnown || true) &&`,
+		by:   test("sidecar/locktable", "TestForeignClientIsKnownWhileNoClientWaits"),
+	},
+	{
+		rule: "the keep of a hold that ended is forgotten",
+		file: "sidecar/locktable/hold.go",
+		old: `		delete(t.keeps, h.id)
+`,
+		new: ``,
+		by:  test("sidecar/locktable", "TestTableAtRestRemembersNothing"),
+	},
+	{
+		rule: "the subscribers of a restored lock are not known",
+		file: "sidecar/locktable/restore.go",
+		old: `		l.memory.ForgetSubscribers()
+`,
+		new: ``,
+		by:  test("sidecar/locktable", "TestSubscribersOfARestoredLockAreNotKnown"),
+	},
 }

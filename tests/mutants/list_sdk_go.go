@@ -182,4 +182,13 @@ var sdkGoMutants = []mutant{
 		new:  "",
 		by:   test("sdk/go", "TestRowsHaveUnitsOfGo"),
 	},
+	{
+		rule: "Do ends the context of the work before it releases the lock",
+		file: "sdk/go/do.go",
+		old: `		stop() // before the release: what f has left running ends while the lock is held
+`,
+		new: `		defer stop()
+`,
+		by: test("sdk/go", "TestDoEndsTheContextBeforeTheRelease"),
+	},
 }

@@ -396,4 +396,18 @@ var stateMutants = []mutant{
 		new:  "",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
+	{
+		rule: "of two records of a session, that with the later lease event counts",
+		file: "sidecar/state/read.go",
+		old:  `return a.LeaseSeq > b.LeaseSeq || a.LeaseSeq`,
+		new:  `return a.LeaseSeq`,
+		by:   test("sidecar/state", "TestNewerSessionIsThatWithTheLaterLease"),
+	},
+	{
+		rule: "a state from before another sidecar served the socket is not restored",
+		file: "sidecar/state/state.go",
+		old:  `	if of.UUID != "" && of.UUID != f.img.uuid() {`,
+		new:  `	if false {`,
+		by:   test("sidecar", "TestStateThatWasNotUsedForAWhileIsNotTakenUp"),
+	},
 }

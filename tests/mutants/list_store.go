@@ -605,4 +605,11 @@ var storeMutants = []mutant{
 		new:  `	case "no cluster":`,
 		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
 	},
+	{
+		rule: "a script that returned an error is not run again",
+		file: "sidecar/store/query.go",
+		old:  `		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {`,
+		new:  `		if err != nil || replies[0].kind != '-' {`,
+		by:   test("sidecar/store", "TestScriptThatFailedIsNotRunAgain"),
+	},
 }
