@@ -90,7 +90,6 @@ def test_client_makes_its_locks_at_its_first_use(sidecar: FakeSidecar, monkeypat
 
     monkeypatch.setattr(threading, "RLock", patched)
     assert client.ping() == "ok"
-    assert client._process_state().handles_lock in made
     assert client._process_state().session_lock in made
     assert client._shared is not None
     assert client._shared.mutex in made

@@ -19,6 +19,7 @@ from fake import TIMEOUT, FakeSidecar
 
 from locksidecar import Client, Deadlock, Held, Lock, LockLost, LockTimeout, NotHeld, _shared_session
 from locksidecar._calls import CallState, ping_call
+from locksidecar._handles import Handles
 
 
 @pytest.fixture
@@ -287,13 +288,13 @@ def test_another_thread_ends_a_block_while_the_one_before_it_ends(
     """The first block has released its lock, and its handle is not removed yet."""
     lock = client.lock("n")
     reached, go_on = threading.Event(), threading.Event()
-    remove_handle = Lock._remove_handle
+    remove = Handles.remove
 
-    def remove_later(lock: Lock, held: Held) -> None:
+    def remove_later(handles: Handles[Held], held: Held) -> None:
         if not reached.is_set():
             reached.set()
             assert go_on.wait(TIMEOUT)
-        remove_handle(lock, held)
+        remove(handles, held)
 
     def dependency() -> Iterator[None]:
         with lock:
@@ -302,7 +303,7 @@ def test_another_thread_ends_a_block_while_the_one_before_it_ends(
     first, other = dependency(), dependency()
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as three:
         one.submit(next, first).result(TIMEOUT)
-        monkeypatch.setattr(Lock, "_remove_handle", remove_later)
+        monkeypatch.setattr(Handles, "remove", remove_later)
         ending = one.submit(next, first)
         assert reached.wait(TIMEOUT)
         two.submit(next, other).result(TIMEOUT)

@@ -492,15 +492,12 @@ class Session:
                 return True
         return any(not (c.abandoned or c in given_up or c.done) for c in calls)
 
-    def is_used(self, name: str, except_by: int | None) -> bool:
-        """Whether the sidecar may have a hold of the lock, or a request for it, as long as nothing is sent or read.
-
-        except_by: an owner whose holds and requests do not count.
-        """
+    def is_used(self, name: str) -> bool:
+        """Whether the sidecar may have a hold of the lock, or a request for it, as long as nothing is sent or read."""
         return (
             name in self.unsent_releases
-            or any(h.name == name and h.owner != except_by for h in list(self._holds.values()))
-            or any(c.op == "acquire" and c.name == name and c.owner != except_by for c in list(self._pending.values()))
+            or any(h.name == name for h in list(self._holds.values()))
+            or any(c.op == "acquire" and c.name == name for c in list(self._pending.values()))
         )
 
     def complete_given_up(self, now: int) -> None:
