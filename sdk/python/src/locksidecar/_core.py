@@ -95,8 +95,10 @@ class Stage(IntEnum):
 
 
 # A global is read in a tenth of the time of a member of an Enum.
-SERVING: Final = Stage.SERVING
+ENDED: Final = Stage.ENDED
 DISCONNECTED: Final = Stage.DISCONNECTED
+CLAIMING: Final = Stage.CLAIMING
+SERVING: Final = Stage.SERVING
 
 
 @dataclass(slots=True, eq=False)
@@ -511,7 +513,7 @@ class Session:
             if isinstance(item, Call):
                 self._abandon(item, now)
             elif not item.released:
-                self._release_entry(item.hold, now, entry=item)
+                self.release_entry(item.hold, now, entry=item)
             del self.given_up[0]
 
     def _abandon(self, call: Call[Any], now: int) -> None:
@@ -537,7 +539,7 @@ class Session:
     def _undo_abandoned(self, call: Call[Any], now: int) -> None:
         """Releases the grant to call, if there is one, and sends the acquires that its owner submitted since."""
         if call.hold is not None:
-            self._release_entry(call.hold, now, call=call)
+            self.release_entry(call.hold, now, call=call)
         key = call.owner or -call.id
         if self.unanswered_cancels.get(key) is call:
             for waiting in self._deferred.get(key, ()):
@@ -580,20 +582,13 @@ class Session:
             return ""
         return "max_hold" if hold.max_hold_end and now >= hold.max_hold_end else "expired"
 
-    def release_entry(self, entry: Entry, read_at: int) -> str:
-        """Releases entry. Returns the reason of the loss of its hold, "" if the hold was not LOST before."""
-        reason = self.update_lost(entry.hold, read_at)
-        self._release_entry(entry.hold, read_at, entry=entry)
-        return reason
-
-    def _release_entry(
-        self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None
-    ) -> None:
+    def release_entry(self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None) -> None:
         """Releases entry; or the grant to call, which the caller never received."""
         known = hold.epoch == self._epoch
         serving = self.stage is SERVING
-        frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
-        if known and not serving and self.stage is not Stage.ENDED:
+        number = hold.number
+        frame = protocol.release(number) if known and (serving or self.stage is CLAIMING) else b""
+        if known and not serving and self.stage is not ENDED:
             # The sidecar may have renewed it until the connection ended, and the lease event did not arrive.
             self._note_unreleased(max(self.deadline(hold), now + self._watchdog_lease_ns) + self._watchdog_lease_ns)
         released = entry or _UNUSED
@@ -602,7 +597,6 @@ class Session:
         out = self.unsent if serving else self._releases_after_claims
         queued = self._queued_bytes + (len(frame) if serving else 0)
         last_release = queued if serving and known else self._last_release_end
-        number = hold.number
         ends = entries == 0 and self._holds.get(number) is hold
         holds = self._holds if ends else {number: hold}
         live = self.live_holds - (entries == 0 and not hold.lost_reason)
@@ -650,10 +644,9 @@ class Session:
         try:
             if self.given_up:
                 self.complete_given_up(now)
-            while self.stage > DISCONNECTED:
+            while self.stage > DISCONNECTED and (self.received or self._processed < len(self._buffer)):
                 if self.received:
-                    joined = self.received[0] if len(self.received) == 1 else b"".join(self.received)
-                    received = self._buffer[self._processed :] + joined
+                    received = b"".join((self._buffer[self._processed :], *self.received))
                     nothing: list[bytes] = []
                     # Commit:
                     self._buffer = received
@@ -765,7 +758,7 @@ class Session:
         if hold is None or hold.lost_reason:
             # The grant re-entered a hold whose other entries were released here in the meantime. A grant does not say
             # whether the lease is fixed, so no lease event may extend this hold.
-            leased = call.fixed_lease or grant.count > 1 if hold is None else hold.fixed_lease
+            leased = call.lease_ns > 0 or grant.count > 1 if hold is None else hold.fixed_lease
             lease = 0 if grant.count > 1 else call.lease_ns
             hold = Hold(
                 grant.hold,
@@ -1010,7 +1003,9 @@ class Entry:
     def release(self, read_at: int) -> None:
         if self.released or self.given_up or self.session.inherited:
             self.require_unreleased()
-        if reason := self.session.release_entry(self, read_at):
+        reason = self.session.update_lost(self.hold, read_at)
+        self.session.release_entry(self.hold, read_at, entry=self)
+        if reason:
             raise self.loss_error(reason)
 
     def release_confirmed(self, call: Confirm, read_at: int) -> None:

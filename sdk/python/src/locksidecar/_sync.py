@@ -106,7 +106,7 @@ class Lock:
     ) -> None:
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be a function, not {on_lost!r}")
-        self.name = protocol.check_name(name)
+        self.name = name
         self._client = client
         self._options = options
         self._on_lost = on_lost

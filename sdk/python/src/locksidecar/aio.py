@@ -728,7 +728,7 @@ class Lock:
     name: Final[str]
 
     def __init__(self, client: Client, name: str, options: Options) -> None:
-        self.name = protocol.check_name(name)
+        self.name = name
         self._client = client
         self._options = options
         self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)
