@@ -124,9 +124,10 @@ def test_leader_interrupted_while_handing_over_names_another(client: Client) -> 
         last = 0
         leaves, done, waits = (_shared_session._CallWaiter(ping_call()) for _ in range(3))
         leaves.call.state = done.call.state = CallState.DONE
-        shared._waiting = {waiter.call: [waiter] for waiter in (leaves, done, waits)}
-        for waiter in (leaves, done, waits):
-            waiter.registered = True
+        shared._waiting.clear()
+        for thread, waiter in enumerate((leaves, done, waits)):
+            waiter.thread = thread
+            shared._register(waiter)
         shared._leader, shared._polling = leaves, True
         sys.setprofile(interrupt_at(point))
         try:
@@ -137,7 +138,8 @@ def test_leader_interrupted_while_handing_over_names_another(client: Client) -> 
             sys.setprofile(None)
         assert shared._leader is waits, point
         assert not waits.wakeup.locked(), point
-        assert leaves.call not in shared._waiting, point
+        assert leaves.thread not in shared._waiting, point
+        assert not leaves.call.waiters, point
         assert not leaves.registered, point
         if last < point:
             break

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from . import _protocol as protocol
 from ._errors import BadRequest, LocksidecarError, Unconfirmed, sentence
@@ -187,6 +187,7 @@ class Call(Generic[T]):
     abandoned: bool = False  # no caller waits for the answer
     answer: T | None = None
     error: LocksidecarError | None = None
+    waiters: list[Any] = field(default_factory=list)  # the threads that wait until it is DONE: see SharedSession
     # Of an acquire:
     owner: int = 0
     lease_ns: int = 0  # the fixed lease; 0: there is none

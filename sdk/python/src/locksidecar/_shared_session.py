@@ -66,7 +66,7 @@ from typing import Any, Final, TypeVar
 
 from . import _fork, _log
 from ._calls import Call, Confirm, confirm_call, ping_call, watch_call
-from ._core import Entry, Stage
+from ._core import ENDED, SERVING, Entry
 from ._errors import LockLost, LocksidecarError, Unavailable
 from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, ReusedPoll, Timeouts, Transport, wait_ready
 
@@ -97,9 +97,13 @@ class _CallWaiter:
 
     The leader is SharedSession._leader. A follower sleeps on its wakeup lock. A displaced leader is in the chain of
     leads_for of the leader, and waits until that one has given the lead back.
+
+    A frame that waits may be interrupted by one that waits, too. Only the waiter of the uppermost frame of a thread is
+    in SharedSession._waiting. The others follow it in the chain of outer. None of them can act before the frames on top
+    of it have ended, so it is not made the leader.
     """
 
-    __slots__ = ("call", "interrupted", "leads_for", "outer", "registered", "thread", "wakeup")
+    __slots__ = ("call", "leads_for", "outer", "registered", "thread", "wakeup")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
@@ -108,7 +112,6 @@ class _CallWaiter:
         self.wakeup.acquire()
         self.thread = threading.get_ident()
         self.outer: _CallWaiter | None = None  # of the frame of this thread that this waiter's frame has interrupted
-        self.interrupted = False  # a waiter has it as outer, and is registered
         self.leads_for: _CallWaiter | None = None  # the displaced leader
 
 
@@ -131,8 +134,7 @@ class SharedSession:
         self._clock = clock
         self._leader: _CallWaiter | None = None
         self._polling = False  # the leader polls, or is about to
-        self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the registered waiters
-        self._innermost: dict[int, _CallWaiter] = {}  # the registered waiter of the uppermost frame of each thread
+        self._waiting: dict[int, _CallWaiter] = {}  # the registered waiter of the uppermost frame of each thread
         self._disconnect_notified = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
         self._log = _log.Writer(self.session.log)
@@ -275,7 +277,7 @@ class SharedSession:
         elif (
             not self.session.unsent and waiter.leads_for is None
         ):  # the frame of a displaced leader may be inside of it
-            self._reused_poll.wait([self._waker, sock], min(seconds, 3600.0))
+            self._reused_poll.wait((self._waker, sock), min(seconds, 3600.0))
         else:
             # A thread that leaves bytes unsent, or connects, after unsent was read here wakes the leader.
             wait_ready([self._waker, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
@@ -346,7 +348,7 @@ class SharedSession:
         if self._disconnect_notified is not (self.transport.sock is None):
             self._on_connection_changed()
         while session.done_calls:
-            for waiter in tuple(self._waiting.get(session.done_calls[-1], ())):
+            for waiter in tuple(session.done_calls[-1].waiters):
                 if self._polling or waiter is not self._leader:  # else it is awake
                     self._wake(waiter)
             session.done_calls.pop()
@@ -363,29 +365,24 @@ class SharedSession:
         self._unregister(waiter)  # here, so that its thread does not need the mutex
 
     def _register(self, waiter: _CallWaiter) -> None:
+        outer = self._waiting.get(waiter.thread)
+        # Commit:
         waiter.registered = True
-        self._waiting.setdefault(waiter.call, []).append(waiter)
-        outer = self._innermost.get(waiter.thread)
-        if outer is not None and outer is not waiter:
-            waiter.outer = outer
-            outer.interrupted = True
-        self._innermost[waiter.thread] = waiter
+        waiter.call.waiters += [waiter]
+        waiter.outer = outer
+        self._waiting[waiter.thread] = waiter
 
     def _unregister(self, waiter: _CallWaiter) -> None:
-        waiters = self._waiting.get(waiter.call, [])
-        if waiter in waiters:
-            waiters.remove(waiter)
-        if not waiters:
-            self._waiting.pop(waiter.call, None)
-        if self._innermost.get(waiter.thread) is waiter:
+        if waiter in waiter.call.waiters:
+            waiter.call.waiters.remove(waiter)
+        if self._waiting.get(waiter.thread) is waiter:
             outer = waiter.outer
             while outer is not None and not outer.registered:
                 outer = outer.outer
             if outer is None:
-                self._innermost.pop(waiter.thread, None)
+                self._waiting.pop(waiter.thread, None)
             else:
-                self._innermost[waiter.thread] = outer
-                outer.interrupted = False
+                self._waiting[waiter.thread] = outer
                 _wake_thread(outer.wakeup)  # it leads if there is no leader now
         waiter.registered = False
 
@@ -411,10 +408,9 @@ class SharedSession:
         self._unregister(waiter)
 
     def _next_leader(self, leader: _CallWaiter) -> _CallWaiter | None:
-        for call, waiters in self._waiting.items():
-            for waiter in waiters:
-                if waiter is not leader and not waiter.interrupted and not call.done:
-                    return waiter
+        for waiter in self._waiting.values():
+            if waiter is not leader and not waiter.call.done:
+                return waiter
         return None
 
     def _on_connection_changed(self) -> None:
@@ -424,9 +420,8 @@ class SharedSession:
             if self._leader is None:
                 self.transport.close_ended_sockets()
             self._wake_leader()
-            for waiters in list(self._waiting.values()):
-                for waiter in waiters:
-                    _wake_thread(waiter.wakeup)
+            for waiter in list(self._waiting.values()):
+                _wake_thread(waiter.wakeup)
         self._disconnect_notified = disconnected
 
     def _wake_leader(self) -> None:
@@ -444,7 +439,7 @@ class SharedSession:
         session = self.session
         return (
             bool(session.unreleased_until or session.unsent or session.unanswered_cancels)
-            and session.stage is not Stage.ENDED
+            and session.stage is not ENDED
         )
 
     # --- Holds ---
@@ -517,7 +512,7 @@ class SharedSession:
 
     def _is_connected_or_failed(self) -> bool:
         """Whether a reconnect is not needed, or has no use."""
-        return self.session.stage is Stage.SERVING or self.session.failure is not None
+        return self.session.stage is SERVING or self.session.failure is not None
 
     def _reconnect_once(self) -> None:
         """Reconnects, if a sidecar listens, and waits until the session is resumed."""
@@ -819,7 +814,6 @@ class SharedSession:
         self._leader = None
         self._polling = False
         self._waiting.clear()
-        self._innermost.clear()
         self._releaser_running = False
         self._watched.clear()
         self._watcher_running = False
