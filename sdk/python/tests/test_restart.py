@@ -537,10 +537,10 @@ def test_close_during_the_reconnect_of_a_release_is_delivered(
     sidecar.restart()
     call = SharedSession.execute
 
-    def closed_before(shared: SharedSession, submitted: Call[Any], timeouts: Timeouts) -> None:
+    def closed_before(shared: SharedSession, submitted: Call[Any], timeouts: Timeouts) -> bool:
         monkeypatch.undo()
         client.close()
-        call(shared, submitted, timeouts)
+        return call(shared, submitted, timeouts)
 
     monkeypatch.setattr(SharedSession, "execute", closed_before)
     lock.release()

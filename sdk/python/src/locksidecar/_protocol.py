@@ -117,6 +117,7 @@ def acquire(id: int, name: str, owner: int, options: AcquireOptions, wait_ms: in
     return _FRAME_HEAD(len(body) + 1, 0x80 | fields) + body
 
 
+_FRAME_LENGTH: Final = struct.Struct(">I").unpack_from
 _FRAME_HEAD: Final = struct.Struct(">IB").pack  # the length of the body, and its first byte
 _FIXINT: Final = tuple(bytes((n,)) for n in range(128))
 _PACK_8: Final = struct.Struct(">BB").pack
@@ -543,7 +544,7 @@ def split(received: bytes, start: int) -> tuple[bytes, int] | None:
     begin = start + 4
     if len(received) < begin:
         return None
-    length = int.from_bytes(received[start:begin], "big")
+    (length,) = _FRAME_LENGTH(received, start)
     if not 0 < length <= MAX_FRAME:
         if (text := received[begin - 4 : begin]).isascii() and text.decode().isprintable():
             raise ProtocolError(f"it sent text that begins with {text.decode()!r}, and no frame")

@@ -154,18 +154,23 @@ class SharedSession:
 
     # --- Calls ---
 
-    def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
+    def execute(self, call: Call[Any], timeouts: Timeouts) -> bool:
         """Sends call and waits until it is DONE, with an answer or an error. The caller is not INSIDE.
 
-        The session is of this process. If this raises, call is abandoned, unless it is DONE.
+        Returns False, and sends nothing, if the session has failed. The session is of this process. If this raises,
+        call is abandoned, unless it is DONE.
         """
         try:
             with self.mutex:
+                self._process_arrived()
+                if self.session.failure is not None:
+                    return False
                 self.session.submit(call, self._clock())
                 self._flush()
             self._wait_for(call, timeouts)
             if self.session.log:
                 self._log.write()
+            return True
         except LocksidecarError:
             self.session.given_up += [call]
             self.complete_given_up()
@@ -268,6 +273,7 @@ class SharedSession:
     def _stop_waiting(self, waiter: _CallWaiter) -> None:
         with self.mutex:
             if waiter.registered:
+                self._notify()
                 self._hand_over(waiter)
 
     def _poll_as_leader(self, waiter: _CallWaiter, seconds: float) -> None:
@@ -404,7 +410,8 @@ class SharedSession:
             # Commit:
             self._leader = next_leader
             self._polling = False
-        self._notify()
+        if self.session.failure is not None:
+            self._close_if_unneeded()
         self._unregister(waiter)
 
     def _next_leader(self, leader: _CallWaiter) -> _CallWaiter | None:
@@ -444,21 +451,9 @@ class SharedSession:
 
     # --- Holds ---
 
-    def check_usable(self) -> bool:
-        """Whether a call can be executed. False INSIDE. The session is of this process."""
-        if self.is_inside():
-            return False
-        try:
-            with self.mutex:
-                self._process_arrived()
-                return self.session.failure is None
-        except BaseException:
-            try:  # noqa: SIM105
-                _thread.start_new_thread(self.complete_interrupted, ())
-            except RuntimeError:  # no thread can be started
-                pass
-            self.complete_interrupted()
-            raise
+    def is_usable(self) -> bool:
+        """Whether a call may be executed: the session is not known to have failed. False INSIDE."""
+        return self.session.failure is None and not self.is_inside()
 
     def check(self, entry: Entry) -> None:
         self._read_state(entry.check, entry)
@@ -573,33 +568,28 @@ class SharedSession:
 
     def _release_entry(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
         """Releases entry, and submits call, if there is one. Returns the error of the release."""
-        with self.mutex:
-            read_at = self._clock()
-            self._process_arrived()
-            reconnect = not (entry.released or self._is_connected_or_failed())
-            if not reconnect:
-                error = self._release_and_flush(entry, read_at, call)
-        if reconnect:
-            self._reconnect_once()
+        error: LocksidecarError | None = None
+        reconnected = False
+        while True:
             with self.mutex:
                 read_at = self._clock()
                 self._process_arrived()
-                error = self._release_and_flush(entry, read_at, call)
+                if reconnected or entry.released or self._is_connected_or_failed():
+                    try:
+                        if call is None:
+                            entry.release(read_at)
+                        else:
+                            entry.release_confirmed(call, read_at)
+                    except LocksidecarError as e:
+                        error = e
+                    finally:
+                        self._flush()
+                    break
+            self._reconnect_once()
+            reconnected = True
         if (self.session.unreleased_until or self.session.unsent) and self._has_unreleased():
             self._start_releaser()
         return error
-
-    def _release_and_flush(self, entry: Entry, read_at: int, call: Confirm | None) -> LocksidecarError | None:
-        try:
-            if call is None:
-                entry.release(read_at)
-            else:
-                entry.release_confirmed(call, read_at)
-        except LocksidecarError as e:
-            return e
-        finally:
-            self._flush()
-        return None
 
     def _wait_for_confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed."""
@@ -770,8 +760,8 @@ class SharedSession:
             try:
                 if (call := self._outstanding_request()) is not None:
                     self._wait_for(call, timeouts)
-                else:
-                    self.execute(ping_call(), timeouts)  # its answer proves that everything before it was read
+                else:  # the answer to a ping proves that everything before it was read
+                    failed = not self.execute(ping_call(), timeouts)
             except LocksidecarError:
                 failed = True
             except Exception:  # such as that of a handler of the log; the locks have to be released all the same

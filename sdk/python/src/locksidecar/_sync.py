@@ -265,7 +265,9 @@ class Lock:
         given_up: list[Call[Any] | Entry] = [call]
         span = _tracing.start(self.name, options.timeout)
         try:
-            shared.execute(call, Timeouts.for_acquire(options.timeout))
+            timeouts = Timeouts.for_acquire(options.timeout)
+            while not shared.execute(call, timeouts):
+                shared = client._usable_session(state)
             grant = call.result()
             assert call.hold is not None
             _owners.bind_to_task(call.hold)
@@ -618,20 +620,22 @@ class Client:
         self._processes = {}
 
     def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:
-        self._usable_session(self._process_state()).execute(call, timeouts or Timeouts())
+        timeouts = timeouts or Timeouts()
+        while not self._usable_session(self._process_state()).execute(call, timeouts):
+            pass
         return call.result()
 
     def _usable_session(self, state: _ProcessState) -> SharedSession:
-        """state is that of this process."""
+        """A session that is not known to have failed. state is that of this process."""
         shared = state.shared
-        if shared is not None and shared.check_usable():
+        if shared is not None and shared.is_usable():
             return shared
         lock_is_owned: bool = state.session_lock._is_owned()  # type: ignore[attr-defined]
         if lock_is_owned or (shared is not None and shared.is_inside()):
             return self._upper_session(state)
         with state.session_lock:
             shared = state.shared
-            if shared is None or not shared.check_usable():
+            if shared is None or not shared.is_usable():
                 state.shared = shared = self._new_session()
                 if self._closed:  # by a signal handler, which did not find the new session
                     state.shared = None
@@ -642,7 +646,7 @@ class Client:
     def _upper_session(self, state: _ProcessState) -> SharedSession:
         """The session for a frame that has interrupted a change of the client's session on the same thread."""
         for shared in list(state.upper):
-            if shared.check_usable():
+            if shared.is_usable():
                 return shared
         shared = self._new_session()
         state.upper = [*[s for s in state.upper if s.session.failure is None], shared]
