@@ -253,7 +253,7 @@ class SharedSession:
                 if left <= 0:
                     raise transport.timeout_error(call)
                 if leading:
-                    self._poll_as_leader(waiter, min(left, backoff))
+                    self._poll_as_leader(waiter, min(left, backoff, 3600.0))
                 else:
                     waiter.wakeup.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
                 if not waiter.registered:  # the call is DONE, and this thread is not the leader
@@ -279,14 +279,14 @@ class SharedSession:
     def _poll_as_leader(self, waiter: _CallWaiter, seconds: float) -> None:
         sock = self.transport.sock
         if sock is None:
-            wait_ready([self._waker], [], min(seconds, 3600.0))
+            wait_ready([self._waker], [], seconds)
         elif (
             not self.session.unsent and waiter.leads_for is None
         ):  # the frame of a displaced leader may be inside of it
-            self._reused_poll.wait((self._waker, sock), min(seconds, 3600.0))
+            self._reused_poll.wait((self._waker, sock), seconds)
         else:
             # A thread that leaves bytes unsent, or connects, after unsent was read here wakes the leader.
-            wait_ready([self._waker, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
+            wait_ready([self._waker, sock], [sock] if self.session.unsent else [], seconds)
         with self.mutex:
             self._polling = False
             if self._waker.woken:
