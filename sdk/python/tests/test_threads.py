@@ -378,3 +378,33 @@ def test_each_thread_is_an_owner(sidecar: FakeSidecar, client: Client) -> None:
         in_thread(lambda: client.lock("n", timeout=0).acquire())
     owners = [m["owner"] for m in sidecar.requests("acquire")]
     assert len(set(owners)) == 3
+
+
+@pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
+def test_threads_that_share_a_lock_object_leave_no_handle(
+    client: Client, pool: ThreadPoolExecutor, kind: Callable[[Client, str], Lock]
+) -> None:
+    lock, inside = kind(client, "n"), []
+
+    def use(thread: int) -> None:
+        for i in range(50):
+            if i % 2:
+                with lock:
+                    inside.append(thread)
+                    assert inside == [thread]
+                    inside.pop()
+            else:
+                assert lock.acquire()
+                inside.append(thread)
+                assert inside == [thread]
+                inside.pop()
+                lock.release()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for done in [pool.submit(use, thread) for thread in range(4)]:
+            done.result(TIMEOUT)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not list(lock._handles)

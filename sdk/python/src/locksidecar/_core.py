@@ -437,7 +437,7 @@ class Session:
     def _queue_call(self, call: Call[Any], id: int, now: int) -> None:
         frame = call.encode(id, now)
         queued = self._queued_bytes + len(frame)
-        last_id = max(self._last_id, id)
+        last_id = self._last_id if id < self._last_id else id  # a call that has waited has its id already
         # Commit:
         self._last_id = last_id
         call.id = id

@@ -53,7 +53,7 @@ class Handles(Generic[H]):
         return iter(list(self._handles))
 
     def push(self, handle: H) -> None:
-        for other in self:
+        for other in list(self._handles):
             if other.released and not other._scoped:
                 self.remove(other)
         self._handles.append(handle)

@@ -65,7 +65,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from . import _fork, _log
-from ._calls import Call, Confirm, confirm_call, ping_call, watch_call
+from ._calls import DONE, Call, Confirm, confirm_call, ping_call, watch_call
 from ._core import ENDED, SERVING, Entry
 from ._errors import LockLost, LocksidecarError, Unavailable
 from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, ReusedPoll, Timeouts, Transport, wait_ready
@@ -238,7 +238,7 @@ class SharedSession:
                         backoff = self._connect_if_due()
                     if self.session.has_work():
                         self._receive()
-                    if call.done:
+                    if call.state is DONE:
                         return
                     if not waiter.registered:
                         self._register(waiter)
@@ -294,7 +294,7 @@ class SharedSession:
             self._receive()
             if waiter.leads_for is None:  # no frame polls an ended socket
                 self.transport.close_ended_sockets()
-            if waiter.call.done:
+            if waiter.call.state is DONE:
                 self._hand_over(waiter)
 
     # --- With the mutex held ---

@@ -200,7 +200,7 @@ class Lock:
     ) -> None:
         ended: list[Held] | None = None
         try:
-            ended = self._handles_to_end()
+            ended = self._handles.handles_of_block(_owners.of_context, sys._getframe(1))
             self._end_block(ended, exc)
         except LocksidecarError:
             raise
@@ -216,12 +216,10 @@ class Lock:
                     _thread.start_new_thread(self._complete_end, (ended,))
                 except RuntimeError:  # no thread can be started
                     pass
-            self._complete_end(self._handles_to_end() if ended is None else ended)
+            if ended is None:
+                ended = self._handles.handles_of_block(_owners.of_context, sys._getframe(1))
+            self._complete_end(ended)
             raise
-
-    def _handles_to_end(self) -> list[Held]:
-        """Only for __exit__(), whose caller is the frame of the block."""
-        return self._handles.handles_of_block(_owners.of_context, sys._getframe(2))
 
     def _complete_end(self, ended: list[Held]) -> None:
         """Completes the end of a block that a signal handler interrupted."""
@@ -236,13 +234,14 @@ class Lock:
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by the thread that leaves this with block")
         options = self._options
+        confirm = Timeouts.for_confirm(options.confirm_timeout) if options.waits_for_confirm(exc) else None
         error: LockLost | NotHeld | Unconfirmed | None = None
         for held in ended:
             held._scoped = False
         try:
             for held in ended:
                 if not held.released:
-                    held.release(confirm=options.waits_for_confirm(exc), timeout=options.confirm_timeout)
+                    held._shared.release(held._entry, confirm)
         except (LockLost, NotHeld, Unconfirmed) as e:
             error = e
         for held in ended:
@@ -596,9 +595,9 @@ class Client:
 
     def _whole(self, name: str) -> str:
         """The name of a lock with the prefix."""
-        if not isinstance(name, str) or not self.name_prefix:
-            return protocol.check_name(name)
-        return protocol.check_name(self.name_prefix + name)
+        if self.name_prefix and isinstance(name, str):
+            name = self.name_prefix + name
+        return protocol.check_name(name)
 
     @property
     def _shared(self) -> SharedSession | None:

@@ -1128,9 +1128,9 @@ class Client:
 
     def _whole(self, name: str) -> str:
         """The name of a lock with the prefix."""
-        if not isinstance(name, str) or not self.name_prefix:
-            return protocol.check_name(name)
-        return protocol.check_name(self.name_prefix + name)
+        if self.name_prefix and isinstance(name, str):
+            name = self.name_prefix + name
+        return protocol.check_name(name)
 
     def after_fork_in_child(self) -> None:
         self._pid = os.getpid()
