@@ -92,7 +92,7 @@ def test_each_loss_is_reported_once_by_whatever_finds_it(
 
 def test_hold_that_ended_in_a_blocked_process_is_reported_once(losses: Losses) -> None:
     with testing.Sidecar() as memory, memory.connect() as client:
-        for _ in range(20):
+        for _ in range(100):
             lock = client.lock("n", max_hold=10, on_lost=losses.put)
             lock.acquire()
             shared = client._shared

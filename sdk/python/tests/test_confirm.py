@@ -528,7 +528,7 @@ def test_release_is_confirmed_when_a_sidecar_listens_again(
     releasing = pool.submit(lock.release, confirm=True)
     shared = client._shared
     assert shared is not None
-    while not any(isinstance(call, Confirm) for call in shared._waiting):
+    while not any(isinstance(w.call, Confirm) for w in list(shared._waiting.values())):
         os.sched_yield()
     assert sidecar.holder("n")
     sidecar.listen()

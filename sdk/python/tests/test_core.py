@@ -460,13 +460,16 @@ def test_packed_integers_are_those_of_msgpack(n: int) -> None:
 @pytest.mark.parametrize("size", [1, 31, 32, 255, 256, 512])
 def test_packed_names_are_those_of_msgpack(size: int) -> None:
     for name in "n" * size, ("ä" * (size // 2 + 1))[: max(size // 2, 1)]:
-        assert protocol.acquire(7, name, 0) == frame({"op": "acquire", "id": 7, "name": name})
+        assert protocol.acquire(7, name, 0, protocol.acquire_options()) == frame(
+            {"op": "acquire", "id": 7, "name": name}
+        )
 
 
 def test_packed_acquire_has_each_option() -> None:
-    numbers = {"wait_ms": 0, "lease_ms": 300, "max_hold_ms": 70_000, "crash_delay_ms": 5, "keep_ms": 86_400_000}
-    packed = protocol.acquire(1 << 33, "n", 200, reentrant=False, fair=True, **numbers)
-    options = {"owner": 200, "reentrant": False, "fair": True, **numbers}
+    flags: dict[str, Any] = {"reentrant": False, "fair": True}
+    durations: dict[str, Any] = {"lease_ms": 300, "max_hold_ms": 70_000, "crash_delay_ms": 5, "keep_ms": 86_400_000}
+    packed = protocol.acquire(1 << 33, "n", 200, protocol.acquire_options(**flags, **durations), 0)
+    options = {"owner": 200, **flags, "wait_ms": 0, **durations}
     assert packed == frame({"op": "acquire", "id": 1 << 33, "name": "n", **options})
 
 

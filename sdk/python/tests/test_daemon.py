@@ -441,6 +441,48 @@ def test_process_stopped_past_its_lease_keeps_a_renewed_lock(daemon: Daemon, kin
         assert process.wait(30) == 0
 
 
+STOPPED_HOLDER = """
+import locksidecar, queue, sys
+losses = queue.SimpleQueue()
+client = locksidecar.connect(sys.argv[1])
+lock = client.lock("n", max_hold=0.02, on_lost=losses.put)
+while sys.stdin.readline():
+    lock.acquire()
+    print("held", flush=True)
+    print(losses.get(timeout=30).reason, flush=True)
+    try:
+        lock.release()
+    except locksidecar.LockLost:
+        pass
+while client._shared._watcher_running:
+    pass
+print(losses.qsize(), flush=True)
+"""
+
+
+def test_loss_in_a_stopped_process_is_reported_once(daemon: Daemon) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED_HOLDER, daemon.socket],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(100):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "held\n"
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.025)  # the end of max_hold, which began before "held"
+            process.send_signal(signal.SIGCONT)
+            assert process.stdout.readline() == "max_hold\n"
+        process.stdin.close()
+        assert process.stdout.read() == "0\n"
+        assert process.wait(30) == 0
+
+
 def test_hosts_are_listed_and_asked(daemon: Daemon) -> None:
     with locksidecar.connect(daemon.socket) as client, client.lock("job") as held:
         while not (hosts := client.hosts()):  # until the daemon has published its name

@@ -90,7 +90,6 @@ def test_client_makes_its_locks_at_its_first_use(sidecar: FakeSidecar, monkeypat
 
     monkeypatch.setattr(threading, "RLock", patched)
     assert client.ping() == "ok"
-    assert client._process_state().handles_lock in made
     assert client._process_state().session_lock in made
     assert client._shared is not None
     assert client._shared.mutex in made
@@ -127,17 +126,17 @@ def test_poll_that_is_reused_is_made_again_if_select_is_patched(monkeypatch: pyt
     with one, other:
         other.send(b"x")
         for _ in range(2):
-            reused.wait([one], 60)
+            reused.wait((one,), 60)
         monkeypatch.setattr(select, "poll", make)
         for _ in range(2):
-            reused.wait([one], 60)
+            reused.wait((one,), 60)
         assert len(made) == 1
         third = socket.socket()
         with third:
-            reused.wait([one, third], 60)
+            reused.wait((one, third), 60)
         assert len(made) == 2
-        reused.wait([one, third], 60)  # a closed file is readable
-        reused.wait([third], 60)
+        reused.wait((one, third), 60)  # a closed file is readable
+        reused.wait((third,), 60)
         monkeypatch.delattr(select, "poll")
-        reused.wait([one], 60)
-        assert len(made) == 3
+        reused.wait((one,), 60)
+        assert len(made) == 2

@@ -221,7 +221,9 @@ def test_child_works_if_another_thread_held_a_mutex_at_the_fork(sidecar: FakeSid
     inside, forked = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with client._process_state().handles_lock:
+        shared = client._shared
+        assert shared is not None
+        with client._process_state().session_lock, shared.mutex:
             inside.set()
             forked.wait(TIMEOUT)
 

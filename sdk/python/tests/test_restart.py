@@ -537,10 +537,10 @@ def test_close_during_the_reconnect_of_a_release_is_delivered(
     sidecar.restart()
     call = SharedSession.execute
 
-    def closed_before(shared: SharedSession, submitted: Call[Any], timeouts: Timeouts) -> None:
+    def closed_before(shared: SharedSession, submitted: Call[Any], timeouts: Timeouts) -> bool:
         monkeypatch.undo()
         client.close()
-        call(shared, submitted, timeouts)
+        return call(shared, submitted, timeouts)
 
     monkeypatch.setattr(SharedSession, "execute", closed_before)
     lock.release()
@@ -720,20 +720,22 @@ def test_threads_exclude_each_other_over_many_disconnects(
 @pytest.mark.parametrize("interrupt", [TimeoutError("of a signal's handler"), OSError(errno.ENOMEM, "no memory")])
 @pytest.mark.parametrize("function", ["recv", "send"])
 def test_os_error_other_than_a_disconnect_releases_no_lock(
-    sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch, function: str, interrupt: OSError
+    sidecar: FakeSidecar, client: Client, function: str, interrupt: OSError
 ) -> None:
-    append_result = _transport._append_result
+    within = {"recv": Transport.receive, "send": Transport.flush}[function].__code__
 
-    def interrupted(results: list[T], f: Callable[..., T], *args: tuple[object]) -> None:
-        append_result(results, f, *args)
-        if f.__name__ == function:
-            monkeypatch.undo()
+    def profile(frame: FrameType, event: str, called: object) -> None:
+        if frame.f_code is within and event == "c_return" and getattr(called, "__name__", "") == "extend":
+            sys.setprofile(None)
             raise interrupt
 
     with client.lock("n") as held:
-        monkeypatch.setattr(_transport, "_append_result", interrupted)
-        with pytest.raises(OSError, match=str(interrupt.args[-1])):
-            client.ping()
+        sys.setprofile(profile)
+        try:
+            with pytest.raises(OSError, match=str(interrupt.args[-1])):
+                client.ping()
+        finally:
+            sys.setprofile(None)
         assert client.ping() == "ok"
         held.check()
         assert len(sidecar.requests("hello")) == 1

@@ -19,6 +19,7 @@ from fake import TIMEOUT, FakeSidecar
 
 from locksidecar import Client, Deadlock, Held, Lock, LockLost, LockTimeout, NotHeld, _shared_session
 from locksidecar._calls import CallState, ping_call
+from locksidecar._handles import Handles
 
 
 @pytest.fixture
@@ -123,9 +124,10 @@ def test_leader_interrupted_while_handing_over_names_another(client: Client) -> 
         last = 0
         leaves, done, waits = (_shared_session._CallWaiter(ping_call()) for _ in range(3))
         leaves.call.state = done.call.state = CallState.DONE
-        shared._waiting = {waiter.call: [waiter] for waiter in (leaves, done, waits)}
-        for waiter in (leaves, done, waits):
-            waiter.registered = True
+        shared._waiting.clear()
+        for thread, waiter in enumerate((leaves, done, waits)):
+            waiter.thread = thread
+            shared._register(waiter)
         shared._leader, shared._polling = leaves, True
         sys.setprofile(interrupt_at(point))
         try:
@@ -136,7 +138,8 @@ def test_leader_interrupted_while_handing_over_names_another(client: Client) -> 
             sys.setprofile(None)
         assert shared._leader is waits, point
         assert not waits.wakeup.locked(), point
-        assert leaves.call not in shared._waiting, point
+        assert leaves.thread not in shared._waiting, point
+        assert not leaves.call.waiters, point
         assert not leaves.registered, point
         if last < point:
             break
@@ -287,13 +290,13 @@ def test_another_thread_ends_a_block_while_the_one_before_it_ends(
     """The first block has released its lock, and its handle is not removed yet."""
     lock = client.lock("n")
     reached, go_on = threading.Event(), threading.Event()
-    remove_handle = Lock._remove_handle
+    remove = Handles.remove
 
-    def remove_later(lock: Lock, held: Held) -> None:
+    def remove_later(handles: Handles[Held], held: Held) -> None:
         if not reached.is_set():
             reached.set()
             assert go_on.wait(TIMEOUT)
-        remove_handle(lock, held)
+        remove(handles, held)
 
     def dependency() -> Iterator[None]:
         with lock:
@@ -302,7 +305,7 @@ def test_another_thread_ends_a_block_while_the_one_before_it_ends(
     first, other = dependency(), dependency()
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as three:
         one.submit(next, first).result(TIMEOUT)
-        monkeypatch.setattr(Lock, "_remove_handle", remove_later)
+        monkeypatch.setattr(Handles, "remove", remove_later)
         ending = one.submit(next, first)
         assert reached.wait(TIMEOUT)
         two.submit(next, other).result(TIMEOUT)
@@ -375,3 +378,33 @@ def test_each_thread_is_an_owner(sidecar: FakeSidecar, client: Client) -> None:
         in_thread(lambda: client.lock("n", timeout=0).acquire())
     owners = [m["owner"] for m in sidecar.requests("acquire")]
     assert len(set(owners)) == 3
+
+
+@pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
+def test_threads_that_share_a_lock_object_leave_no_handle(
+    client: Client, pool: ThreadPoolExecutor, kind: Callable[[Client, str], Lock]
+) -> None:
+    lock, inside = kind(client, "n"), []
+
+    def use(thread: int) -> None:
+        for i in range(50):
+            if i % 2:
+                with lock:
+                    inside.append(thread)
+                    assert inside == [thread]
+                    inside.pop()
+            else:
+                assert lock.acquire()
+                inside.append(thread)
+                assert inside == [thread]
+                inside.pop()
+                lock.release()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for done in [pool.submit(use, thread) for thread in range(4)]:
+            done.result(TIMEOUT)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not list(lock._handles)

@@ -312,9 +312,10 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
         case {"op": "bye", "id": id}:
             assert protocol.bye(id) == whole(vector)
         case {"op": "acquire", "id": id, "name": name}:
-            rest = {k: v for k, v in message.items() if k not in ("op", "id", "name", "owner")}
-            owner = message.get("owner", 0)
-            assert protocol.acquire(id, protocol.check_name(name), owner, **rest) == whole(vector)
+            rest = {k: v for k, v in message.items() if k not in ("op", "id", "name", "owner", "wait_ms")}
+            owner, options = message.get("owner", 0), protocol.acquire_options(**rest)
+            frame = protocol.acquire(id, protocol.check_name(name), owner, options, message.get("wait_ms"))
+            assert frame == whole(vector)
         case {"op": "release", "hold": hold} if "id" not in message:
             assert protocol.release(hold) == whole(vector)
         case {"op": "cancel", "target": target} if "id" not in message:

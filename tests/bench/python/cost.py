@@ -1,10 +1,13 @@
 """The CPU that a lock/unlock pair costs the Python client, beside that of redis-py, in one run.
 
-    .venv/bin/python tests/bench/python/cost.py --daemon bin/locksidecar [--rounds 9] [--pairs 3000]
+    .venv/bin/python tests/bench/python/cost.py --daemon bin/locksidecar [--rounds 9] [--pairs 3000] [--opentelemetry]
 
 It starts a Redis and a daemon of its own. Each round measures every contender once, in turn, so that a noisy moment of
 the machine meets all of them. A figure is the user and system time of this process for a pair: the median of the
 rounds, and the median of the ratios to redis-py in the same round.
+
+The tests install the API of OpenTelemetry, which a program without tracing does not have. --opentelemetry measures with
+it: each acquire then looks for an SDK.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 import locksidecar
 import redis
 import redis.asyncio
-from locksidecar import aio
+from locksidecar import _tracing, aio
 
 LEASE = 30.0
 
@@ -119,7 +122,10 @@ def main() -> None:
     parser.add_argument("--daemon", required=True)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--pairs", type=int, default=3000)
+    parser.add_argument("--opentelemetry", action="store_true")
     arguments = parser.parse_args()
+    if not arguments.opentelemetry:
+        _tracing.tracer = None
     with tempfile.TemporaryDirectory(prefix="cost-") as directory:
         port, path = free_port(), f"{directory}/socket"
         server = subprocess.Popen(

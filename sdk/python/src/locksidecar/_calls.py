@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from . import _protocol as protocol
 from ._errors import BadRequest, LocksidecarError, Unconfirmed, sentence
@@ -54,6 +54,16 @@ class Options:
             if not self.confirm:
                 raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
 
+    def packed(self) -> protocol.AcquireOptions:
+        return protocol.acquire_options(
+            reentrant=self.reentrant,
+            fair=getattr(self, "fair", False),  # Options of an older pickle lack it
+            lease_ms=_ms(self.lease),
+            max_hold_ms=_ms(self.max_hold),
+            crash_delay_ms=round(self.crash_delay * 1000),
+            keep_ms=round(getattr(self, "keep", 0.0) * 1000),  # the same
+        )
+
     def waits_for_confirm(self, exc: BaseException | None) -> bool:
         """Whether a block that ends with exc waits for the confirmation. After a cancellation or Ctrl-C it does not."""
         return self.confirm and (exc is None or isinstance(exc, (Exception, SystemExit)))
@@ -68,11 +78,6 @@ def _check_duration(what: str, seconds: float, least_ms: int, most_ms: int) -> N
 def check_number(what: str, seconds: float) -> None:
     if not hasattr(seconds, "__float__"):
         raise TypeError(f"{what} must be a number of seconds, not {seconds!r}")
-
-
-# The Options of a lock that is made with defaults.
-_PLAIN: Final = Options()
-_PLAIN_REENTRANT: Final = Options(reentrant=True)
 
 
 def make_options(
@@ -95,6 +100,12 @@ def make_options(
 
 def _ms(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
+
+
+# The Options of a lock that is made with defaults.
+_PLAIN: Final = Options()
+_PLAIN_REENTRANT: Final = Options(reentrant=True)
+_PLAIN_PACKED: Final = _PLAIN.packed()
 
 
 @dataclass(slots=True, eq=False)
@@ -176,10 +187,10 @@ class Call(Generic[T]):
     abandoned: bool = False  # no caller waits for the answer
     answer: T | None = None
     error: LocksidecarError | None = None
+    waiters: list[Any] = field(default_factory=list)  # the threads that wait until it is DONE: see SharedSession
     # Of an acquire:
     owner: int = 0
-    fixed_lease: bool = False
-    lease_ns: int = 0
+    lease_ns: int = 0  # the fixed lease; 0: there is none
     hold: Hold | None = None  # the hold that was granted
 
     @property
@@ -248,28 +259,15 @@ class Confirm(Call[bool]):
 
 def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
     """now is the start of the wait; it is used only if options has a timeout."""
+    packed = _PLAIN_PACKED if options is _PLAIN else options.packed()
     until = None if options.timeout is None else now + round(options.timeout * 1e9)
+
+    def encode(id: int, at: int) -> bytes:
+        wait_ms = None if until is None else -(min(at - until, 0) // 1_000_000)
+        return protocol.acquire(id, name, owner, packed, wait_ms)
+
     lease = 0 if options.lease is None else round(options.lease * 1e9)
-    return Call(
-        "acquire",
-        name,
-        protocol.acquire_ok,
-        lambda id, at: protocol.acquire(
-            id,
-            name,
-            owner,
-            reentrant=options.reentrant,
-            fair=getattr(options, "fair", False),  # Options of an older pickle lack it
-            wait_ms=None if until is None else -(min(at - until, 0) // 1_000_000),
-            lease_ms=_ms(options.lease),
-            max_hold_ms=_ms(options.max_hold),
-            crash_delay_ms=round(options.crash_delay * 1000),
-            keep_ms=round(getattr(options, "keep", 0.0) * 1000),  # the same
-        ),
-        owner=owner,
-        fixed_lease=lease > 0,
-        lease_ns=lease,
-    )
+    return Call("acquire", name, protocol.acquire_ok, encode, owner=owner, lease_ns=lease)
 
 
 def confirm_call(hold: Hold) -> Confirm:

@@ -95,8 +95,10 @@ class Stage(IntEnum):
 
 
 # A global is read in a tenth of the time of a member of an Enum.
-SERVING: Final = Stage.SERVING
+ENDED: Final = Stage.ENDED
 DISCONNECTED: Final = Stage.DISCONNECTED
+CLAIMING: Final = Stage.CLAIMING
+SERVING: Final = Stage.SERVING
 
 
 @dataclass(slots=True, eq=False)
@@ -435,7 +437,7 @@ class Session:
     def _queue_call(self, call: Call[Any], id: int, now: int) -> None:
         frame = call.encode(id, now)
         queued = self._queued_bytes + len(frame)
-        last_id = max(self._last_id, id)
+        last_id = self._last_id if id < self._last_id else id  # a call that has waited has its id already
         # Commit:
         self._last_id = last_id
         call.id = id
@@ -492,15 +494,12 @@ class Session:
                 return True
         return any(not (c.abandoned or c in given_up or c.done) for c in calls)
 
-    def is_used(self, name: str, except_by: int | None) -> bool:
-        """Whether the sidecar may have a hold of the lock, or a request for it, as long as nothing is sent or read.
-
-        except_by: an owner whose holds and requests do not count.
-        """
+    def is_used(self, name: str) -> bool:
+        """Whether the sidecar may have a hold of the lock, or a request for it, as long as nothing is sent or read."""
         return (
             name in self.unsent_releases
-            or any(h.name == name and h.owner != except_by for h in list(self._holds.values()))
-            or any(c.op == "acquire" and c.name == name and c.owner != except_by for c in list(self._pending.values()))
+            or any(h.name == name for h in list(self._holds.values()))
+            or any(c.op == "acquire" and c.name == name for c in list(self._pending.values()))
         )
 
     def complete_given_up(self, now: int) -> None:
@@ -514,7 +513,7 @@ class Session:
             if isinstance(item, Call):
                 self._abandon(item, now)
             elif not item.released:
-                self._release_entry(item.hold, now, entry=item)
+                self.release_entry(item.hold, now, entry=item)
             del self.given_up[0]
 
     def _abandon(self, call: Call[Any], now: int) -> None:
@@ -540,7 +539,7 @@ class Session:
     def _undo_abandoned(self, call: Call[Any], now: int) -> None:
         """Releases the grant to call, if there is one, and sends the acquires that its owner submitted since."""
         if call.hold is not None:
-            self._release_entry(call.hold, now, call=call)
+            self.release_entry(call.hold, now, call=call)
         key = call.owner or -call.id
         if self.unanswered_cancels.get(key) is call:
             for waiting in self._deferred.get(key, ()):
@@ -583,20 +582,13 @@ class Session:
             return ""
         return "max_hold" if hold.max_hold_end and now >= hold.max_hold_end else "expired"
 
-    def release_entry(self, entry: Entry, read_at: int) -> str:
-        """Releases entry. Returns the reason of the loss of its hold, "" if the hold was not LOST before."""
-        reason = self.update_lost(entry.hold, read_at)
-        self._release_entry(entry.hold, read_at, entry=entry)
-        return reason
-
-    def _release_entry(
-        self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None
-    ) -> None:
+    def release_entry(self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None) -> None:
         """Releases entry; or the grant to call, which the caller never received."""
         known = hold.epoch == self._epoch
         serving = self.stage is SERVING
-        frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
-        if known and not serving and self.stage is not Stage.ENDED:
+        number = hold.number
+        frame = protocol.release(number) if known and (serving or self.stage is CLAIMING) else b""
+        if known and not serving and self.stage is not ENDED:
             # The sidecar may have renewed it until the connection ended, and the lease event did not arrive.
             self._note_unreleased(max(self.deadline(hold), now + self._watchdog_lease_ns) + self._watchdog_lease_ns)
         released = entry or _UNUSED
@@ -605,7 +597,6 @@ class Session:
         out = self.unsent if serving else self._releases_after_claims
         queued = self._queued_bytes + (len(frame) if serving else 0)
         last_release = queued if serving and known else self._last_release_end
-        number = hold.number
         ends = entries == 0 and self._holds.get(number) is hold
         holds = self._holds if ends else {number: hold}
         live = self.live_holds - (entries == 0 and not hold.lost_reason)
@@ -653,10 +644,9 @@ class Session:
         try:
             if self.given_up:
                 self.complete_given_up(now)
-            while self.stage > DISCONNECTED:
+            while self.stage > DISCONNECTED and (self.received or self._processed < len(self._buffer)):
                 if self.received:
-                    joined = self.received[0] if len(self.received) == 1 else b"".join(self.received)
-                    received = self._buffer[self._processed :] + joined
+                    received = b"".join((self._buffer[self._processed :], *self.received))
                     nothing: list[bytes] = []
                     # Commit:
                     self._buffer = received
@@ -768,7 +758,7 @@ class Session:
         if hold is None or hold.lost_reason:
             # The grant re-entered a hold whose other entries were released here in the meantime. A grant does not say
             # whether the lease is fixed, so no lease event may extend this hold.
-            leased = call.fixed_lease or grant.count > 1 if hold is None else hold.fixed_lease
+            leased = call.lease_ns > 0 or grant.count > 1 if hold is None else hold.fixed_lease
             lease = 0 if grant.count > 1 else call.lease_ns
             hold = Hold(
                 grant.hold,
@@ -1013,7 +1003,9 @@ class Entry:
     def release(self, read_at: int) -> None:
         if self.released or self.given_up or self.session.inherited:
             self.require_unreleased()
-        if reason := self.session.release_entry(self, read_at):
+        reason = self.session.update_lost(self.hold, read_at)
+        self.session.release_entry(self.hold, read_at, entry=self)
+        if reason:
             raise self.loss_error(reason)
 
     def release_confirmed(self, call: Confirm, read_at: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -34,37 +33,34 @@ H = TypeVar("H", bound=Handle)
 
 
 class Handles(Generic[H]):
-    """The handles that the owners have acquired through one lock object, for each owner in the order of its acquires.
+    """The handles that were acquired through one lock object, in the order of their acquires.
 
     A scoped handle is that of a `with` block. Only the end of the block removes it: no other block takes it for its own
     from then on.
 
-    A signal handler may use the lock object between any two calls here. So no method relies on what it has read before
-    a call: it iterates over copies, and adds and removes a handle in one statement.
+    A signal handler or another thread may use the lock object between any two calls here. So no method relies on what
+    it has read before a call: it iterates over copies, and adds and removes a handle in one statement.
     """
 
-    __slots__ = ("_any_owner", "_stacks")
+    __slots__ = ("_any_owner", "_handles")
 
     def __init__(self, any_owner: bool) -> None:
         # Like a threading.Lock, a lock that is not re-entrant may be released by another owner.
         self._any_owner = any_owner
-        self._stacks: defaultdict[int, list[H]] = defaultdict(list)  # without empty lists
+        self._handles: list[H] = []
 
     def __iter__(self) -> Iterator[H]:
-        for stack in list(self._stacks.values()):
-            yield from list(stack)
+        return iter(list(self._handles))
 
-    def push(self, owner: int, handle: H) -> None:
-        for last in reversed(self._stack(owner)):
-            if last._scoped or not last.released:
-                break
-            self._remove_from(owner, last)
-        added = [handle]
-        self._stacks[owner] += added
+    def push(self, handle: H) -> None:
+        for other in list(self._handles):
+            if other.released and not other._scoped:
+                self.remove(other)
+        self._handles.append(handle)
 
     def newest(self, owner: int) -> H | None:
         """The newest handle of owner that is not released."""
-        for handle in reversed(self._stack(owner)):
+        for handle in reversed(self._of(owner)):
             if not handle.released:
                 return handle
         return None
@@ -75,46 +71,39 @@ class Handles(Generic[H]):
             handle = _only([h for h in self if not h.released])
         return handle
 
-    def handles_of_block(self, owner: int, frame: FrameType | None = None) -> list[H]:
+    def handles_of_block(self, current_owner: Callable[[], int], frame: FrameType | None = None) -> list[H]:
         """The handles that end with the current `with` block: the block's own first; none if there is no block.
 
         If the body released the block's handle and acquired the lock again, as a threading.Condition does, the newer
         handle ends, too. The block of a generator may be ended by another owner than the one that began it. If several
         holds have a block then, because one was lost, the frame that executes the with statement tells them apart.
         """
-        stack = self._stack(owner)
-        if stack and stack[-1]._scoped and not stack[-1].released:
-            return stack[-1:]
-        handle = next((h for h in reversed(stack) if h._scoped), None)
+        handles = list(self._handles)
+        if len(handles) == 1:
+            return handles if handles[0]._scoped else []
+        own = self._of(current_owner())
+        if own and own[-1]._scoped and not own[-1].released:
+            return own[-1:]
+        handle = next((h for h in reversed(own) if h._scoped), None)
         if handle is None:
             scoped = [h for h in self if h._scoped]
             if len(scoped) > 1 and frame is not None:
                 scoped = [h for h in scoped if h._block == block_of(frame)] or scoped
             return scoped[-1:] if all(h._entry.hold is scoped[0]._entry.hold for h in scoped) else []
         if handle.released:
-            within = stack[stack.index(handle) + 1 :]
+            within = own[own.index(handle) + 1 :]
             return [handle, *[h for h in within if not h.released][-1:]]
         return [handle]
 
     def remove(self, handle: H) -> None:
         """Removes handle, if it is still there."""
-        for owner in list(self._stacks):
-            if self._remove_from(owner, handle):
-                return
+        try:  # noqa: SIM105
+            self._handles.remove(handle)
+        except ValueError:
+            pass
 
-    def _stack(self, owner: int) -> list[H]:
-        """A copy."""
-        return list(self._stacks.get(owner, ()))
-
-    def _remove_from(self, owner: int, handle: H) -> bool:
-        stack = self._stacks.get(owner, [])
-        if handle not in stack:
-            return False
-        stack.remove(handle)
-        # A handler may have added a handle during the call of get(): the stack is looked at after it.
-        if self._stacks.get(owner) is stack and not stack:
-            del self._stacks[owner]
-        return True
+    def _of(self, owner: int) -> list[H]:
+        return [h for h in self if h._entry.hold.owner == owner]
 
 
 def _only(handles: list[H]) -> H | None:

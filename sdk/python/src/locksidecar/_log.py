@@ -45,7 +45,7 @@ class Writer:
         while self._writing or self.records:
             locked: list[bool] = []
             try:
-                # As in _transport._append_result(): if a signal handler raises, locked says whether the lock is taken.
+                # As in Transport: if a signal handler raises, locked says whether the lock is taken.
                 if patience > 0 and not self._blocks_a_writer():
                     locked.extend(map(self._lock.acquire, (True,), (patience,)))
                 else:

@@ -61,49 +61,63 @@ def bye(id: int) -> bytes:
     return frame({"op": "bye", "id": id})
 
 
-def acquire(
-    id: int,
-    name: str,
-    owner: int,
+@dataclass(frozen=True, slots=True)
+class AcquireOptions:
+    """The fields of an acquire that are the same for each acquire of a lock, packed."""
+
+    fields: int  # how many they are
+    flags: bytes
+    durations: bytes
+
+
+def acquire_options(
     *,
     reentrant: bool = True,
     fair: bool = False,
-    wait_ms: int | None = None,
     lease_ms: int | None = None,
     max_hold_ms: int | None = None,
     crash_delay_ms: int = 0,
     keep_ms: int = 0,
-) -> bytes:
+) -> AcquireOptions:
+    fields = 0
+    flags = durations = b""
+    if not reentrant:
+        fields += 1
+        flags += b"\xa9reentrant\xc2"
+    if fair:
+        fields += 1
+        flags += b"\xa4fair\xc3"
+    if lease_ms is not None:
+        fields += 1
+        durations += b"\xa8lease_ms" + _packed_int(lease_ms)
+    if max_hold_ms is not None:
+        fields += 1
+        durations += b"\xabmax_hold_ms" + _packed_int(max_hold_ms)
+    if crash_delay_ms:
+        fields += 1
+        durations += b"\xaecrash_delay_ms" + _packed_int(crash_delay_ms)
+    if keep_ms:
+        fields += 1
+        durations += b"\xa7keep_ms" + _packed_int(keep_ms)
+    return AcquireOptions(fields, flags, durations)
+
+
+def acquire(id: int, name: str, owner: int, options: AcquireOptions, wait_ms: int | None = None) -> bytes:
     # The hot path: the constant parts of the map are packed in advance.
-    fields = 3
+    fields = 3 + options.fields
     body = b"\xa2op\xa7acquire\xa2id" + _packed_int(id) + b"\xa4name" + _packed_text(name.encode())
     if owner:
         fields += 1
         body += b"\xa5owner" + _packed_int(owner)
-    if not reentrant:
-        fields += 1
-        body += b"\xa9reentrant\xc2"
-    if fair:
-        fields += 1
-        body += b"\xa4fair\xc3"
+    body += options.flags
     if wait_ms is not None:
         fields += 1
         body += b"\xa7wait_ms" + _packed_int(wait_ms)
-    if lease_ms is not None:
-        fields += 1
-        body += b"\xa8lease_ms" + _packed_int(lease_ms)
-    if max_hold_ms is not None:
-        fields += 1
-        body += b"\xabmax_hold_ms" + _packed_int(max_hold_ms)
-    if crash_delay_ms:
-        fields += 1
-        body += b"\xaecrash_delay_ms" + _packed_int(crash_delay_ms)
-    if keep_ms:
-        fields += 1
-        body += b"\xa7keep_ms" + _packed_int(keep_ms)
+    body += options.durations
     return _FRAME_HEAD(len(body) + 1, 0x80 | fields) + body
 
 
+_FRAME_LENGTH: Final = struct.Struct(">I").unpack_from
 _FRAME_HEAD: Final = struct.Struct(">IB").pack  # the length of the body, and its first byte
 _FIXINT: Final = tuple(bytes((n,)) for n in range(128))
 _PACK_8: Final = struct.Struct(">BB").pack
@@ -530,7 +544,7 @@ def split(received: bytes, start: int) -> tuple[bytes, int] | None:
     begin = start + 4
     if len(received) < begin:
         return None
-    length = int.from_bytes(received[start:begin], "big")
+    (length,) = _FRAME_LENGTH(received, start)
     if not 0 < length <= MAX_FRAME:
         if (text := received[begin - 4 : begin]).isascii() and text.decode().isprintable():
             raise ProtocolError(f"it sent text that begins with {text.decode()!r}, and no frame")

@@ -65,8 +65,8 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from . import _fork, _log
-from ._calls import Call, Confirm, confirm_call, ping_call, watch_call
-from ._core import Entry, Stage
+from ._calls import DONE, Call, Confirm, confirm_call, ping_call, watch_call
+from ._core import ENDED, SERVING, Entry
 from ._errors import LockLost, LocksidecarError, Unavailable
 from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, ReusedPoll, Timeouts, Transport, wait_ready
 
@@ -97,9 +97,13 @@ class _CallWaiter:
 
     The leader is SharedSession._leader. A follower sleeps on its wakeup lock. A displaced leader is in the chain of
     leads_for of the leader, and waits until that one has given the lead back.
+
+    A frame that waits may be interrupted by one that waits, too. Only the waiter of the uppermost frame of a thread is
+    in SharedSession._waiting. The others follow it in the chain of outer. None of them can act before the frames on top
+    of it have ended, so it is not made the leader.
     """
 
-    __slots__ = ("call", "interrupted", "leads_for", "outer", "registered", "thread", "wakeup")
+    __slots__ = ("call", "leads_for", "outer", "registered", "thread", "wakeup")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
@@ -108,7 +112,6 @@ class _CallWaiter:
         self.wakeup.acquire()
         self.thread = threading.get_ident()
         self.outer: _CallWaiter | None = None  # of the frame of this thread that this waiter's frame has interrupted
-        self.interrupted = False  # a waiter has it as outer, and is registered
         self.leads_for: _CallWaiter | None = None  # the displaced leader
 
 
@@ -131,8 +134,7 @@ class SharedSession:
         self._clock = clock
         self._leader: _CallWaiter | None = None
         self._polling = False  # the leader polls, or is about to
-        self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the registered waiters
-        self._innermost: dict[int, _CallWaiter] = {}  # the registered waiter of the uppermost frame of each thread
+        self._waiting: dict[int, _CallWaiter] = {}  # the registered waiter of the uppermost frame of each thread
         self._disconnect_notified = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
         self._log = _log.Writer(self.session.log)
@@ -152,18 +154,23 @@ class SharedSession:
 
     # --- Calls ---
 
-    def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
+    def execute(self, call: Call[Any], timeouts: Timeouts) -> bool:
         """Sends call and waits until it is DONE, with an answer or an error. The caller is not INSIDE.
 
-        The session is of this process. If this raises, call is abandoned, unless it is DONE.
+        Returns False, and sends nothing, if the session has failed. The session is of this process. If this raises,
+        call is abandoned, unless it is DONE.
         """
         try:
             with self.mutex:
+                self._process_arrived()
+                if self.session.failure is not None:
+                    return False
                 self.session.submit(call, self._clock())
                 self._flush()
             self._wait_for(call, timeouts)
             if self.session.log:
                 self._log.write()
+            return True
         except LocksidecarError:
             self.session.given_up += [call]
             self.complete_given_up()
@@ -231,7 +238,7 @@ class SharedSession:
                         backoff = self._connect_if_due()
                     if self.session.has_work():
                         self._receive()
-                    if call.done:
+                    if call.state is DONE:
                         return
                     if not waiter.registered:
                         self._register(waiter)
@@ -246,7 +253,7 @@ class SharedSession:
                 if left <= 0:
                     raise transport.timeout_error(call)
                 if leading:
-                    self._poll_as_leader(waiter, min(left, backoff))
+                    self._poll_as_leader(waiter, min(left, backoff, 3600.0))
                 else:
                     waiter.wakeup.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
                 if not waiter.registered:  # the call is DONE, and this thread is not the leader
@@ -266,19 +273,20 @@ class SharedSession:
     def _stop_waiting(self, waiter: _CallWaiter) -> None:
         with self.mutex:
             if waiter.registered:
+                self._notify()
                 self._hand_over(waiter)
 
     def _poll_as_leader(self, waiter: _CallWaiter, seconds: float) -> None:
         sock = self.transport.sock
         if sock is None:
-            wait_ready([self._waker], [], min(seconds, 3600.0))
+            wait_ready([self._waker], [], seconds)
         elif (
             not self.session.unsent and waiter.leads_for is None
         ):  # the frame of a displaced leader may be inside of it
-            self._reused_poll.wait([self._waker, sock], min(seconds, 3600.0))
+            self._reused_poll.wait((self._waker, sock), seconds)
         else:
             # A thread that leaves bytes unsent, or connects, after unsent was read here wakes the leader.
-            wait_ready([self._waker, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
+            wait_ready([self._waker, sock], [sock] if self.session.unsent else [], seconds)
         with self.mutex:
             self._polling = False
             if self._waker.woken:
@@ -286,7 +294,7 @@ class SharedSession:
             self._receive()
             if waiter.leads_for is None:  # no frame polls an ended socket
                 self.transport.close_ended_sockets()
-            if waiter.call.done:
+            if waiter.call.state is DONE:
                 self._hand_over(waiter)
 
     # --- With the mutex held ---
@@ -346,7 +354,7 @@ class SharedSession:
         if self._disconnect_notified is not (self.transport.sock is None):
             self._on_connection_changed()
         while session.done_calls:
-            for waiter in tuple(self._waiting.get(session.done_calls[-1], ())):
+            for waiter in tuple(session.done_calls[-1].waiters):
                 if self._polling or waiter is not self._leader:  # else it is awake
                     self._wake(waiter)
             session.done_calls.pop()
@@ -363,29 +371,24 @@ class SharedSession:
         self._unregister(waiter)  # here, so that its thread does not need the mutex
 
     def _register(self, waiter: _CallWaiter) -> None:
+        outer = self._waiting.get(waiter.thread)
+        # Commit:
         waiter.registered = True
-        self._waiting.setdefault(waiter.call, []).append(waiter)
-        outer = self._innermost.get(waiter.thread)
-        if outer is not None and outer is not waiter:
-            waiter.outer = outer
-            outer.interrupted = True
-        self._innermost[waiter.thread] = waiter
+        waiter.call.waiters += [waiter]
+        waiter.outer = outer
+        self._waiting[waiter.thread] = waiter
 
     def _unregister(self, waiter: _CallWaiter) -> None:
-        waiters = self._waiting.get(waiter.call, [])
-        if waiter in waiters:
-            waiters.remove(waiter)
-        if not waiters:
-            self._waiting.pop(waiter.call, None)
-        if self._innermost.get(waiter.thread) is waiter:
+        if waiter in waiter.call.waiters:
+            waiter.call.waiters.remove(waiter)
+        if self._waiting.get(waiter.thread) is waiter:
             outer = waiter.outer
             while outer is not None and not outer.registered:
                 outer = outer.outer
             if outer is None:
-                self._innermost.pop(waiter.thread, None)
+                self._waiting.pop(waiter.thread, None)
             else:
-                self._innermost[waiter.thread] = outer
-                outer.interrupted = False
+                self._waiting[waiter.thread] = outer
                 _wake_thread(outer.wakeup)  # it leads if there is no leader now
         waiter.registered = False
 
@@ -407,14 +410,14 @@ class SharedSession:
             # Commit:
             self._leader = next_leader
             self._polling = False
-        self._notify()
+        if self.session.failure is not None:
+            self._close_if_unneeded()
         self._unregister(waiter)
 
     def _next_leader(self, leader: _CallWaiter) -> _CallWaiter | None:
-        for call, waiters in self._waiting.items():
-            for waiter in waiters:
-                if waiter is not leader and not waiter.interrupted and not call.done:
-                    return waiter
+        for waiter in self._waiting.values():
+            if waiter is not leader and not waiter.call.done:
+                return waiter
         return None
 
     def _on_connection_changed(self) -> None:
@@ -424,9 +427,8 @@ class SharedSession:
             if self._leader is None:
                 self.transport.close_ended_sockets()
             self._wake_leader()
-            for waiters in list(self._waiting.values()):
-                for waiter in waiters:
-                    _wake_thread(waiter.wakeup)
+            for waiter in list(self._waiting.values()):
+                _wake_thread(waiter.wakeup)
         self._disconnect_notified = disconnected
 
     def _wake_leader(self) -> None:
@@ -444,26 +446,14 @@ class SharedSession:
         session = self.session
         return (
             bool(session.unreleased_until or session.unsent or session.unanswered_cancels)
-            and session.stage is not Stage.ENDED
+            and session.stage is not ENDED
         )
 
     # --- Holds ---
 
-    def check_usable(self) -> bool:
-        """Whether a call can be executed. False INSIDE. The session is of this process."""
-        if self.is_inside():
-            return False
-        try:
-            with self.mutex:
-                self._process_arrived()
-                return self.session.failure is None
-        except BaseException:
-            try:  # noqa: SIM105
-                _thread.start_new_thread(self.complete_interrupted, ())
-            except RuntimeError:  # no thread can be started
-                pass
-            self.complete_interrupted()
-            raise
+    def is_usable(self) -> bool:
+        """Whether a call may be executed: the session is not known to have failed. False INSIDE."""
+        return self.session.failure is None and not self.is_inside()
 
     def check(self, entry: Entry) -> None:
         self._read_state(entry.check, entry)
@@ -517,7 +507,7 @@ class SharedSession:
 
     def _is_connected_or_failed(self) -> bool:
         """Whether a reconnect is not needed, or has no use."""
-        return self.session.stage is Stage.SERVING or self.session.failure is not None
+        return self.session.stage is SERVING or self.session.failure is not None
 
     def _reconnect_once(self) -> None:
         """Reconnects, if a sidecar listens, and waits until the session is resumed."""
@@ -578,33 +568,28 @@ class SharedSession:
 
     def _release_entry(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
         """Releases entry, and submits call, if there is one. Returns the error of the release."""
-        with self.mutex:
-            read_at = self._clock()
-            self._process_arrived()
-            reconnect = not (entry.released or self._is_connected_or_failed())
-            if not reconnect:
-                error = self._release_and_flush(entry, read_at, call)
-        if reconnect:
-            self._reconnect_once()
+        error: LocksidecarError | None = None
+        reconnected = False
+        while True:
             with self.mutex:
                 read_at = self._clock()
                 self._process_arrived()
-                error = self._release_and_flush(entry, read_at, call)
+                if reconnected or entry.released or self._is_connected_or_failed():
+                    try:
+                        if call is None:
+                            entry.release(read_at)
+                        else:
+                            entry.release_confirmed(call, read_at)
+                    except LocksidecarError as e:
+                        error = e
+                    finally:
+                        self._flush()
+                    break
+            self._reconnect_once()
+            reconnected = True
         if (self.session.unreleased_until or self.session.unsent) and self._has_unreleased():
             self._start_releaser()
         return error
-
-    def _release_and_flush(self, entry: Entry, read_at: int, call: Confirm | None) -> LocksidecarError | None:
-        try:
-            if call is None:
-                entry.release(read_at)
-            else:
-                entry.release_confirmed(call, read_at)
-        except LocksidecarError as e:
-            return e
-        finally:
-            self._flush()
-        return None
 
     def _wait_for_confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed."""
@@ -775,8 +760,8 @@ class SharedSession:
             try:
                 if (call := self._outstanding_request()) is not None:
                     self._wait_for(call, timeouts)
-                else:
-                    self.execute(ping_call(), timeouts)  # its answer proves that everything before it was read
+                else:  # the answer to a ping proves that everything before it was read
+                    failed = not self.execute(ping_call(), timeouts)
             except LocksidecarError:
                 failed = True
             except Exception:  # such as that of a handler of the log; the locks have to be released all the same
@@ -819,7 +804,6 @@ class SharedSession:
         self._leader = None
         self._polling = False
         self._waiting.clear()
-        self._innermost.clear()
         self._releaser_running = False
         self._watched.clear()
         self._watcher_running = False

@@ -106,11 +106,11 @@ class Lock:
     ) -> None:
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be a function, not {on_lost!r}")
-        self.name = protocol.check_name(name)
+        self.name = name
         self._client = client
         self._options = options
         self._on_lost = on_lost
-        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client's handles_lock
+        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Returns whether the lock was acquired in time.
@@ -162,11 +162,10 @@ class Lock:
             raise
         finally:
             if held is not None and held.released and not held._scoped:
-                self._remove_handle(held)
+                self._handles.remove(held)
 
     def _handle_to_release(self) -> Held:
-        with self._client._process_state().handles_lock:
-            held = self._handles.handle_to_release(_owners.of_context())
+        held = self._handles.handle_to_release(_owners.of_context())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         return held
@@ -178,15 +177,12 @@ class Lock:
         holder on any host, and Client.info() that on this host. Only an acquire with timeout 0 finds out whether the
         lock can be had.
         """
-        with self._client._process_state().handles_lock:
-            handles = list(self._handles)
-        return any(h.remaining > 0 for h in handles)
+        return any(h.remaining > 0 for h in self._handles)
 
     @property
     def held(self) -> Held:
         """The Held of the calling thread; raises NotHeld if it does not hold the lock through this object."""
-        with self._client._process_state().handles_lock:
-            held = self._handles.newest(_owners.of_context())
+        held = self._handles.newest(_owners.of_context())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this thread")
         return held
@@ -204,7 +200,7 @@ class Lock:
     ) -> None:
         ended: list[Held] | None = None
         try:
-            ended = self._handles_to_end()
+            ended = self._handles.handles_of_block(_owners.of_context, sys._getframe(1))
             self._end_block(ended, exc)
         except LocksidecarError:
             raise
@@ -220,13 +216,10 @@ class Lock:
                     _thread.start_new_thread(self._complete_end, (ended,))
                 except RuntimeError:  # no thread can be started
                     pass
-            self._complete_end(self._handles_to_end() if ended is None else ended)
+            if ended is None:
+                ended = self._handles.handles_of_block(_owners.of_context, sys._getframe(1))
+            self._complete_end(ended)
             raise
-
-    def _handles_to_end(self) -> list[Held]:
-        """Only for __exit__(), whose caller is the frame of the block."""
-        with self._client._process_state().handles_lock:
-            return self._handles.handles_of_block(_owners.of_context(), sys._getframe(2))
 
     def _complete_end(self, ended: list[Held]) -> None:
         """Completes the end of a block that a signal handler interrupted."""
@@ -235,32 +228,29 @@ class Lock:
             held._entry.given_up = True
             held._scoped = False
             held._shared.complete_given_up()
-            self._remove_handle(held)
+            self._handles.remove(held)
 
     def _end_block(self, ended: list[Held], exc: BaseException | None) -> None:
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by the thread that leaves this with block")
         options = self._options
+        confirm = Timeouts.for_confirm(options.confirm_timeout) if options.waits_for_confirm(exc) else None
         error: LockLost | NotHeld | Unconfirmed | None = None
         for held in ended:
             held._scoped = False
         try:
             for held in ended:
                 if not held.released:
-                    held.release(confirm=options.waits_for_confirm(exc), timeout=options.confirm_timeout)
+                    held._shared.release(held._entry, confirm)
         except (LockLost, NotHeld, Unconfirmed) as e:
             error = e
         for held in ended:
-            self._remove_handle(held)
+            self._handles.remove(held)
         if error is None:
             return
         if exc is None:
             raise error
         add_note_about(exc, error)
-
-    def _remove_handle(self, held: Held) -> None:
-        with self._client._process_state().handles_lock:
-            self._handles.remove(held)
 
     def _acquire(self, options: Options, block: Block | None) -> Held:
         client = self._client
@@ -268,20 +258,21 @@ class Lock:
         call = acquire_call(self.name, owner, options, client._clock())
         state = client._process_state()
         shared = client._usable_session(state)
-        if state.upper or state.handles_lock_is_owned():
+        if state.upper:
             client._require_no_use_by(owner, self.name, shared, state)
         held: Held | None = None
         given_up: list[Call[Any] | Entry] = [call]
         span = _tracing.start(self.name, options.timeout)
         try:
-            shared.execute(call, Timeouts.for_acquire(options.timeout))
+            timeouts = Timeouts.for_acquire(options.timeout)
+            while not shared.execute(call, timeouts):
+                shared = client._usable_session(state)
             grant = call.result()
             assert call.hold is not None
             _owners.bind_to_task(call.hold)
             held = Held(shared, Entry(shared.session, call.hold), block is not None, block)
             given_up = [held._entry]
-            with state.handles_lock:
-                self._handles.push(owner, held)
+            self._handles.push(held)
             if self._on_lost is not None:
                 shared.watch(held._entry, self._on_lost)
             if span is not None:
@@ -311,7 +302,7 @@ class Lock:
     def _undo_acquire(self, shared: SharedSession, held: Held | None) -> None:
         shared.complete_interrupted()
         if held is not None:
-            self._remove_handle(held)
+            self._handles.remove(held)
 
     def __repr__(self) -> str:
         return f"<locksidecar.{type(self).__name__} {self.name!r}>"
@@ -342,15 +333,9 @@ class _ProcessState:
     It is made at the first use in the process, when monkey patching has replaced threading.Lock.
     """
 
-    __slots__ = ("handles_lock", "handles_lock_is_owned", "session_lock", "shared", "upper")
+    __slots__ = ("session_lock", "shared", "upper")
 
     def __init__(self) -> None:
-        # Guards the handles of all locks of the client. No thread waits while it holds it. A signal handler, or a
-        # __del__, may lock it again: see Handles.
-        handles_lock = threading.RLock()
-        self.handles_lock = handles_lock
-        # Whether the calling thread has locked it, in a frame that was interrupted.
-        self.handles_lock_is_owned: Callable[[], bool] = handles_lock._is_owned  # type: ignore[attr-defined]
         # Guards shared, which is replaced when its session has failed. Lock order: before SharedSession.mutex.
         self.session_lock = threading.RLock()
         self.shared: SharedSession | None = None
@@ -610,9 +595,9 @@ class Client:
 
     def _whole(self, name: str) -> str:
         """The name of a lock with the prefix."""
-        if not isinstance(name, str) or not self.name_prefix:
-            return protocol.check_name(name)
-        return protocol.check_name(self.name_prefix + name)
+        if self.name_prefix and isinstance(name, str):
+            name = self.name_prefix + name
+        return protocol.check_name(name)
 
     @property
     def _shared(self) -> SharedSession | None:
@@ -634,20 +619,22 @@ class Client:
         self._processes = {}
 
     def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:
-        self._usable_session(self._process_state()).execute(call, timeouts or Timeouts())
+        timeouts = timeouts or Timeouts()
+        while not self._usable_session(self._process_state()).execute(call, timeouts):
+            pass
         return call.result()
 
     def _usable_session(self, state: _ProcessState) -> SharedSession:
-        """state is that of this process."""
+        """A session that is not known to have failed. state is that of this process."""
         shared = state.shared
-        if shared is not None and shared.check_usable():
+        if shared is not None and shared.is_usable():
             return shared
         lock_is_owned: bool = state.session_lock._is_owned()  # type: ignore[attr-defined]
         if lock_is_owned or (shared is not None and shared.is_inside()):
             return self._upper_session(state)
         with state.session_lock:
             shared = state.shared
-            if shared is None or not shared.check_usable():
+            if shared is None or not shared.is_usable():
                 state.shared = shared = self._new_session()
                 if self._closed:  # by a signal handler, which did not find the new session
                     state.shared = None
@@ -658,7 +645,7 @@ class Client:
     def _upper_session(self, state: _ProcessState) -> SharedSession:
         """The session for a frame that has interrupted a change of the client's session on the same thread."""
         for shared in list(state.upper):
-            if shared.check_usable():
+            if shared.is_usable():
                 return shared
         shared = self._new_session()
         state.upper = [*[s for s in state.upper if s.session.failure is None], shared]
@@ -676,17 +663,16 @@ class Client:
         """Raises Deadlock if the wait for the lock would not end, because this process uses it.
 
         The sidecar cannot detect that. For it, sessions have different owners. While a frame of this thread is inside
-        of a session, or has locked the handles, the other threads cannot release their locks.
+        of a session, the other threads cannot release their locks.
         """
-        handles_are_locked = state.handles_lock_is_owned()
         for other in state.sessions():
             if other.is_inside():
-                is_used = other.session.is_used(name, except_by=None)
+                is_used = other.session.is_used(name)
             elif other is not shared:
                 is_used = other.session.is_used_by(name, owner)
             else:
                 is_used = False
-            if is_used or (handles_are_locked and other.session.is_used(name, except_by=owner)):
+            if is_used:
                 raise Deadlock(
                     f"acquire {name!r}: this process holds it, waits for it or releases it already, and cannot go on "
                     "before the signal handler or the __del__ that acquires it here has ended"

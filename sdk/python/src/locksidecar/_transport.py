@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, Final, Protocol, TypeVar
 
 from ._calls import UNREPEATABLE, Call, Confirm, check_number
-from ._core import DISCONNECTED, SERVING, Session, Stage
+from ._core import DISCONNECTED, ENDED, SERVING, Session, Stage
 from ._errors import BadRequest, ConfirmTimeout, Denied, LocksidecarError, Unavailable, Unsupported, sentence
 
 T = TypeVar("T")
@@ -40,11 +40,12 @@ GREETING_WAIT: Final = 1.0
 BYE_WAIT: Final = 1.0
 
 _RECV_SIZE: Final = 65_536
+_RECV_SIZES: Final = (_RECV_SIZE,)  # for map()
 # Used only for polls that do not wait, so it does not matter if monkey patching replaces select.poll later. None:
 # eventlet has removed it.
 _POLL: Final = getattr(select, "poll", None)
 # No SIGPIPE: a program that has the default handler must not die because the sidecar died.
-_SEND_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)
+_SEND_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)  # for map()
 
 # What recv() and send() raise when the sidecar has closed the connection. Another OSError may mean that there is no
 # memory, or that a signal handler raised a TimeoutError. Closing the socket then would release locks that are held.
@@ -151,28 +152,26 @@ class ReusedPoll:
     __slots__ = ("_files", "_made_by", "_poll")
 
     def __init__(self) -> None:
-        self._files: Sequence[HasFileno] = ()
+        self._files: tuple[HasFileno, ...] = ()
         self._made_by: object = None  # what select.poll was: monkey patching may replace it at any time
         self._poll: Any = None
 
-    def wait(self, reads: Sequence[HasFileno], seconds: float) -> None:
+    def wait(self, reads: tuple[HasFileno, ...], seconds: float) -> None:
         make = getattr(select, "poll", None)
         if make is None or sys.platform == "win32":
             wait_ready(reads, [], seconds)
             return
+        for file in reads:
+            if file.fileno() < 0:
+                return
         if self._made_by is not make or self._files != reads:
             poll = make()
             for file in reads:
-                if (fd := file.fileno()) < 0:
-                    return
-                poll.register(fd, select.POLLIN)
+                poll.register(file, select.POLLIN)
             # Commit:
             self._poll = poll
             self._files = reads
             self._made_by = make
-        for file in reads:
-            if file.fileno() < 0:
-                return
         self._poll.poll(seconds * 1000)
 
 
@@ -280,16 +279,6 @@ def _group_name(gid: int) -> str:
         return str(gid)
 
 
-def _append_result(results: list[T], function: Callable[..., T], *args: tuple[object]) -> None:
-    """Appends the result of function to results, even if a signal handler raises during the call.
-
-    Python runs handlers when a call returns, before its result is assigned. A count or bytes that are dropped there
-    would corrupt the stream. No handler runs between map() and extend(). For map(), each argument is a tuple of one
-    item.
-    """
-    results.extend(map(function, *args))
-
-
 class Availability(IntEnum):
     """Whether a sidecar serves the session. It decides which of the Timeouts applies to a call.
 
@@ -311,6 +300,10 @@ _SERVES: Final = Availability.SERVING
 
 class Transport:
     """Moves the bytes of a session over a non-blocking socket; after a disconnect, over the next one.
+
+    Python runs signal handlers when a call returns, before its result is assigned. A count or bytes that are dropped
+    there would corrupt the stream. No handler runs between map() and extend(), so `results.extend(map(recv, sizes))`
+    keeps the result even if a handler raises.
 
     Invariant: the connection of a session is not closed while a holder may believe in one of its holds, because the
     sidecar releases the locks of a session when the client closes the connection. After a failure the socket stays
@@ -412,24 +405,22 @@ class Transport:
     def receive(self) -> None:
         """Reads and processes everything that has arrived. If it is interrupted, it is called again."""
         session = self.session
-        if session.has_work():
-            session.process(self._clock())
-        while self.sock is not None and session.stage > DISCONNECTED:
-            try:
-                _append_result(session.received, self.sock.recv, (_RECV_SIZE,))
-            except BlockingIOError:
-                break
-            except OSError as e:
-                if not self._has_ended(e):
-                    raise
-                self._on_disconnected()
-                break
-            size = len(session.received[-1])
+        size = _RECV_SIZE
+        while size == _RECV_SIZE:
+            size = -1  # nothing was read
+            if self.sock is not None and session.stage > DISCONNECTED:
+                try:
+                    session.received.extend(map(self.sock.recv, _RECV_SIZES))
+                    size = len(session.received[-1])
+                except BlockingIOError:
+                    pass
+                except OSError as e:
+                    if not self._has_ended(e):
+                        raise
+                    size = 0
             session.process(self._clock())
             if size == 0:
                 self._on_disconnected()
-            elif size < _RECV_SIZE:
-                break
         served = self._availability is _SERVES
         if session.stage is DISCONNECTED or served is not (session.stage is SERVING):
             self._follow_stage()
@@ -437,11 +428,10 @@ class Transport:
     def flush(self) -> bool:
         """Sends what can be sent without waiting. Returns whether nothing is left."""
         session = self.session
-        sent: list[int] = []
         while session.unsent and self.sock is not None:
-            sent.clear()
+            sent: list[int] = []
             try:
-                _append_result(sent, self.sock.send, (session.unsent,), _SEND_FLAGS)
+                sent.extend(map(self.sock.send, (session.unsent,), _SEND_FLAGS))
             except BlockingIOError:
                 return False
             except OSError as e:
@@ -452,7 +442,7 @@ class Transport:
             finally:
                 if sent:  # no call here: a handler could raise before it returned
                     del session.unsent[: sent[0]]
-        if session.stage is SERVING or session.stage is Stage.ENDED:  # else a release is sent later, or not claimed
+        if session.stage is SERVING or session.stage is ENDED:  # else a release is sent later, or not claimed
             del session.unsent_releases[:]
         return True
 

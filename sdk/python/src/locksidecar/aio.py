@@ -728,7 +728,7 @@ class Lock:
     name: Final[str]
 
     def __init__(self, client: Client, name: str, options: Options) -> None:
-        self.name = protocol.check_name(name)
+        self.name = name
         self._client = client
         self._options = options
         self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)
@@ -813,7 +813,7 @@ class Lock:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ended = self._handles.handles_of_block(_owners.of_task())
+        ended = self._handles.handles_of_block(_owners.of_task)
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by the task that leaves this async with block")
         options = self._options
@@ -846,7 +846,7 @@ class Lock:
         owner = _owners.of_task()
         held = await self._client._acquire(self.name, owner, options, scoped)
         try:
-            self._handles.push(owner, held)
+            self._handles.push(held)
         except BaseException:  # a signal handler raised: the caller does not get held
             held._scoped = False
             held._shared.session.given_up += [held._entry]
@@ -859,8 +859,7 @@ class Lock:
         """Releases the entries that no caller can release any more. Those that are released already stay so."""
         for held in ended:
             held._shared.complete_given_up()
-            with contextlib.suppress(ValueError, KeyError, NotHeld):
-                self._handles.remove(held)
+            self._handles.remove(held)
 
     def __repr__(self) -> str:
         return f"<locksidecar.aio.{type(self).__name__} {self.name!r}>"
@@ -1129,9 +1128,9 @@ class Client:
 
     def _whole(self, name: str) -> str:
         """The name of a lock with the prefix."""
-        if not isinstance(name, str) or not self.name_prefix:
-            return protocol.check_name(name)
-        return protocol.check_name(self.name_prefix + name)
+        if self.name_prefix and isinstance(name, str):
+            name = self.name_prefix + name
+        return protocol.check_name(name)
 
     def after_fork_in_child(self) -> None:
         self._pid = os.getpid()
