@@ -105,6 +105,13 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 		m.OldestWaiter = older(now, m.OldestWaiter, &g.OldestWaiter)
 		m.OldestHold = older(now, m.OldestHold, &g.OldestHold)
 	}
+	// The survey may be a little older than the counts.
+	if m.Waiting == 0 {
+		m.OldestWaiter = nil
+	}
+	if m.Held == 0 {
+		m.OldestHold = nil
+	}
 	if p := cl.policy; p != nil {
 		// The numbers are of all users: the metrics have them, which each client may read.
 		if m.Hidden = p.Hidden(); m.OldestWaiter != nil && !p.Terms().RedactAge(m.OldestWaiter) {

@@ -1,6 +1,7 @@
 package sidecar_test
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -48,6 +49,23 @@ func TestStatusShowsTheOldestHoldAndWaiter(t *testing.T) {
 	a.answer(90, new(protocol.ForceReleaseOK))
 	if s := a.status(); len(s.Lost) != 1 || s.Lost[0] != (protocol.LossRow{Reason: protocol.ByForce, Count: 1}) {
 		t.Errorf("lost: %+v", s.Lost)
+	}
+}
+
+// The survey of many locks is made in parts, and is used again for a moment. What it found may have ended.
+func TestStatusWithoutHoldsHasNoOldestHold(t *testing.T) {
+	socket := start(t, nil)
+	a, b := greeted(t, socket), greeted(t, socket)
+	for i := range 2000 {
+		a.hold(fmt.Sprint("lock ", i))
+	}
+	a.nc.Close()
+	s := b.status()
+	for s.Held > 0 {
+		s = b.status()
+	}
+	if s.OldestHold != nil {
+		t.Errorf("no hold is left, and the oldest is %+v", s.OldestHold)
 	}
 }
 
