@@ -164,7 +164,7 @@ func (r *run) add(firing *Timer[int]) {
 		t = firing
 	}
 	was := slices.Contains(r.model, t)
-	full := r.wheel.MaxPending > 0 && len(r.model)-r.wheel.deferred >= r.wheel.MaxPending
+	full := r.wheel.MaxPending > 0 && len(r.model)-len(r.queue) >= r.wheel.MaxPending
 	switch err := r.wheel.Add(t, deadline); {
 	case err == ErrFull && !was && full:
 		return

@@ -75,6 +75,9 @@ func (*noCopy) Unlock() {}
 // been removed.
 func (t *Timer[T]) Pending() bool { return t.place != nowhere }
 
+// Deferred reports whether the timer is in the backlog.
+func (t *Timer[T]) Deferred() bool { return t.place == backlog }
+
 // Deadline returns the deadline of the last Add, also if the timer is not pending.
 func (t *Timer[T]) Deadline() int64 { return t.deadline }
 
@@ -127,7 +130,7 @@ func (w *Wheel[T]) Len() int { return w.pending }
 
 // Add makes t pending until deadline. If the deadline has passed, the next Advance fires t.
 // A pending timer is moved, which never fails. For a timer that is not pending, Add returns
-// [ErrFull] and does not change t if MaxPending timers are pending.
+// [ErrFull] and does not change t if MaxPending timers are pending outside the backlog.
 //
 // Add takes constant time and does not allocate.
 func (w *Wheel[T]) Add(t *Timer[T], deadline int64) error {
@@ -178,8 +181,8 @@ func (w *Wheel[T]) AdvanceSome(now int64, limit int, fire func(*Timer[T])) int {
 	return w.fire(due, limit, fire)
 }
 
-// Defer puts a timer into the backlog: a queue of timers that have been due, and that the owner
-// of the wheel postpones because others are more urgent. A timer in the backlog is pending:
+// Defer puts a timer into the backlog: a queue of timers that the owner of the wheel fires when it
+// has time, because others are more urgent. Their deadlines do not count. A timer in the backlog is pending:
 // Add and Remove take it out.
 func (w *Wheel[T]) Defer(t *Timer[T]) {
 	if t.Pending() {

@@ -52,7 +52,7 @@ func TestMessageBeginsWithTheNameOnce(t *testing.T) {
 		{fmt.Errorf("cannot open %s: %w", path, locksidecar.ErrClosed),
 			"locksidecar: cannot open /var/lib/locksidecar: " + strings.TrimPrefix(locksidecar.ErrClosed.Error(), "locksidecar: ") + "\n"},
 		{errors.Join(errors.New("a"), coded{exitFailure, locksidecar.ErrHeld}),
-			"locksidecar: a\n" + strings.TrimPrefix(locksidecar.ErrHeld.Error(), "locksidecar: ") + "\n"},
+			"locksidecar: a\n  " + strings.TrimPrefix(locksidecar.ErrHeld.Error(), "locksidecar: ") + "\n"},
 	} {
 		var out strings.Builder
 		printMessage(&out, "%v", tt.err)
@@ -67,7 +67,7 @@ func TestMessageBeginsWithTheNameOnce(t *testing.T) {
 func TestMessageHasNoControlCharacters(t *testing.T) {
 	var out strings.Builder
 	printMessage(&out, "%v", fmt.Errorf("host db-7: \x1b[2J\u009b2J\r\a\xff, für\n\tdich"))
-	if want := "locksidecar: host db-7: ?[2J?2J??\ufffd, für\n dich\n"; out.String() != want {
+	if want := "locksidecar: host db-7: ?[2J?2J??\ufffd, für\n   dich\n"; out.String() != want {
 		t.Errorf("printed %q, want %q", out.String(), want)
 	}
 }

@@ -111,11 +111,15 @@ func printMessage(w io.Writer, format string, args ...any) {
 	fmt.Fprintln(w, text)
 }
 
-// printableLines is display.Printable for a text that may have several lines.
+// printableLines is display.Printable for a text that may have several lines. Those after the first are
+// indented: a part of the text may come from another host, and must not look like a message of its own.
 func printableLines(text string) string {
 	var lines strings.Builder
 	for line := range strings.Lines(text) {
 		line, end := strings.CutSuffix(line, "\n")
+		if lines.Len() > 0 && line != "" {
+			lines.WriteString("  ")
+		}
 		lines.WriteString(display.Printable(strings.ReplaceAll(line, "\t", " ")))
 		if end {
 			lines.WriteByte('\n')

@@ -107,7 +107,7 @@ func (t *Table) doubt(l *lock) {
 }
 
 // onUnlocked notes a message on the lock's channel. If a release of this host has published it, the key
-// is looked at once without need.
+// is looked at once without need, and a lock that lingers again lingers no longer.
 func (t *Table) onUnlocked(now int64, l *lock) {
 	q := l.queue
 	l.claim.EndLinger()

@@ -28,7 +28,7 @@ type Table struct {
 	cells   int     // that the locks take of MaxLocks: see Cells
 	waiting int     // waiters in all
 
-	budget   int // of the call of Work that is under way: locks and waiters
+	budget   int // of the call of Work that is under way: locks and waiters. Outside of Work it means nothing
 	requests pool[request]
 	queues   pool[queue]
 	holds    pool[hold]

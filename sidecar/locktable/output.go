@@ -24,7 +24,7 @@ func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string,
 }
 
 func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
-	if tm.Pending() && tm.Deadline() == at {
+	if tm.Pending() && !tm.Deferred() && tm.Deadline() == at {
 		return
 	}
 	if err := t.wheel.Add(tm, at); err != nil {

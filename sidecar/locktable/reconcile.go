@@ -32,7 +32,9 @@ func (t *Table) reconcile(now int64, l *lock) {
 	}
 	t.markDirty(l)
 	switch {
-	case l.hasMore: // what is due meanwhile is done when its turn comes
+	case l.hasMore && l.holds != nil: // in the backlog, nothing of the hold would be done when it is due
+		t.arm(&l.timer, now)
+	case l.hasMore:
 		t.wheel.Defer(&l.timer)
 	case a.Next == moment.Never:
 		t.wheel.Remove(&l.timer)

@@ -458,6 +458,40 @@ func TestConfirmsAreAnsweredInParts(t *testing.T) {
 	}
 }
 
+// Answers that are left keep no renewal back, also if Work is not called for long.
+func TestRenewalIsNotKeptBackByAnswersThatAreLeft(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(redisop.Take, redisop.Done)
+	r.release(1, 1)
+	for i := range uint64(1000) {
+		r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 1000 + i, Name: "a"})
+	}
+	r.acquire(2, "a")
+	r.collect()
+	ops := r.ops // a Drop, and the Take that is pipelined after it
+	r.ops = nil
+	for _, op := range ops { // the second result answers some of the confirms, and grants the lock
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 100})
+		r.collect()
+	}
+	if !slices.ContainsFunc(r.log, func(line string) bool { return strings.HasPrefix(line, "s2 granted") }) {
+		t.Fatalf("%q", r.log)
+	}
+	r.ops = nil
+	for end := r.now + int64(12*time.Second); r.now < end && len(r.ops) == 0; r.collect() {
+		at, ok := r.tb.Next()
+		if !ok {
+			t.Fatal("nothing is due")
+		}
+		r.now = max(r.now, at)
+		r.tb.Advance(r.now)
+	}
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Renew {
+		t.Errorf("%+v; want a renewal after a third of the lease", r.ops)
+	}
+}
+
 // A confirmation counts for its user until it is answered, also when its session has
 // ended: no user can have more of them by coming again.
 func TestConfirmsOfEndedSessionsCount(t *testing.T) {

@@ -330,8 +330,8 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	if mode == "" {
 		mode = info["redis_mode"]
 	}
-	if err := d.wrongMode(mode); err != nil {
-		return err
+	if mode == "sentinel" {
+		return unavailablef("Redis at %s is a Sentinel, which has no locks; point redis to the master that it watches, or to an endpoint that follows it", d.address)
 	}
 	if tooOld(s.version) {
 		return unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)

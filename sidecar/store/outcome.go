@@ -76,17 +76,6 @@ func (d *dialer) demoted(answer string) string {
 	return fmt.Sprintf("Redis at %s has become a read-only replica; %s%s", d.address, failingOver, answer)
 }
 
-// wrongMode is the error for a server that is no single Redis.
-func (d *dialer) wrongMode(mode string) error {
-	switch mode {
-	case "cluster":
-		return unavailablef("Redis at %s is a node of a Cluster, which is not supported; point redis to a Redis without Cluster", d.address)
-	case "sentinel":
-		return unavailablef("Redis at %s is a Sentinel, which has no locks; point redis to the master that it watches, or to an endpoint that follows it", d.address)
-	}
-	return nil
-}
-
 // answered is the sentence for an operation on name that Redis answered with text.
 func (d *dialer) answered(name, text string) string {
 	text = clip(text)
@@ -101,7 +90,7 @@ func (d *dialer) answered(name, text string) string {
 	case "READONLY":
 		return d.demoted(" (" + text + ")")
 	case "MASTERDOWN":
-		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; point redis to the master (%s)", d.address, text)
+		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; %s (%s)", d.address, failingOver, text)
 	case "LOADING":
 		return fmt.Sprintf("Redis at %s is loading its data; wait until it has (%s)", d.address, text)
 	case "OOM":

@@ -47,7 +47,7 @@ type pipeline struct {
 	flight        fifo[redisop.Op] // those that the calls carry out
 	out           *rawio.Writer    // of commands
 	drainReason   string           // why no further command is to be sent here, although it can be; "": it may
-	noRole        bool             // Redis did not permit ROLE: a ping is a PING
+	noRole        bool             // Redis refuses ROLE: a ping is a PING
 	minRTT        int64            // the shortest time that an answer took
 	liveness      liveness
 	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
@@ -184,16 +184,15 @@ func (p *pipeline) ping(now int64) {
 	}
 }
 
-// onPong takes the answer of ping: any reply shows that Redis is alive. The error says that it has become a
-// replica. The caller holds mu.
-func (p *pipeline) onPong(answer reply) error {
+// onPong takes the answer of ping: any reply shows that Redis is alive. A replica is left. The caller
+// holds mu.
+func (p *pipeline) onPong(answer reply) {
 	switch {
-	case answer.kind == '-':
+	case answer.kind == '-' && outcomeOf(code(answer.text)) == redisop.Refused: // NOPERM, or it is not known
 		p.noRole = true
-	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text):
-		return unavailableError(p.commands.dial.demoted(""))
+	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text) && p.drainReason == "":
+		p.drainReason = p.commands.dial.demoted("")
 	}
-	return nil
 }
 
 // cut ends the connection. The reader finds that out, and reports it. The caller holds mu.
@@ -531,9 +530,7 @@ func (p *pipeline) onReply(answer reply) error {
 func (p *pipeline) onResults(answer reply) error {
 	cl := *p.calls.front()
 	if cl.form == alive {
-		if err := p.onPong(answer); err != nil {
-			return err
-		}
+		p.onPong(answer)
 	}
 	p.served = true
 	if cl.ops > 0 { // something on the way may answer a ping

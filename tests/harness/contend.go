@@ -6,8 +6,9 @@ import (
 )
 
 // Contend starts so many worker processes on each host, which acquire and release one lock
-// without a pause. The returned function stops them and returns how often they held it.
-func Contend(t testing.TB, name string, workersPerHost int, hosts ...*Daemon) (end func() int) {
+// without a pause. The returned function stops them and returns how often they held it, and how long
+// one of them waited at most.
+func Contend(t testing.TB, name string, workersPerHost int, hosts ...*Daemon) (end func() (grants int, longest time.Duration)) {
 	t.Helper()
 	fleet := StartFleet(t, workersPerHost, hosts...)
 	var ended []<-chan Answer
@@ -17,9 +18,8 @@ func Contend(t testing.TB, name string, workersPerHost int, hosts ...*Daemon) (e
 	for _, d := range hosts {
 		Eventually(t, "the processes want the lock", func() bool { return Waiters(t, d, name) >= workersPerHost/2 })
 	}
-	return func() int {
+	return func() (grants int, longest time.Duration) {
 		t.Helper()
-		grants := 0
 		for i, w := range fleet {
 			select {
 			case a := <-ended[i]:
@@ -32,7 +32,8 @@ func Contend(t testing.TB, name string, workersPerHost int, hosts ...*Daemon) (e
 				t.Errorf("process %d: %s: %s", i, a.Err, a.Msg)
 			}
 			grants += a.Grants
+			longest = max(longest, time.Duration(a.LongestNS))
 		}
-		return grants
+		return grants, longest
 	}
 }

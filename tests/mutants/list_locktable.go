@@ -541,6 +541,13 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestSessionsThatEndAreWorkedOffInTurn"),
 	},
 	{
+		rule: "a renewal does not wait behind answers that are left",
+		file: "sidecar/locktable/reconcile.go",
+		old:  "	case l.hasMore && l.holds != nil:",
+		new:  "	case false:",
+		by:   tableTest("TestRenewalIsNotKeptBackByAnswersThatAreLeft"),
+	},
+	{
 		rule: "a lock that has more to answer takes the whole budget of a step",
 		file: "sidecar/locktable/waiters.go",
 		old:  "	t.budget -= t.cfg.MaxWork\n",

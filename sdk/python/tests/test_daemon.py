@@ -444,7 +444,7 @@ def test_process_stopped_past_its_lease_keeps_a_renewed_lock(daemon: Daemon, kin
 
 
 STOPPED_HOLDER = """
-import locksidecar, queue, sys
+import locksidecar, queue, sys, time
 losses = queue.SimpleQueue()
 client = locksidecar.connect(sys.argv[1])
 lock = client.lock("n", max_hold=0.02, on_lost=losses.put)
@@ -456,7 +456,8 @@ while sys.stdin.readline():
         lock.release()
     except locksidecar.LockLost:
         pass
-while client._shared._watcher_running:
+end = time.monotonic() + 30
+while client._shared._watcher_running and time.monotonic() < end:
     pass
 print(losses.qsize(), flush=True)
 """

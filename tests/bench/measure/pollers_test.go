@@ -35,25 +35,27 @@ func TestMeasurePollers(t *testing.T) {
 		waitMS int64
 
 		workers, hosts int
+		threads        int // of the client; 0: one
 	}{
-		{"no other client", nil, "", 0, 8, 1},
-		{"RLock.tryLock(), each ms", redisson, "lock", 0, 8, 1},
-		{"RLock.tryLock(), each ms, against one process", redisson, "lock", 0, 1, 1},
-		{"RLock.tryLock(), each ms, against two hosts", redisson, "lock", 0, 8, 2},
-		{"RLock.tryLock(5 s)", redisson, "lock", 5000, 8, 1},
-		{"RLock.lock()", redisson, "lock", -1, 8, 1},
-		{"NonReentrantLock.lock()", redisson, "nonreentrant", -1, 8, 1},
-		{"RFencedLock.tryLockAndGetToken(0), each ms", redisson, "fenced", 0, 8, 1},
-		{"RFencedLock.lockAndGetToken()", redisson, "fenced", -1, 8, 1},
-		{"RSpinLock.lock()", redisson, "spin", -1, 8, 1},
-		{"RFairLock.tryLock(), each ms", redisson, "fair", 0, 8, 1},
-		{"RFairLock.lock()", redisson, "fair", -1, 8, 1},
-		{"RMultiLock.tryLock(5 s), this one and a free one", redisson, "multi", 5000, 8, 1}, // lock() cannot be interrupted
-		{"another sidecar, wait_ms 0, each ms", sidecar, "", 0, 8, 1},
-		{"another sidecar, wait_ms 5000", sidecar, "", 5000, 8, 1},
-		{"another sidecar, no limit", sidecar, "", -1, 8, 1},
-		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", unsubscribed, "", 0, 8, 1},
-		{"a sidecar without SUBSCRIBE, wait_ms 5000", unsubscribed, "", 5000, 8, 1},
+		{"no other client", nil, "", 0, 8, 1, 0},
+		{"RLock.tryLock(), each ms", redisson, "lock", 0, 8, 1, 0},
+		{"RLock.tryLock(), each ms, against one process", redisson, "lock", 0, 1, 1, 0},
+		{"RLock.tryLock(), each ms, against two hosts", redisson, "lock", 0, 8, 2, 0},
+		{"RLock.tryLock(5 s)", redisson, "lock", 5000, 8, 1, 0},
+		{"RLock.lock()", redisson, "lock", -1, 8, 1, 0},
+		{"eight threads in RLock.lock(), against three hosts", redisson, "lock", -1, 9, 3, 8},
+		{"NonReentrantLock.lock()", redisson, "nonreentrant", -1, 8, 1, 0},
+		{"RFencedLock.tryLockAndGetToken(0), each ms", redisson, "fenced", 0, 8, 1, 0},
+		{"RFencedLock.lockAndGetToken()", redisson, "fenced", -1, 8, 1, 0},
+		{"RSpinLock.lock()", redisson, "spin", -1, 8, 1, 0},
+		{"RFairLock.tryLock(), each ms", redisson, "fair", 0, 8, 1, 0},
+		{"RFairLock.lock()", redisson, "fair", -1, 8, 1, 0},
+		{"RMultiLock.tryLock(5 s), this one and a free one", redisson, "multi", 5000, 8, 1, 0}, // lock() cannot be interrupted
+		{"another sidecar, wait_ms 0, each ms", sidecar, "", 0, 8, 1, 0},
+		{"another sidecar, wait_ms 5000", sidecar, "", 5000, 8, 1, 0},
+		{"another sidecar, no limit", sidecar, "", -1, 8, 1, 0},
+		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", unsubscribed, "", 0, 8, 1, 0},
+		{"a sidecar without SUBSCRIBE, wait_ms 5000", unsubscribed, "", 5000, 8, 1, 0},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := harness.StartRedis(t)
@@ -71,17 +73,33 @@ func TestMeasurePollers(t *testing.T) {
 			if w == nil {
 				time.Sleep(duration)
 			} else {
-				a := w.Must(harness.Command{
-					Do: "poll", Name: name, Names: []string{name, "free"}, Object: c.object, WaitMS: c.waitMS,
-					ForMS: duration.Milliseconds(), Pause: 1,
-				})
-				result = fmt.Sprintf("%6d tries %6d grants, longest wait %v", a.Tries, a.Grants, time.Duration(a.LongestNS).Round(time.Millisecond))
+				var polls []<-chan harness.Answer
+				threads := []*harness.Worker{w}
+				for i := 1; i < c.threads; i++ {
+					threads = append(threads, w.OnThread(fmt.Sprint("thread ", i)))
+				}
+				for _, thread := range threads {
+					polls = append(polls, thread.Send(harness.Command{
+						Do: "poll", Name: name, Names: []string{name, "free"}, Object: c.object, WaitMS: c.waitMS,
+						ForMS: duration.Milliseconds(), Pause: 1,
+					}))
+				}
+				var sum harness.Answer
+				for i, thread := range threads {
+					a := thread.Await(polls[i])
+					if a.Err != "" {
+						t.Fatalf("%+v", a)
+					}
+					sum.Tries, sum.Grants, sum.LongestNS = sum.Tries+a.Tries, sum.Grants+a.Grants, max(sum.LongestNS, a.LongestNS)
+				}
+				result = fmt.Sprintf("%6d tries %6d grants, longest wait %v", sum.Tries, sum.Grants, time.Duration(sum.LongestNS).Round(time.Millisecond))
 			}
 			took := time.Since(start)
 			if c.object != "" {
 				w.Disconnect()
 			}
-			row(c.what, "%-48s; the processes: %6.0f/s", result, float64(end())/took.Seconds())
+			grants, longest := end()
+			row(c.what, "%-48s; the processes: %6.0f/s, longest wait %v", result, float64(grants)/took.Seconds(), longest.Round(time.Millisecond))
 		})
 	}
 }

@@ -53,8 +53,10 @@ class Handles(Generic[H]):
         return iter(list(self._handles))
 
     def push(self, handle: H) -> None:
-        for other in list(self._handles):
-            if other.released and not other._scoped:
+        for other in reversed(list(self._handles)):
+            if not other.released:
+                break  # those before it are looked at when it is released: a push takes no longer for many of them
+            if not other._scoped:
                 self.remove(other)
         self._handles.append(handle)
 
