@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"reflect"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 )
 
 // settingsView is what serve --print prints. The help documents the field names of --json, which
@@ -123,25 +123,11 @@ func (s *settingView) showRedis(target *redisTarget, r *settingsResolver) {
 // withoutPassword returns a URL of Redis that chooseRedis has accepted, without its password; its
 // user, too, if isAnyUser.
 func withoutPassword(raw string, isAnyUser bool) string {
-	u, err := url.Parse(raw)
+	u, err := redisurl.Parse(raw)
 	if err != nil {
 		return ""
 	}
-	if name := u.User.Username(); name == "" || isAnyUser {
-		u.User = nil
-	} else {
-		u.User = url.User(name)
-	}
-	// What cannot be parsed is not in q. A misspelled option is refused by the daemon, and could still
-	// have the password.
-	q := u.Query()
-	for key := range q {
-		if strings.Contains(strings.ToLower(key), "pass") || isAnyUser && key == "username" {
-			q.Del(key)
-		}
-	}
-	u.RawQuery = q.Encode()
-	return u.String()
+	return u.Public(isAnyUser)
 }
 
 // noteOnDefault returns what is used in place of a default that depends on the host or on other

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 )
 
 // redisTarget is which Redis to use: a URL, or a private one.
@@ -109,44 +109,33 @@ func readRedis(path, where string) (redisTarget, error) {
 // parseRedis returns an error for a text that is not a Redis URL. The error never quotes the
 // text: if a password contains a slash, it is not certain where the password ends.
 func parseRedis(raw, where string) (redisTarget, error) {
-	u, err := url.Parse(raw)
-	if err != nil || u.Opaque != "" || u.Fragment != "" || strings.ContainsAny(raw, " \t\r\n") {
+	u, err := redisurl.Parse(raw)
+	if err != nil || u.Server.Opaque != "" || u.Server.Fragment != "" || strings.ContainsAny(raw, " \t\r\n") {
 		return redisTarget{}, badRedis(where)
 	}
-	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
-	if name := u.User.Username(); name != "" {
-		shown.User = url.User(name)
-	}
-	switch u.Scheme {
-	case "redis", "rediss":
-		if db := strings.Trim(u.Path, "/"); db != "" {
+	if u.Server.Scheme == "unix" {
+		if u.Server.Host != "" || !strings.HasPrefix(u.Server.Path, "/") {
+			return redisTarget{}, badRedis(where)
+		}
+	} else {
+		if db := u.Database(); db != "" {
 			if _, err := strconv.ParseUint(db, 10, 31); err != nil {
 				return redisTarget{}, badRedis(where)
 			}
 		}
-		if u.Hostname() == "" {
+		if u.Server.Hostname() == "" {
 			return redisTarget{}, badRedis(where)
 		}
-	case "unix":
-		if u.Host != "" || !strings.HasPrefix(u.Path, "/") {
-			return redisTarget{}, badRedis(where)
-		}
-	default:
-		return redisTarget{}, badRedis(where)
 	}
-	return redisTarget{url: raw, shown: shown.String()}, nil
+	return redisTarget{url: raw, shown: u.String()}, nil
 }
 
 func badRedis(where string) error {
-	return fmt.Errorf("the Redis URL of %s is not one; write redis://user:password@host:6379/0, rediss://… for TLS or "+
-		"unix:///path/to/redis.sock, and percent-encode what is not a letter or a digit in the password", where)
+	return fmt.Errorf("the Redis URL of %s is not one; write redis://user:password@host:6379/0, rediss://… for TLS, "+
+		"redis+sentinel://user:password@sentinel:26379,sentinel:26379/master/0 or unix:///path/to/redis.sock, and percent-encode what is not a letter or a digit in the password", where)
 }
 
 func hasPassword(raw string) bool {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return true
-	}
-	_, ok := u.User.Password()
-	return ok || u.Query().Has("password")
+	u, err := redisurl.Parse(raw)
+	return err != nil || u.HasPassword()
 }

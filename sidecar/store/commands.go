@@ -34,11 +34,14 @@ const (
 // be sent. Another goroutine reads while there is a connection, and one dials while there is
 // none.
 type commands struct {
-	cfg  Config
-	dial *dialer
+	cfg       Config
+	dial      *dialer                // what the first URL says
+	server    atomic.Pointer[dialer] // the way to the server that was connected last; before: dial
+	sentinels *sentinels             // who know where the server is; nil: the URL does
 
 	wake   chan struct{} // run is to look at the queued operations, at closing and at the pipeline's next check
 	dialed chan dialed   // from the dialing goroutine
+	hurry  chan struct{} // the dialing goroutine is to wait no longer
 	ctx    context.Context
 	cancel context.CancelFunc // cuts everything short
 	done   chan struct{}      // run has ended
@@ -68,8 +71,9 @@ type commands struct {
 	announceTold atomic.Bool // that the name of the host is not permitted was logged
 
 	// Owned by the dialing goroutine, of which there is one at a time.
-	login        *dialer // with the user and the password that were read last
-	loginFailure string  // why they could not be read, as the log has it; "": they were
+	login        *dialer       // with the user and the password that were read last
+	lost         lostAddresses // of run too, while there is no dialing goroutine
+	loginFailure string        // why they could not be read, as the log has it; "": they were
 
 	// Owned by run.
 	number   uint32   // of the connection, the first one is 1
@@ -94,11 +98,17 @@ func newCommands(cfg Config, d *dialer) *commands {
 		login:    d,
 		wake:     make(chan struct{}, 1),
 		dialed:   make(chan dialed),
+		hurry:    make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		listener: newListener(d.keys),
 
 		spareResults: make(resultPool, 4),
-		why:          "Redis at " + d.address + " is not connected yet",
+		why:          d.notYet(),
+	}
+	c.server.Store(d)
+	if d.group != nil {
+		c.sentinels = newSentinels(d.group, cfg.Log)
+		c.sentinels.onMoved = c.onMoved
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.last = cfg.Last
@@ -217,6 +227,10 @@ func (c *commands) run() {
 	look.Stop()
 	defer look.Stop()
 	var dialing sync.WaitGroup
+	if c.sentinels != nil {
+		defer c.sentinels.close()
+		dialing.Go(func() { c.sentinels.watch(c.ctx) })
+	}
 	defer dialing.Wait()
 	defer c.cancel()
 	connect := func() {
@@ -296,11 +310,11 @@ func (c *commands) checkPipeline() (next time.Duration, over bool) {
 // before the first attempt.
 func (c *commands) connect(delay time.Duration, last Identity) {
 	for {
-		if !pause(c.ctx, delay) {
+		if !pauseUnless(c.ctx, delay, c.hurry) {
 			return
 		}
 		c.readLogin()
-		s, err := c.login.connect(c.ctx, last)
+		s, err := c.login.find(c.ctx, c.sentinels, &c.lost, last)
 		select {
 		case c.dialed <- dialed{s, err}:
 		case <-c.ctx.Done():
@@ -332,6 +346,9 @@ func (c *commands) readLogin() {
 	}
 	if err == nil {
 		c.login, c.loginFailure = d, ""
+		if c.sentinels != nil {
+			c.sentinels.use(d.group)
+		}
 	} else if why := err.Error(); why != c.loginFailure {
 		c.loginFailure = why
 		c.cfg.Log.Warn("the Redis URL that was read again is not used; the user and the password of before are", "reason", why)
@@ -345,7 +362,10 @@ func nextDelay(delay time.Duration) time.Duration {
 
 // pause sleeps for delay, give or take a quarter, so that the sidecars of many
 // hosts do not come back to a fresh Redis in step. False: ctx ended.
-func pause(ctx context.Context, delay time.Duration) bool {
+func pause(ctx context.Context, delay time.Duration) bool { return pauseUnless(ctx, delay, nil) }
+
+// pauseUnless is pause, which also ends when something is received.
+func pauseUnless(ctx context.Context, delay time.Duration, hurry <-chan struct{}) bool {
 	if delay == 0 {
 		return ctx.Err() == nil
 	}
@@ -354,8 +374,24 @@ func pause(ctx context.Context, delay time.Duration) bool {
 	select {
 	case <-t.C:
 		return true
+	case <-hurry:
+		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// onMoved ends the connection to a server that is no longer the master, and has the master connected at
+// once.
+func (c *commands) onMoved(address string) {
+	c.mu.Lock()
+	if p := c.pipe; p != nil && p.dial.options.Addr != address {
+		p.cut(unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", p.dial.address, c.dial.address, address))
+	}
+	c.mu.Unlock()
+	select {
+	case c.hurry <- struct{}{}:
+	default:
 	}
 }
 
@@ -380,8 +416,13 @@ func (c *commands) onConnected(s *readyConn) {
 		c.cfg.Log.Warn("this user may not use the queues of locks: this host waits for a lock without a place in its queue; let its ACL have +zadd +zcard +zrank +zrange +zrem +zpopmin and the keys "+c.dial.keys.queuePatterns(),
 			"reason", clip(s.noQueue))
 	}
-	c.cfg.Log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s), "own_channel", listening)
+	log := c.cfg.Log
+	if c.sentinels != nil {
+		log = log.With("address", s.dial.address)
+	}
+	log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s), "own_channel", listening)
 	c.last, c.upAt = s.id, time.Now()
+	c.server.Store(s.dial)
 	c.why = ""
 	if c.cfg.OnUp != nil {
 		c.cfg.OnUp(lost, listening, s.id)
@@ -431,7 +472,8 @@ func (c *commands) onDisconnect() {
 	c.last = p.id // its floor may have risen
 	unsubscribed := c.listener.onDisconnect()
 	c.mu.Unlock()
-	why := c.dial.broken(err)
+	c.lost.note(p.redisConn)
+	why := p.dial.broken(err)
 	if told, ok := err.(unavailableError); ok {
 		why = string(told)
 	}

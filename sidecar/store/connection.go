@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -19,13 +18,15 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 )
 
 // dialer knows the way to one Redis, and which keys are ours there. Immutable.
 type dialer struct {
-	options redis.Options // what the URL says
-	address string        // for people; never the password
-	timeout time.Duration // of silence while an answer is owed
+	options redis.Options  // what the URL says; the address of the server, if group is nil
+	group   *sentinelGroup // who says where the server is; nil: the URL does
+	address string         // for people; never the password
+	timeout time.Duration  // of silence while an answer is owed
 	tls     TLS
 	keys    keyspace
 	channel string // of the sidecar
@@ -34,27 +35,16 @@ type dialer struct {
 // parse reads the URL. What it says about a bad one never repeats the part that
 // may be a password.
 func parse(cfg Config) (*dialer, error) {
-	rawURL := cfg.URL
-	const forms = "redis://[user:password@]host[:port][/database], rediss://… for TLS, or unix:///path/to/socket[?db=database]"
-	if rawURL == "" {
-		return nil, errors.New("no Redis URL: want " + forms)
-	}
-	u, err := url.Parse(rawURL)
+	u, err := redisurl.Parse(cfg.URL)
 	if err != nil {
-		return nil, errors.New("the Redis URL cannot be read: want " + forms +
-			"; characters like / : @ # in a password must be percent-encoded")
+		return nil, err
 	}
-	switch u.Scheme {
-	case "redis", "rediss", "unix":
-	default:
-		return nil, fmt.Errorf("the Redis URL begins with %q: want %s", u.Scheme, forms)
-	}
-	o, err := redis.ParseURL(rawURL)
+	o, err := redis.ParseURL(u.Server.String())
 	if err != nil {
-		return nil, fmt.Errorf("the Redis URL is wrong (%s): want %s", strings.TrimPrefix(err.Error(), "redis: "), forms)
+		return nil, fmt.Errorf("the Redis URL is wrong (%s): want %s", strings.TrimPrefix(err.Error(), "redis: "), redisurl.Forms)
 	}
 	if o.DB < 0 {
-		return nil, fmt.Errorf("the Redis URL names database %d, below 0: want %s", o.DB, forms)
+		return nil, fmt.Errorf("the Redis URL names database %d, below 0: want %s", o.DB, redisurl.Forms)
 	}
 	if err := cfg.TLS.check(o.TLSConfig); err != nil {
 		return nil, err
@@ -70,10 +60,28 @@ func parse(cfg Config) (*dialer, error) {
 		o.DialTimeout = 5 * time.Second
 	}
 	d.options = *o
+	if u.Sentinel != nil {
+		d.address = u.Sentinel.Master
+		if d.group, err = checkGroup(u.Sentinel, cfg.TLS, cfg.Timeout); err != nil {
+			return nil, err
+		}
+	}
 	return d, nil
 }
 
-// place is the address and the number of the database.
+// at returns the way to the server at an address that Sentinels name.
+func (d *dialer) at(address string) *dialer {
+	server := *d
+	server.group, server.address, server.options.Addr = nil, address, address
+	if o := &server.options; o.TLSConfig != nil {
+		o.TLSConfig = o.TLSConfig.Clone()
+		o.TLSConfig.ServerName, _, _ = net.SplitHostPort(address)
+	}
+	return &server
+}
+
+// place is the address and the number of the database; or the name of the master, if Sentinels say
+// where it is.
 func (d *dialer) place() string { return d.address + "/" + strconv.Itoa(d.options.DB) }
 
 // A netConn is the socket under a link. It can be cut at any time by anybody.
@@ -115,11 +123,10 @@ type redisConn struct {
 var errSpent = errors.New("a link has one connection")
 
 // dial opens a socket and wraps it. Nothing was sent on it yet.
-func (d *dialer) dial(ctx context.Context) (*redisConn, error) {
+func (d *dialer) dial(ctx context.Context, lost *lostAddresses) (*redisConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.options.DialTimeout)
 	defer cancel()
-	nd := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
-	socket, err := nd.DialContext(ctx, d.options.Network, d.options.Addr)
+	socket, err := d.open(ctx, lost)
 	if err != nil {
 		return nil, d.dialError(err)
 	}
@@ -195,6 +202,7 @@ func (l *redisConn) close() {
 // and subscribed to the sidecar's channel; the scripts are run by a pipe.
 type readyConn struct {
 	*redisConn
+	dial    *dialer // that made it
 	conn    *redis.Conn
 	in      *inputSource
 	replies *replies // of in, after the switch to RESP3
@@ -248,20 +256,20 @@ func (s *readyConn) close() {
 // connect makes a session: dials, greets, and finds out whether this Redis will
 // do. last is the session before it, if there was one, perhaps in another process:
 // what may still run of that one is ended, and tokens go on from its floor.
-func (d *dialer) connect(ctx context.Context, last Identity) (*readyConn, error) {
-	l, err := d.dial(ctx)
+func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last Identity) (*readyConn, error) {
+	l, err := d.dial(ctx, lost)
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { l.wire.Close() })
 	defer stop()
 	l.wire.patience = d.timeout
-	s := &readyConn{redisConn: l, conn: l.client.Conn()}
-	if err := d.probe(s, last); err != nil {
-		s.close()
-		return nil, err
+	s := &readyConn{redisConn: l, dial: d, conn: l.client.Conn()}
+	if err = d.probe(s, last); err == nil {
+		err = d.subscribe(s)
 	}
-	if err := d.subscribe(s); err != nil {
+	if err != nil {
+		lost.note(l)
 		s.close()
 		return nil, err
 	}

@@ -325,7 +325,7 @@ func BenchmarkRedisConnect(b *testing.B) {
 	b.ResetTimer()
 	before := s.cpu(admin)
 	for range b.N {
-		session, err := d.connect(ctx, Identity{})
+		session, err := d.connect(ctx, &lostAddresses{}, Identity{})
 		if err != nil {
 			b.Fatal(err)
 		}

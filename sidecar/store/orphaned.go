@@ -72,7 +72,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 	}
 	c.runScript(dropOrphaned, latest, args, func(answer reply, err error) {
 		if err == nil && answer.kind == '-' {
-			err = unavailableError(c.dial.refusedOrphaned(name, reason(answer.text)))
+			err = unavailableError(c.server.Load().refusedOrphaned(name, reason(answer.text)))
 		}
 		if err != nil {
 			done(OrphanChanged, false, err)
@@ -96,7 +96,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 		r := redisop.Result{Kind: redisop.Drop, Name: name}
 		refused, _, err := decode(answer.list[0], &r)
 		if err == nil && refused != "" {
-			err = unavailableError(c.dial.answered(name, reason(refused)))
+			err = unavailableError(c.server.Load().answered(name, reason(refused)))
 		}
 		done(OrphanDropped, r.Passed, err)
 	})

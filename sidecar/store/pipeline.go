@@ -98,9 +98,9 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	p := &pipeline{
 		readyConn:     s,
 		commands:      c,
-		encoder:       encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String()},
+		encoder:       encoder{prefix: c.cfg.UUID + ":", keys: s.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String()},
 		ended:         make(chan struct{}),
-		patience:      int64(c.dial.timeout),
+		patience:      int64(s.dial.timeout),
 		minRTT:        math.MaxInt64,
 		lastReply:     protocol.Now(),
 		scriptLoading: make(map[*script]bool),
@@ -191,7 +191,7 @@ func (p *pipeline) onPong(answer reply) {
 	case answer.kind == '-' && outcomeOf(code(answer.text)) == redisop.Refused: // NOPERM, or it is not known
 		p.noRole = true
 	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text) && p.drainReason == "":
-		p.drainReason = p.commands.dial.demoted("")
+		p.drainReason = p.dial.demoted("")
 	}
 }
 
@@ -288,7 +288,7 @@ func (p *pipeline) deliverResults() error {
 	p.deliver()
 	if p.silent != "" && !p.commands.publishTold {
 		p.commands.publishTold = true
-		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels "+p.commands.dial.keys.channelPatterns(),
+		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels "+p.dial.keys.channelPatterns(),
 			"lock", p.silent)
 	}
 	return err
@@ -327,7 +327,7 @@ func (p *pipeline) onPush(push reply) error {
 
 // onMessage notes a message. What it says matters on the sidecar's channel only.
 func (p *pipeline) onMessage(channel string, text reply) {
-	if channel == p.commands.dial.channel {
+	if channel == p.dial.channel {
 		if from, body, isAnswer, ok := question(text.text); ok {
 			if report := p.commands.cfg.OnQuestion; !isAnswer && report != nil {
 				report(from, []byte(body))
@@ -396,8 +396,8 @@ func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string)
 	}
 	if r == nil || r.unsubscribe != unsubscribed || !slices.Contains(r.channels, channel) {
 		mu.Unlock()
-		if channel == p.commands.dial.channel && unsubscribed {
-			return unavailablef("Redis at %s ended the subscription to the channel on which other sidecars reach this one; the connection is made again", p.commands.dial.address)
+		if channel == p.dial.channel && unsubscribed {
+			return unavailablef("Redis at %s ended the subscription to the channel on which other sidecars reach this one; the connection is made again", p.dial.address)
 		}
 		return &unexpectedReply{reply: push}
 	}
@@ -421,7 +421,7 @@ func (p *pipeline) onRefusal(r *channelsRequest, answer reply) (denied []string,
 	}
 	word := code(answer.text)
 	if endsSession(word) && p.drainReason == "" {
-		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.commands.dial.address, clip(answer.text))
+		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.dial.address, clip(answer.text))
 	}
 	halves, denied := p.commands.listener.onRefusal(r, outcomeOf(word) == redisop.Retryable)
 	p.onAnswered()
@@ -436,7 +436,7 @@ func (p *pipeline) reportDenied(names []string, why string) {
 	c := p.commands
 	if !c.subscribeTold {
 		c.subscribeTold = true
-		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +subscribe and the channels "+c.dial.keys.channelPatterns(),
+		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +subscribe and the channels "+p.dial.keys.channelPatterns(),
 			"lock", names[0], "reason", clip(why))
 	}
 	if c.cfg.OnUnsubscribed != nil {
@@ -610,7 +610,6 @@ func (p *pipeline) takeBack(cl call) []redisop.Op {
 // decode takes the reply of a call apart, one result for each of its operations. The
 // caller holds mu.
 func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) error {
-	c := p.commands
 	refuse := func(r *redisop.Result, text string) {
 		text = reason(text)
 		word, _, _ := strings.Cut(text, " ")
@@ -618,7 +617,7 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 		if r.Outcome == redisop.Refused && len(results) > 1 && answer.kind == '-' {
 			r.Outcome = redisop.Retryable // it may be one of the others that was refused
 		}
-		r.Msg = c.dial.answered(r.Name, text)
+		r.Msg = p.dial.answered(r.Name, text)
 		if endsSession(word) && p.drainReason == "" {
 			p.drainReason = r.Msg
 		}
@@ -645,7 +644,7 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 				refuse(&results[i], refusal)
 			}
 			if results[i].Outcome == redisop.NotALock {
-				results[i].Msg = c.dial.notALock(results[i].Name, results[i].Field)
+				results[i].Msg = p.dial.notALock(results[i].Name, results[i].Field)
 			}
 			if silent {
 				p.silent = results[i].Name

@@ -99,15 +99,15 @@ func (p *pipeline) onProbeReply(answer reply) (changed bool) {
 		b.refusals, b.why = 0, ""
 	case endsSession(word):
 		if p.drainReason == "" {
-			p.drainReason = p.commands.dial.answered(probeLock, text)
+			p.drainReason = p.dial.answered(probeLock, text)
 		}
 	case word == "NOSCRIPT": // the next operation loads it
-	case deniesKey(text) && !b.isConclusive(p.commands.dial.keys.prefix):
+	case deniesKey(text) && !b.isConclusive(p.dial.keys.prefix):
 		b.refusals, b.why = 0, ""
 	default:
 		b.refusals++
 		if b.why != "" || b.refusals > 1 || outcomeOf(word) == redisop.Refused {
-			b.why = p.commands.dial.degraded(text)
+			b.why = p.dial.degraded(text)
 		}
 	}
 	switch {

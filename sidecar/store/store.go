@@ -18,8 +18,7 @@ import (
 
 // Config is which Redis is used, for which sidecar, and where results go.
 type Config struct {
-	// URL of Redis: redis://, rediss:// or unix://, with user, password and
-	// database. Required.
+	// URL of Redis, with user, password and database: see package redisurl. Required.
 	URL string
 
 	// ReadURL returns URL again, at each connection: its user and password may have changed. If it
@@ -158,11 +157,17 @@ func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
 	if err != nil {
 		return "", "", err
 	}
+	lost := &lostAddresses{}
+	var sentinels *sentinels
+	if d.group != nil {
+		sentinels = newSentinels(d.group, slog.New(slog.DiscardHandler))
+		defer sentinels.close()
+	}
 	for {
-		s, failed := d.connect(ctx, Identity{})
+		s, failed := d.find(ctx, sentinels, lost, Identity{})
 		if failed == nil {
 			s.close()
-			return d.place(), s.id.RunID, nil
+			return s.dial.place(), s.id.RunID, nil
 		}
 		// An attempt that the end of ctx cut explains nothing. The network notices a deadline
 		// before ctx does.
@@ -202,8 +207,9 @@ func Open(cfg Config) (*Store, error) {
 }
 
 // Address is where Redis is: host and port, or the path of a socket, and the number of
-// the database after a slash.
-func (s *Store) Address() string { return s.commands.dial.place() }
+// the database after a slash. Behind Sentinels it changes, and is the name of the master until the
+// first connection.
+func (s *Store) Address() string { return s.commands.server.Load().place() }
 
 // Database is the number of the database.
 func (s *Store) Database() int { return s.commands.dial.options.DB }

@@ -117,8 +117,12 @@ var bans = []ban{
 		why: "the policy reads no file and no directory of users: the daemon tells it who a peer is",
 	},
 	{
+		from: "sidecar/redisurl", to: []string{"./...", "github.com/..."}, except: []string{"./sidecar/redisurl"},
+		why: "commands and the store read the same URLs: this package knows neither",
+	},
+	{
 		from: "sidecar/store", to: []string{"./..."},
-		except: []string{"./sidecar/store", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		except: []string{"./sidecar/store", "./sidecar/redisop", "./sidecar/redisurl", "./protocol", "./internal/rawio"},
 		why:    "the store executes operations; the lock table, sessions and sockets are not its business",
 	},
 	{

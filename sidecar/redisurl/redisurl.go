@@ -1,0 +1,201 @@
+// Package redisurl reads the URL that names a Redis: one server, or the master that Sentinels watch.
+package redisurl
+
+import (
+	"errors"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Forms are the URLs that Parse accepts, for error messages.
+const Forms = "redis://[user:password@]host[:port][/database], rediss://… for TLS, " +
+	"redis+sentinel://[user:password@]sentinel[:port],…/master[/database], or unix:///path/to/socket[?db=database]"
+
+// A URL names a Redis.
+type URL struct {
+	// Server is the URL of one server, as go-redis reads it. With Sentinels, its host is to be
+	// replaced by that of the master.
+	Server url.URL
+
+	// Sentinel is who knows where the server is; nil: Server says it.
+	Sentinel *Sentinel
+}
+
+// Sentinel is a group of Sentinels, and the master that they watch.
+type Sentinel struct {
+	Master    string   // its name
+	Addresses []string // host:port of each Sentinel that the URL has; at least one
+
+	// Of the Sentinels. The user and the password before the @ are for Redis, as is the s of rediss.
+	Username, Password string
+	TLS                bool
+}
+
+// The options of a Sentinel URL that are not for Redis. sentinelMasterId is the form of Lettuce.
+const (
+	optionUsername = "sentinel_username"
+	optionPassword = "sentinel_password"
+	optionTLS      = "sentinel_tls"
+	optionMaster   = "sentinelMasterId"
+)
+
+const (
+	defaultSentinelPort = "26379"
+
+	// maxSentinels bounds the addresses of a URL.
+	maxSentinels = 64
+)
+
+// schemes are those of a group of Sentinels, with that of the Redis that they watch.
+var schemes = map[string]string{
+	"redis+sentinel": "redis", "rediss+sentinel": "rediss",
+	"redis-sentinel": "redis", "rediss-sentinel": "rediss", // as Lettuce writes them
+}
+
+// errUnreadable is for a text that is no URL.
+var errUnreadable = errors.New("the Redis URL cannot be read: want " + Forms +
+	"; characters like / : @ # in a password must be percent-encoded")
+
+// Parse reads a URL. Its errors never repeat a part that may be a password.
+func Parse(raw string) (*URL, error) {
+	if raw == "" {
+		return nil, errors.New("no Redis URL: want " + Forms)
+	}
+	scheme, _, _ := strings.Cut(raw, "://")
+	server, isSentinel := schemes[scheme]
+	if isSentinel {
+		return parseSentinel(server, strings.TrimPrefix(raw, scheme+"://"))
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, errUnreadable
+	}
+	switch u.Scheme {
+	case "redis", "rediss", "unix":
+		return &URL{Server: *u}, nil
+	}
+	return nil, errors.New("the Redis URL begins with \"" + u.Scheme + "\": want " + Forms)
+}
+
+// parseSentinel reads what follows the scheme of a URL of Sentinels. The package net/url accepts one
+// host, so it gets the first one only.
+func parseSentinel(scheme, rest string) (*URL, error) {
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	authority, tail := rest[:end], rest[end:]
+	at := strings.LastIndexByte(authority, '@') + 1
+	hosts := strings.Split(authority[at:], ",")
+	if len(hosts) > maxSentinels {
+		return nil, errors.New("the Redis URL names more than 64 Sentinels; name three to five, from which the others are found")
+	}
+	s := &Sentinel{}
+	for _, host := range hosts {
+		address, ok := withPort(host)
+		if !ok {
+			return nil, errors.New("the Redis URL has a Sentinel without a host, or with a port that is not a number: want " + Forms)
+		}
+		if !slices.Contains(s.Addresses, address) {
+			s.Addresses = append(s.Addresses, address)
+		}
+	}
+	u, err := url.Parse(scheme + "://" + authority[:at] + s.Addresses[0] + tail)
+	if err != nil {
+		return nil, errUnreadable
+	}
+	options, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return nil, errUnreadable
+	}
+	path := strings.Split(strings.TrimSuffix(strings.TrimPrefix(u.Path, "/"), "/"), "/")
+	if options.Has(optionMaster) {
+		s.Master = options.Get(optionMaster)
+	} else {
+		s.Master, path = path[0], path[1:]
+	}
+	if s.Master == "" || strings.ContainsAny(s.Master, " \t\r\n") || len(path) > 1 {
+		return nil, errors.New("the Redis URL names no master, or one with a space, or more than a master and a database: " +
+			"want redis+sentinel://[user:password@]sentinel[:port],…/master[/database]")
+	}
+	s.Username, s.Password = options.Get(optionUsername), options.Get(optionPassword)
+	switch options.Get(optionTLS) {
+	case "", "false":
+	case "true":
+		s.TLS = true
+	default:
+		return nil, errors.New("the Redis URL has another sentinel_tls than true and false")
+	}
+	for _, key := range []string{optionMaster, optionUsername, optionPassword, optionTLS} {
+		options.Del(key)
+	}
+	u.Path, u.RawPath, u.RawQuery = "/"+strings.Join(path, ""), "", options.Encode()
+	return &URL{Server: *u, Sentinel: s}, nil
+}
+
+// withPort returns the address of a Sentinel, with the default port if it has none.
+func withPort(host string) (address string, ok bool) {
+	u, err := url.Parse("redis://" + host)
+	if err != nil || u.Host != host || u.Hostname() == "" || strings.ContainsAny(host, "@% \t\r\n") {
+		return "", false
+	}
+	port := u.Port()
+	if port == "" {
+		port = defaultSentinelPort
+	}
+	return net.JoinHostPort(u.Hostname(), port), true
+}
+
+// Database is the number of the database as the URL has it; "": it names none.
+func (u *URL) Database() string { return strings.Trim(u.Server.Path, "/") }
+
+// HasPassword reports whether the URL has a password, of Redis or of the Sentinels.
+func (u *URL) HasPassword() bool {
+	_, has := u.Server.User.Password()
+	return has || u.Server.Query().Has("password") || u.Sentinel != nil && u.Sentinel.Password != ""
+}
+
+// Public returns the URL without passwords; without users, too, if isAnyUser. What cannot be parsed is
+// left out.
+func (u *URL) Public(isAnyUser bool) string {
+	shown := u.Server
+	if name := shown.User.Username(); name == "" || isAnyUser {
+		shown.User = nil
+	} else {
+		shown.User = url.User(name)
+	}
+	// A misspelled option is refused by the daemon, and could still have the password.
+	q := shown.Query()
+	for key := range q {
+		if strings.Contains(strings.ToLower(key), "pass") || isAnyUser && key == "username" {
+			q.Del(key)
+		}
+	}
+	if s := u.Sentinel; s != nil {
+		shown.Scheme += "+sentinel"
+		shown.Host = strings.Join(s.Addresses, ",")
+		shown.Path = strings.TrimSuffix("/"+s.Master+shown.Path, "/")
+		if s.Username != "" && !isAnyUser {
+			q.Set(optionUsername, s.Username)
+		}
+		if s.TLS {
+			q.Set(optionTLS, "true")
+		}
+	}
+	shown.RawQuery = q.Encode()
+	return shown.String()
+}
+
+// String is the URL without its passwords and options.
+func (u *URL) String() string {
+	public := *u
+	public.Server.RawQuery = ""
+	if u.Sentinel != nil {
+		s := *u.Sentinel
+		s.Username, s.TLS = "", false
+		public.Sentinel = &s
+	}
+	return public.Public(false)
+}

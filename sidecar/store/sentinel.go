@@ -1,0 +1,568 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+)
+
+// A Redis behind Sentinels is where they say it is:
+//
+//	locate ──address──► greet: is it a master? ──► locate: the same address? ──► connected
+//	   ▲                                                                            │
+//	   └── a Sentinel publishes +switch-master, or two rounds in a row name ◄───────┘
+//	       another address, or the connection ends
+//
+// The second look is for a master that returns after its crash: it says that it is a master until the
+// Sentinels make it a replica, ten seconds later, and has none of the locks since.
+
+const (
+	// questionPatience is how long the other Sentinels have to answer after more than half of them did.
+	questionPatience = 250 * time.Millisecond
+
+	// askAgain is the time between two looks at Sentinels that name different masters.
+	askAgain = 100 * time.Millisecond
+
+	// sentinelInterval is the time between two rounds of questions while connected, give or take a quarter.
+	sentinelInterval = 5 * time.Second
+
+	// trustLast is how long the last address counts while no Sentinel answers: the default lease, after
+	// which no lock of the time before is left.
+	trustLast = 30 * time.Second
+
+	// subscribedSentinels is at how many Sentinels messages are subscribed to.
+	subscribedSentinels = 2
+
+	// maxSentinels bounds the Sentinels that are asked.
+	maxSentinels = 64
+)
+
+// sentinelGroup is what a URL says of Sentinels. Immutable.
+type sentinelGroup struct {
+	redisurl.Sentinel
+	tls     TLS
+	timeout time.Duration
+}
+
+// checkGroup returns the group of Sentinels of a URL.
+func checkGroup(s *redisurl.Sentinel, t TLS, timeout time.Duration) (*sentinelGroup, error) {
+	g := &sentinelGroup{Sentinel: *s, tls: t, timeout: timeout}
+	g.tls.ServerName = "" // that of Redis
+	if s.TLS {
+		if _, err := g.tls.config(&tls.Config{}); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+// client returns a client of one Sentinel. It connects when it is used.
+func (g *sentinelGroup) client(address string) *redis.Client {
+	dialer := net.Dialer{Timeout: g.timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	return redis.NewClient(&redis.Options{
+		Addr: address, Username: g.Username, Password: g.Password, ClientName: "locksidecar",
+		Dialer: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dialer.DialContext(ctx, network, address)
+			if err != nil || !g.TLS {
+				return conn, err
+			}
+			host, _, _ := net.SplitHostPort(address)
+			config, err := g.tls.config(&tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
+			if err != nil {
+				conn.Close()
+				return nil, unavailableError(err.Error())
+			}
+			return tls.Client(conn, config), nil
+		},
+		DialTimeout: g.timeout, ReadTimeout: g.timeout, WriteTimeout: g.timeout, ContextTimeoutEnabled: true,
+		Protocol: 2, PoolSize: 1, PipelinePoolSize: -1, MaxRetries: -1, DialerRetries: 1, ConnMaxIdleTime: -1,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}
+
+// sentinels finds the master, and notices that it moved.
+type sentinels struct {
+	log *slog.Logger
+
+	// onMoved: the master is at another address, as a Sentinel published, or as two rounds of questions
+	// found. It comes from any goroutine.
+	onMoved func(address string)
+
+	mu      sync.Mutex
+	group   *sentinelGroup
+	members map[string]*sentinelMember // by address
+
+	last   string    // the address that was found last
+	lastAt time.Time // when
+
+	disagreed bool // that the Sentinels name different masters was logged
+}
+
+// A sentinelMember is one Sentinel.
+type sentinelMember struct {
+	address string
+	client  *redis.Client
+	runID   string // "": it is not known
+	isSeed  bool   // the URL has it; others are learned
+}
+
+// sentinelView is what one Sentinel answered.
+type sentinelView struct {
+	member *sentinelMember
+	runID  string // of the Sentinel; "": it does not say
+	master string // the address of the master
+	epoch  int64  // of the configuration: an election of a majority of the Sentinels raises it
+	isDown bool   // enough Sentinels agree that the master is down
+	peers  []sentinelPeer
+	err    error // it does not name a master
+}
+
+// sentinelPeer is a Sentinel that another one knows.
+type sentinelPeer struct{ runID, address string }
+
+func newSentinels(group *sentinelGroup, log *slog.Logger) *sentinels {
+	s := &sentinels{log: log, members: make(map[string]*sentinelMember)}
+	s.use(group)
+	return s
+}
+
+// use replaces what the URL says: the seeds, user and password.
+func (s *sentinels) use(group *sentinelGroup) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	isNew := s.group == nil || group.Username != s.group.Username || group.Password != s.group.Password
+	s.group = group
+	for address, m := range s.members {
+		if m.isSeed = slices.Contains(group.Addresses, address); isNew {
+			s.remove(m)
+		}
+	}
+	for _, address := range group.Addresses {
+		s.add(address, "", true)
+	}
+}
+
+// add has a Sentinel asked. The caller holds mu.
+func (s *sentinels) add(address, runID string, isSeed bool) {
+	if s.members[address] == nil && len(s.members) < maxSentinels {
+		s.members[address] = &sentinelMember{address: address, client: s.group.client(address), runID: runID, isSeed: isSeed}
+	}
+}
+
+// remove ends the connections to a Sentinel. The caller holds mu.
+func (s *sentinels) remove(m *sentinelMember) {
+	delete(s.members, m.address)
+	m.client.Close()
+}
+
+// close ends all connections.
+func (s *sentinels) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.members {
+		s.remove(m)
+	}
+}
+
+// round asks all Sentinels at one time, and learns of others.
+func (s *sentinels) round(ctx context.Context) []sentinelView {
+	s.mu.Lock()
+	group := s.group
+	members := make([]*sentinelMember, 0, len(s.members))
+	for _, m := range s.members {
+		members = append(members, m)
+	}
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, group.timeout)
+	defer cancel()
+	answers := make(chan sentinelView, len(members)) // with room for those that come too late
+	for _, m := range members {
+		go func() { answers <- m.ask(ctx, group.Master) }()
+	}
+	var views []sentinelView
+	var late <-chan time.Time
+	answered := 0
+	for len(views) < len(members) {
+		select {
+		case v := <-answers:
+			views = append(views, v)
+			if v.master != "" {
+				answered++
+			}
+			if late == nil && 2*answered > len(members) {
+				timer := time.NewTimer(questionPatience)
+				defer timer.Stop()
+				late = timer.C
+			}
+			continue
+		case <-late:
+		}
+		break
+	}
+	s.learn(views)
+	return views
+}
+
+// ask asks one Sentinel.
+func (m *sentinelMember) ask(ctx context.Context, name string) sentinelView {
+	v := sentinelView{member: m}
+	id := redis.NewStringCmd(ctx, "sentinel", "myid")
+	address := redis.NewStringSliceCmd(ctx, "sentinel", "get-master-addr-by-name", name)
+	master := redis.NewMapStringStringCmd(ctx, "sentinel", "master", name)
+	peers := redis.NewMapStringStringSliceCmd(ctx, "sentinel", "sentinels", name)
+	pipe := m.client.Pipeline()
+	pipe.BatchProcess(ctx, id, address, master, peers)
+	_, failed := pipe.Exec(ctx)
+	switch at := address.Val(); {
+	case errors.Is(address.Err(), redis.Nil):
+		v.err = errNotWatched
+		return v
+	case address.Err() != nil, len(at) != 2: // a greeting that is refused leaves no error in a command
+		v.err = cmp.Or(address.Err(), failed, errNotWatched)
+		return v
+	case at[0] == "" || !isPort(at[1]):
+		v.err = fmt.Errorf("it names the address %s", clip(strings.Join(at, ":")))
+		return v
+	default:
+		v.master = net.JoinHostPort(at[0], at[1])
+	}
+	v.runID = id.Val()
+	fields := master.Val()
+	v.epoch, _ = strconv.ParseInt(fields["config-epoch"], 10, 64)
+	v.isDown = slices.Contains(strings.Split(fields["flags"], ","), "o_down")
+	for _, p := range peers.Val() {
+		if host, port := p["ip"], p["port"]; p["runid"] != "" && host != "" && isPort(port) {
+			v.peers = append(v.peers, sentinelPeer{p["runid"], net.JoinHostPort(host, port)})
+		}
+	}
+	return v
+}
+
+var errNotWatched = errors.New("it does not watch this master")
+
+func isPort(text string) bool {
+	_, err := strconv.ParseUint(text, 10, 16)
+	return err == nil
+}
+
+// learn adds the Sentinels that others know, and removes those that were learned and that none knows
+// any more. One that the URL has under another address is not asked twice.
+func (s *sentinels) learn(views []sentinelView) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := make(map[string]string) // addresses by run id
+	for _, v := range views {
+		if v.runID != "" {
+			v.member.runID = v.runID
+		}
+		for _, p := range v.peers {
+			known[p.runID] = p.address
+		}
+	}
+	if len(known) == 0 {
+		return
+	}
+	asked := make(map[string]bool)
+	for _, m := range s.members {
+		if m.isSeed && m.runID != "" {
+			asked[m.runID] = true
+		}
+	}
+	for _, m := range s.members {
+		if !m.isSeed && (asked[m.runID] || known[m.runID] != m.address) {
+			s.remove(m)
+		}
+	}
+	for runID, address := range known {
+		if !asked[runID] {
+			s.add(address, runID, false)
+		}
+	}
+}
+
+// chooseMaster returns the address of the master by what Sentinels answered: that of the newest
+// configuration, which a majority of them elected; "": none of them names one. isAgreed: all name it.
+// isDown: as most of those that name it see it, it is down.
+//
+// A Sentinel that the others do not know watches another Redis under the same name. It counts only if
+// there is no other.
+func chooseMaster(views []sentinelView) (address string, isAgreed, isDown bool) {
+	var named []sentinelView
+	for _, v := range views {
+		if v.master != "" {
+			named = append(named, v)
+		}
+	}
+	isKnown := func(v sentinelView) bool {
+		return v.runID == "" || slices.ContainsFunc(named, func(other sentinelView) bool {
+			return slices.ContainsFunc(other.peers, func(p sentinelPeer) bool { return p.runID == v.runID })
+		})
+	}
+	if slices.ContainsFunc(named, isKnown) {
+		named = slices.DeleteFunc(named, func(v sentinelView) bool { return !isKnown(v) })
+	}
+	if len(named) == 0 {
+		return "", false, false
+	}
+	votes, down := make(map[string]int), make(map[string]int)
+	for _, v := range named {
+		votes[v.master]++
+		if v.isDown {
+			down[v.master]++
+		}
+	}
+	best := slices.MaxFunc(named, func(a, b sentinelView) int {
+		return cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(votes[a.master], votes[b.master]), strings.Compare(b.master, a.master))
+	}).master
+	return best, votes[best] == len(named), 2*down[best] > votes[best]
+}
+
+// locate returns the address of the master.
+func (s *sentinels) locate(ctx context.Context) (string, error) {
+	views := s.round(ctx)
+	address, isAgreed, isDown := chooseMaster(views)
+	if address != "" && !isAgreed {
+		s.logDisagreement(views)
+		if !pause(ctx, askAgain) {
+			return "", ctx.Err()
+		}
+		first := address
+		views = s.round(ctx)
+		if address, _, isDown = chooseMaster(views); address != "" && address != first {
+			return "", unavailablef("the Sentinels of the master %q move it from %s to %s", s.name(), first, address)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case address == "" && s.last != "" && time.Since(s.lastAt) < trustLast:
+		return s.last, nil
+	case address == "":
+		return "", s.group.silence(views)
+	case isDown:
+		return "", unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", address, s.group.Master)
+	}
+	if isAgreed {
+		s.disagreed = false
+	}
+	s.last, s.lastAt = address, time.Now()
+	return address, nil
+}
+
+// find makes a connection to the server of a URL, or to the master that Sentinels name.
+func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, last Identity) (*readyConn, error) {
+	if s == nil {
+		return d.connect(ctx, lost, last)
+	}
+	address, err := s.locate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := d.at(address).connect(ctx, lost, last)
+	if err != nil {
+		return nil, unavailablef("%v (the Sentinels of the master %q name this address)", err, d.group.Master)
+	}
+	now, err := s.locate(ctx)
+	if err == nil && now != address {
+		err = unavailablef("Redis at %s says that it is a master, and the Sentinels of %q name %s; one that returned after a failover is not used", address, d.group.Master, now)
+	}
+	if err != nil {
+		conn.close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// notYet is the sentence for the time before the first connection.
+func (d *dialer) notYet() string {
+	if d.group != nil {
+		return fmt.Sprintf("the master %q is not connected yet", d.group.Master)
+	}
+	return "Redis at " + d.address + " is not connected yet"
+}
+
+func (s *sentinels) name() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.group.Master
+}
+
+// logDisagreement logs which Sentinel names which master, once.
+func (s *sentinels) logDisagreement(views []sentinelView) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.disagreed {
+		return
+	}
+	s.disagreed = true
+	var texts []string
+	for _, v := range views {
+		if v.master != "" {
+			texts = append(texts, fmt.Sprintf("%s: %s, epoch %d", v.member.address, v.master, v.epoch))
+		}
+	}
+	slices.Sort(texts)
+	s.log.Warn("the Sentinels name different masters: the one of the highest configuration epoch is used, if it is a master", "masters", strings.Join(texts, "; "))
+}
+
+// silence is the sentence for Sentinels of which none names the master.
+func (g *sentinelGroup) silence(views []sentinelView) error {
+	if len(views) == 0 {
+		return unavailablef("none of the Sentinels of the master %q answered within %v; check that they run", g.Master, g.timeout)
+	}
+	slices.SortFunc(views, func(a, b sentinelView) int { return strings.Compare(a.member.address, b.member.address) })
+	var reasons []string
+	for _, v := range views[:min(len(views), 5)] {
+		reasons = append(reasons, v.member.address+": "+g.reason(v.err))
+	}
+	return unavailablef("no Sentinel names the master %q (%s)", g.Master, strings.Join(reasons, "; "))
+}
+
+// reason is what is wrong with a Sentinel, and what to do.
+func (g *sentinelGroup) reason(err error) string {
+	var timeout net.Error
+	var dns *net.DNSError
+	text := err.Error()
+	if g.Password != "" {
+		text = strings.ReplaceAll(text, g.Password, "…")
+	}
+	switch {
+	case errors.Is(err, errNotWatched), strings.Contains(text, "No such master"):
+		return "it watches no master of this name; check it in the Redis URL"
+	case strings.Contains(text, "NOAUTH"):
+		return "it wants a password; write sentinel_password=… as an option into the Redis URL, because the one before the @ is for Redis"
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"), strings.Contains(text, "without any password configured"):
+		return "it does not accept the options sentinel_username and sentinel_password of the Redis URL"
+	case strings.Contains(text, "NOPERM"):
+		return "it does not permit this user +sentinel; " + clip(text)
+	case strings.Contains(text, "unknown command"):
+		return "it is not a Sentinel; check its port, or write redis:// for a Redis without Sentinel"
+	case errors.As(err, &dns):
+		return "the host cannot be found (" + dns.Err + ")"
+	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
+		return "it did not answer in time"
+	case isEOF(err) && !g.TLS:
+		return "it closed the connection; it may want TLS (sentinel_tls=true)"
+	}
+	return clip(text)
+}
+
+// watch looks for another master until ctx ends. It begins with the first connection.
+func (s *sentinels) watch(ctx context.Context) {
+	var listening sync.WaitGroup
+	defer listening.Wait()
+	taken := &takenSentinels{}
+	for range subscribedSentinels {
+		listening.Go(func() {
+			for pause(ctx, 4*backoffMin) {
+				s.listen(ctx, taken)
+			}
+		})
+	}
+	other := "" // what the last round found
+	for pause(ctx, sentinelInterval) {
+		address, _, isDown := chooseMaster(s.round(ctx))
+		s.mu.Lock()
+		if address == s.last && address != "" {
+			s.lastAt = time.Now()
+		}
+		isOther := address != "" && address != s.last && !isDown
+		s.mu.Unlock()
+		if isOther && address == other {
+			s.onMoved(address)
+		}
+		if other = ""; isOther {
+			other = address
+		}
+	}
+}
+
+// takenSentinels are those whose messages are received.
+type takenSentinels struct {
+	mu sync.Mutex
+	of map[string]bool // by address
+}
+
+// take returns a Sentinel at random of those that nobody has taken; nil: there is none.
+func (t *takenSentinels) take(members []*sentinelMember) *sentinelMember {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	members = slices.DeleteFunc(members, func(m *sentinelMember) bool { return t.of[m.address] })
+	if len(members) == 0 {
+		return nil
+	}
+	m := members[rand.N(len(members))]
+	if t.of == nil {
+		t.of = make(map[string]bool)
+	}
+	t.of[m.address] = true
+	return m
+}
+
+func (t *takenSentinels) giveBack(m *sentinelMember) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.of, m.address)
+}
+
+const switchMaster = "+switch-master"
+
+// listen receives the messages of one Sentinel until its connection ends.
+func (s *sentinels) listen(ctx context.Context, taken *takenSentinels) {
+	s.mu.Lock()
+	var members []*sentinelMember
+	for _, m := range s.members {
+		members = append(members, m)
+	}
+	s.mu.Unlock()
+	m := taken.take(members)
+	if m == nil {
+		return
+	}
+	defer taken.giveBack(m)
+	sub := m.client.Subscribe(ctx, switchMaster)
+	defer sub.Close()
+	stop := context.AfterFunc(ctx, func() { sub.Close() })
+	defer stop()
+	for {
+		received, err := sub.ReceiveTimeout(ctx, 0)
+		if err != nil {
+			return
+		}
+		if message, ok := received.(*redis.Message); ok {
+			s.onMessage(message.Payload)
+		}
+	}
+}
+
+// onMessage takes what a Sentinel published: the name of a master, its address before, its address now.
+func (s *sentinels) onMessage(text string) {
+	words := strings.Fields(text)
+	if len(words) != 5 || !isPort(words[4]) {
+		return
+	}
+	address := net.JoinHostPort(words[3], words[4])
+	s.mu.Lock()
+	isOurs := words[0] == s.group.Master
+	s.mu.Unlock()
+	if isOurs {
+		s.log.Info("a Sentinel says that the master has moved", "from", net.JoinHostPort(words[1], words[2]), "to", address)
+		s.onMoved(address)
+	}
+}

@@ -1,0 +1,165 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// MasterName is the name under which the Sentinels of StartSentinels watch a master.
+const MasterName = "mymaster"
+
+// A Sentinel is a process of redis-server that watches a master.
+type Sentinel struct {
+	*redis.SentinelClient
+	Port int
+
+	t    testing.TB
+	file string
+	cmd  *exec.Cmd
+	log  Output
+}
+
+// Sentinels watch a master and its replicas.
+type Sentinels []*Sentinel
+
+// StartReplicas starts a master and so many replicas, which have its data.
+func StartReplicas(t testing.TB, replicas int, args ...string) (master *Redis, all []*Redis) {
+	t.Helper()
+	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
+	master = StartRedis(t, args...)
+	all = []*Redis{master}
+	for range replicas {
+		r := StartRedis(t, args...)
+		r.Follow(master)
+		all = append(all, r)
+	}
+	return master, all
+}
+
+// Follow makes the server a replica, and returns when it has the data of its master.
+func (r *Redis) Follow(master *Redis) {
+	r.t.Helper()
+	r.MustDo("REPLICAOF", "127.0.0.1", master.Port)
+	Eventually(r.t, "the replica is in sync", func() bool {
+		return strings.Contains(r.Info(r.t.Context(), "replication").Val(), "master_link_status:up")
+	})
+}
+
+// StartSentinels starts three Sentinels that watch a master, and returns when each knows the others
+// and as many replicas as there are. A master that does not answer for half a second is down if two of
+// them agree. More settings are lines of their configuration.
+func StartSentinels(t testing.TB, master *Redis, replicas int, settings ...string) Sentinels {
+	t.Helper()
+	var all Sentinels
+	for range 3 {
+		s := &Sentinel{t: t, Port: FreePort(t)}
+		dir := ShortDir(t)
+		s.file = filepath.Join(dir, "sentinel.conf")
+		text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nsentinel monitor %s 127.0.0.1 %d 2\n", s.Port, dir, MasterName, master.Port) +
+			"sentinel down-after-milliseconds " + MasterName + " 500\nsentinel failover-timeout " + MasterName + " 5000\n" +
+			strings.Join(settings, "\n") + "\n"
+		if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.SentinelClient = redis.NewSentinelClient(&redis.Options{Addr: s.Address(), DisableIdentity: true, Protocol: 2})
+		t.Cleanup(func() {
+			s.Close()
+			s.Kill()
+			if t.Failed() {
+				t.Logf("Sentinel at %d:\n%s", s.Port, Tail(s.log.String(), 40))
+			}
+		})
+		s.Start()
+		all = append(all, s)
+	}
+	for _, s := range all {
+		Eventually(t, "the Sentinels know each other and the replicas", func() bool {
+			m, err := s.Master(t.Context(), MasterName).Result()
+			return err != nil && strings.HasPrefix(err.Error(), "NOAUTH") ||
+				m["num-other-sentinels"] == "2" && m["num-slaves"] == strconv.Itoa(replicas) && m["flags"] == "master"
+		})
+	}
+	return all
+}
+
+// Address returns host and port.
+func (s *Sentinel) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port)) }
+
+// Start starts a Sentinel that has ended, with what it knew.
+func (s *Sentinel) Start() {
+	s.t.Helper()
+	s.cmd = exec.Command("redis-server", s.file, "--sentinel")
+	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	Eventually(s.t, "the Sentinel answers", func() bool {
+		err := s.Ping(context.Background()).Err()
+		return err == nil || strings.HasPrefix(err.Error(), "NOAUTH")
+	})
+}
+
+// Kill ends the Sentinel.
+func (s *Sentinel) Kill() {
+	s.cmd.Process.Kill()
+	s.cmd.Wait()
+}
+
+// URL returns the URL of the master, as the setting redis takes it.
+func (all Sentinels) URL() string {
+	var addresses []string
+	for _, s := range all {
+		addresses = append(addresses, s.Address())
+	}
+	return "redis+sentinel://" + strings.Join(addresses, ",") + "/" + MasterName
+}
+
+// AwaitMaster waits until each Sentinel names a server as the master.
+func (all Sentinels) AwaitMaster(r *Redis) {
+	r.t.Helper()
+	for _, s := range all {
+		Eventually(r.t, "each Sentinel names the new master", func() bool {
+			at, err := s.GetMasterAddrByName(context.Background(), MasterName).Result()
+			return err == nil && len(at) == 2 && at[1] == strconv.Itoa(r.Port)
+		})
+	}
+}
+
+// AwaitAnother waits until the first Sentinel names another master than the first server, and returns it.
+func (all Sentinels) AwaitAnother(servers []*Redis) (master *Redis) {
+	servers[0].t.Helper()
+	Eventually(servers[0].t, "a Sentinel names the new master", func() bool {
+		at, err := all[0].GetMasterAddrByName(context.Background(), MasterName).Result()
+		for _, r := range servers[1:] {
+			if err == nil && len(at) == 2 && at[1] == strconv.Itoa(r.Port) {
+				master = r
+			}
+		}
+		return master != nil
+	})
+	return master
+}
+
+// Suspend stops the process of a Sentinel, which keeps its connections.
+func (s *Sentinel) Suspend() { s.signal(syscall.SIGSTOP) }
+
+// Resume continues it.
+func (s *Sentinel) Resume() { s.signal(syscall.SIGCONT) }
+
+func (s *Sentinel) signal(sig syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
