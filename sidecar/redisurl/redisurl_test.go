@@ -82,6 +82,7 @@ func TestNoPasswordIsPublic(t *testing.T) {
 		"redis://u:secret@h/1":                      "redis://u@h/1",
 		"redis://h?password=secret&username=u&db=2": "redis://h?db=2&username=u",
 		"redis+sentinel://u:secret@s/m?sentinel_password=secret&sentinel_username=w&sentinel_tls=true": "redis+sentinel://u@s:26379/m?sentinel_tls=true&sentinel_username=w",
+		"redis+sentinel://s/m?sentinel_password=secret":                                                "redis+sentinel://s:26379/m",
 		"redis+sentinel://s/m?Sentinel_Passwd=secret":                                                  "redis+sentinel://s:26379/m",
 	} {
 		u, err := Parse(raw)

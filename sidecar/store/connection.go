@@ -339,7 +339,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		mode = info["redis_mode"]
 	}
 	if mode == "sentinel" {
-		return unavailablef("Redis at %s is a Sentinel, which has no locks; point redis to the master that it watches, or to an endpoint that follows it", d.address)
+		return unavailablef("Redis at %s is a Sentinel, which has no locks; write redis+sentinel://%s/NAME with the name of the master that it watches", d.address, d.address)
 	}
 	if tooOld(s.version) {
 		return unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)

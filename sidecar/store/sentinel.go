@@ -98,7 +98,8 @@ func (g *sentinelGroup) client(address string) *redis.Client {
 
 // sentinels finds the master, and notices that it moved.
 type sentinels struct {
-	log *slog.Logger
+	log      *slog.Logger
+	interval time.Duration // between two rounds of questions while connected
 
 	// onMoved: the master is at another address, as a Sentinel published, or as two rounds of questions
 	// found. It comes from any goroutine.
@@ -137,7 +138,7 @@ type sentinelView struct {
 type sentinelPeer struct{ runID, address string }
 
 func newSentinels(group *sentinelGroup, log *slog.Logger) *sentinels {
-	s := &sentinels{log: log, members: make(map[string]*sentinelMember)}
+	s := &sentinels{log: log, interval: sentinelInterval, members: make(map[string]*sentinelMember)}
 	s.use(group)
 	return s
 }
@@ -476,7 +477,7 @@ func (s *sentinels) watch(ctx context.Context) {
 		})
 	}
 	other := "" // what the last round found
-	for pause(ctx, sentinelInterval) {
+	for pause(ctx, s.interval) {
 		address, _, isDown := chooseMaster(s.round(ctx))
 		s.mu.Lock()
 		if address == s.last && address != "" {

@@ -1,8 +1,19 @@
 package store
 
 import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
 	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // view is an answer of a Sentinel that all others know.
@@ -117,4 +128,239 @@ func group(t *testing.T, raw string) *sentinelGroup {
 		t.Fatal(err)
 	}
 	return d.group
+}
+
+// A fakeSentinel answers what a test sets.
+type fakeSentinel struct {
+	address string
+
+	mu     sync.Mutex
+	master func(round int) (address string, epoch int) // by how often it was asked
+	rounds int
+	subs   []net.Conn
+}
+
+func startFakeSentinel(t *testing.T, master func(round int) (address string, epoch int)) *fakeSentinel {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &fakeSentinel{address: l.Addr().String(), master: master}
+	var serving sync.WaitGroup
+	var conns sync.Map
+	serving.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conns.Store(conn, true)
+			serving.Go(func() { s.serve(conn) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		conns.Range(func(conn, _ any) bool { conn.(net.Conn).Close(); return true })
+		serving.Wait()
+	})
+	return s
+}
+
+func (s *fakeSentinel) url() string { return "redis+sentinel://" + s.address + "/mymaster" }
+
+func (s *fakeSentinel) serve(conn net.Conn) {
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	for {
+		words, err := readWords(in)
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(conn, s.answer(conn, words))
+	}
+}
+
+func readWords(in *bufio.Reader) (words []string, err error) {
+	line := func() string {
+		text, failed := in.ReadString('\n')
+		if failed != nil {
+			err = failed
+		}
+		return strings.TrimSpace(text)
+	}
+	n, _ := strconv.Atoi(strings.TrimPrefix(line(), "*"))
+	for range n {
+		line()
+		words = append(words, strings.ToLower(line()))
+	}
+	return words, err
+}
+
+func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	bulk := func(texts ...string) string {
+		out := fmt.Sprintf("*%d\r\n", len(texts))
+		for _, text := range texts {
+			out += fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
+		}
+		return out
+	}
+	address, epoch := s.master(s.rounds)
+	host, port, _ := net.SplitHostPort(address)
+	switch strings.Join(words[:min(2, len(words))], " ") {
+	case "sentinel myid":
+		return "$1\r\na\r\n"
+	case "sentinel get-master-addr-by-name":
+		return bulk(host, port)
+	case "sentinel master":
+		return bulk("ip", host, "port", port, "flags", "master", "config-epoch", strconv.Itoa(epoch))
+	case "sentinel sentinels":
+		s.rounds++ // the last question of a round
+		return "*0\r\n"
+	case "subscribe +switch-master":
+		s.subs = append(s.subs, conn)
+		return "*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n"
+	}
+	if words[0] == "hello" {
+		return "-ERR unknown command 'hello'\r\n"
+	}
+	return "+OK\r\n"
+}
+
+// publish sends a message to those who are subscribed, when there are any.
+func (s *fakeSentinel) publish(t *testing.T, text string) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		subs := s.subs
+		s.mu.Unlock()
+		if len(subs) > 0 {
+			for _, conn := range subs {
+				fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n$%d\r\n%s\r\n", len(text), text)
+			}
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("nobody subscribes to the messages of the Sentinel")
+		}
+	}
+}
+
+// The danger: a master that returned after its crash is believed. Between the first question and the
+// greeting it came back, and a replica was promoted.
+func TestMasterThatSentinelsNameNoMoreIsNotUsed(t *testing.T) {
+	old, promoted := startRedis(t), startRedis(t)
+	s := startFakeSentinel(t, func(round int) (string, int) {
+		if round == 0 {
+			return old.tcp(), 1
+		}
+		return promoted.tcp(), 2
+	})
+	r := open(t, s.url())
+	if why := r.down(); !strings.Contains(why, old.tcp()) || !strings.Contains(why, "returned after a failover") {
+		t.Errorf("%s", why)
+	}
+	r.up()
+	if address := r.Address(); address != promoted.tcp()+"/0" {
+		t.Errorf("connected to %s", address)
+	}
+}
+
+// A message of a Sentinel ends the connection to a server that serves on, at once.
+func TestSentinelMessageEndsTheConnection(t *testing.T) {
+	old, promoted := startRedis(t), startRedis(t)
+	var moved sync.Mutex
+	at := old.tcp()
+	s := startFakeSentinel(t, func(int) (string, int) {
+		moved.Lock()
+		defer moved.Unlock()
+		return at, 1
+	})
+	r := connected(t, s.url())
+	moved.Lock()
+	at = promoted.tcp()
+	moved.Unlock()
+	_, from, _ := net.SplitHostPort(old.tcp())
+	_, to, _ := net.SplitHostPort(promoted.tcp())
+	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	if why := r.down(); !strings.Contains(why, "is no longer the master") {
+		t.Errorf("%s", why)
+	}
+	r.up()
+	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done || r.Address() != promoted.tcp()+"/0" {
+		t.Errorf("%+v at %s", res, r.Address())
+	}
+	// A message that names the server that is used ends nothing.
+	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	if res := r.one(takeOp("lock", 2)); res.Outcome != redisop.Done {
+		t.Errorf("%+v", res)
+	}
+}
+
+// If the message is lost, two rounds of questions find the new master. One is not enough: Sentinels may
+// differ for a moment.
+func TestSentinelsAreAskedAgain(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		other int // as many rounds name another address
+		moved bool
+	}{{"one round", 1, false}, {"two rounds", 2, true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			const enough = 8
+			over := make(chan bool)
+			f := startFakeSentinel(t, func(round int) (string, int) {
+				if round == enough {
+					select {
+					case <-over:
+					default:
+						close(over)
+					}
+				}
+				if round >= 2 && round < 2+tt.other {
+					return "10.0.0.2:1", 2
+				}
+				return "10.0.0.1:1", 1
+			})
+			s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
+			defer s.close()
+			s.interval = time.Millisecond
+			moved := make(chan string, 1)
+			s.onMoved = func(address string) {
+				select {
+				case moved <- address:
+				default:
+				}
+			}
+			if address, err := s.locate(t.Context()); err != nil || address != "10.0.0.1:1" {
+				t.Fatal(address, err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			var watching sync.WaitGroup
+			watching.Go(func() { s.watch(ctx) })
+			recvClosed(t, over)
+			stop()
+			watching.Wait()
+			select {
+			case address := <-moved:
+				if !tt.moved || address != "10.0.0.2:1" {
+					t.Errorf("moved to %s", address)
+				}
+			default:
+				if tt.moved {
+					t.Error("the move was not noticed")
+				}
+			}
+		})
+	}
+}
+
+func recvClosed(t *testing.T, c chan bool) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(patience):
+		t.Fatal("the Sentinel was not asked again")
+	}
 }

@@ -49,6 +49,12 @@ func StartRedisson(t testing.TB, r *Redis) *Worker {
 	return startRedisson(t, Command{Redis: r.TCPURL()})
 }
 
+// StartRedissonAt is StartRedisson with a URL, which may be that of Sentinels.
+func StartRedissonAt(t testing.TB, url string) *Worker {
+	t.Helper()
+	return startRedisson(t, Command{Redis: url})
+}
+
 // StartRedissonWithWatchdog is StartRedisson with a lockWatchdogTimeout, in ms.
 func StartRedissonWithWatchdog(t testing.TB, r *Redis, watchdogMS int64) *Worker {
 	t.Helper()

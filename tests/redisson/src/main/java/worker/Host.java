@@ -6,6 +6,8 @@ import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
+import org.redisson.config.ReadMode;
+import org.redisson.config.SentinelServersConfig;
 import org.redisson.config.SingleServerConfig;
 
 /** A RedissonClient and the threads that use it: one program on one host, with connections and a uuid of its own. */
@@ -20,12 +22,32 @@ final class Host {
         }
         // The defaults are for programs that do more than lock: 24 connections at the start, 32 threads for them.
         config.setThreads(4).setNettyThreads(4);
-        SingleServerConfig server = config.useSingleServer();
-        server.setAddress(redis).setConnectionMinimumIdleSize(2).setConnectionPoolSize(16);
-        if (!prefix.isEmpty()) {
-            Api.setPrefix(config, server, prefix);
+        if (redis.startsWith(SENTINEL)) {
+            useSentinels(config, redis.substring(SENTINEL.length()));
+        } else {
+            SingleServerConfig server = config.useSingleServer();
+            server.setAddress(redis).setConnectionMinimumIdleSize(2).setConnectionPoolSize(16);
+            if (!prefix.isEmpty()) {
+                Api.setPrefix(config, server, prefix);
+            }
         }
         client = Redisson.create(config);
+    }
+
+    private static final String SENTINEL = "redis+sentinel://";
+
+    /** where: host:port,…/master, as the daemon reads it. */
+    private static void useSentinels(Config config, String where) {
+        String[] parts = where.split("/");
+        SentinelServersConfig servers = config.useSentinelServers();
+        for (String address : parts[0].split(",")) {
+            servers.addSentinelAddress("redis://" + address);
+        }
+        servers.setMasterName(parts[1])
+            .setReadMode(ReadMode.MASTER)
+            .setScanInterval(500)
+            .setMasterConnectionMinimumIdleSize(2)
+            .setMasterConnectionPoolSize(16);
     }
 
     Caller caller(String thread) {

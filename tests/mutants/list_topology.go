@@ -1,0 +1,111 @@
+package main
+
+// Where the master is: Sentinels, and endpoints with several addresses.
+
+var topologyMutants = []mutant{
+	{
+		rule: "a master that the Sentinels name no more after the greeting is not used",
+		file: "sidecar/store/sentinel.go",
+		old:  `if err == nil && now != address {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestMasterThatSentinelsNameNoMoreIsNotUsed"),
+	},
+	{
+		rule: "the newest configuration has the master",
+		file: "sidecar/store/sentinel.go",
+		old:  `return cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(votes`,
+		new:  `return cmp.Or(cmp.Compare(votes`,
+		by:   test("sidecar/store", "TestChooseMaster"),
+	},
+	{
+		rule: "a Sentinel that the others do not know does not count",
+		file: "sidecar/store/sentinel.go",
+		old:  `if slices.ContainsFunc(named, isKnown) {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestChooseMaster"),
+	},
+	{
+		rule: "a master that most Sentinels see as down is not used",
+		file: "sidecar/store/sentinel.go",
+		old:  `2*down[best] > votes[best]`,
+		new:  `false`,
+		by:   test("sidecar/store", "TestChooseMaster"),
+	},
+	{
+		rule: "a message of a Sentinel ends the connection to a server that was replaced",
+		file: "sidecar/store/commands.go",
+		old:  `if p := c.pipe; p != nil && p.dial.options.Addr != address {`,
+		new:  `if false {` + "\n\t\tp := c.pipe",
+		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
+	},
+	{
+		rule: "a message that names the server in use ends no connection",
+		file: "sidecar/store/commands.go",
+		old:  `p != nil && p.dial.options.Addr != address {`,
+		new:  `p != nil {`,
+		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
+	},
+	{
+		rule: "a message about another master is none of ours",
+		file: "sidecar/store/sentinel.go",
+		old:  `isOurs := words[0] == s.group.Master`,
+		new:  `isOurs := true`,
+		by:   test("sidecar/store", "TestSentinelMessages"),
+	},
+	{
+		rule: "a lost message of a Sentinel is made up for by two rounds of questions",
+		file: "sidecar/store/sentinel.go",
+		old:  `if isOther && address == other {`,
+		new:  `if isOther && address == other && false {`,
+		by:   test("sidecar/store", "TestSentinelsAreAskedAgain"),
+	},
+	{
+		rule: "one round that names another master ends no connection",
+		file: "sidecar/store/sentinel.go",
+		old:  `if isOther && address == other {`,
+		new:  `if isOther {`,
+		by:   test("sidecar/store", "TestSentinelsAreAskedAgain"),
+	},
+	{
+		rule: "a Sentinel with two addresses is asked once",
+		file: "sidecar/store/sentinel.go",
+		old:  `		if !asked[runID] {`,
+		new:  `		if true {`,
+		by:   test("sidecar/store", "TestSentinelsAreLearnedOnce"),
+	},
+	{
+		rule: "a Sentinel that none knows any more is not asked",
+		file: "sidecar/store/sentinel.go",
+		old:  `if !m.isSeed && (asked[m.runID] || known[m.runID] != m.address) {`,
+		new:  `if !m.isSeed && asked[m.runID] {`,
+		by:   test("sidecar/store", "TestSentinelsAreLearnedOnce"),
+	},
+	{
+		rule: "an address that was lost is tried last",
+		file: "sidecar/store/endpoint.go",
+		old:  `	lost.sort(hosts)` + "\n",
+		new:  `	_ = lost` + "\n",
+		by:   test("sidecar/store", "TestEndpointWithAReplicaAmongItsAddresses"),
+	},
+	{
+		rule: "an address that leads to a replica is a lost one",
+		file: "sidecar/store/connection.go",
+		old:  `		lost.note(l)` + "\n",
+		new:  "",
+		by:   test("sidecar/store", "TestEndpointWithAReplicaAmongItsAddresses"),
+	},
+	{
+		rule: "the password of the Sentinels is a password",
+		file: "sidecar/redisurl/redisurl.go",
+		old:  ` || u.Sentinel != nil && u.Sentinel.Password != ""`,
+		new:  ``,
+		by:   test("sidecar/redisurl", "TestNoPasswordIsPublic"),
+	},
+	{
+		rule: "an option that may be a password is not shown",
+		file: "sidecar/redisurl/redisurl.go",
+		old:  `strings.Contains(strings.ToLower(key), "pass")`,
+		new:  `key == "password"`,
+		by:   test("sidecar/redisurl", "TestNoPasswordIsPublic"),
+	},
+}
