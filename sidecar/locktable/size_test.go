@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -40,7 +41,7 @@ func TestLocksAtRestShareAWindow(t *testing.T) {
 			if e.Kind != Redis {
 				continue
 			}
-			if tb.byName[e.Op.Name].claim.IsAtRest() {
+			if claim.IsAtRest(&tb.byName[e.Op.Name].claim) {
 				t.Errorf("operation %d of %q is in flight, and the lock has no window of its own", e.Op.Kind, e.Op.Name)
 			}
 			tb.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: outcome, Sent: now, Token: e.Op.HoldID})
@@ -49,7 +50,7 @@ func TestLocksAtRestShareAWindow(t *testing.T) {
 	areAtRest := func(want bool) {
 		t.Helper()
 		for _, l := range tb.locks {
-			if is := l.claim.IsAtRest(); is != want {
+			if is := claim.IsAtRest(&l.claim); is != want {
 				t.Errorf("%q is at rest: %v", l.name, is)
 			}
 		}

@@ -13,8 +13,9 @@ import (
 
 // What an exhaustive exploration needs of a table: a copy from which it continues in another
 // way, and a description by which it recognizes a state that it has been in. Nothing that ships
-// calls these. Both have every field that an input can depend on; a test (state_test.go)
-// fails if a type has a field that they do not know.
+// calls these, so the linker leaves them out: they are functions, because it keeps exported methods.
+// Both have every field that an input can depend on; a test (state_test.go) fails if a type has a
+// field that they do not know.
 
 // A Description receives the state of a table as a sequence of values. Two tables with the
 // same sequence behave in the same way.
@@ -33,7 +34,7 @@ type Description interface {
 // Clone returns a copy of the table, which shares nothing with it that an input changes, and
 // writes to the journal j. Precondition: Effects was called after the last input, Busy reports
 // false, the journal has room, Config.Chance has no state, and no session has terms.
-func (t *Table) Clone(j Journal) *Table {
+func Clone(t *Table, j Journal) *Table {
 	if t.cfg.Chance == nil || len(t.out)+len(t.dirty.locks)+len(t.dirty.sessions)+len(t.dirty.unstored)+len(t.leaseQueue) > 0 || t.dirty.ended != nil || t.Busy() {
 		panic("locktable: a table is cloned that has effects, or whose chances cannot be cloned")
 	}
@@ -87,7 +88,7 @@ func (t *Table) addClone(l *lock) {
 		name: l.name, index: l.index, slot: l.slot, memory: l.memory, group: l.group,
 	}
 	c.timer.Value = c
-	c.claim = l.claim.Clone()
+	c.claim = claim.Clone(&l.claim)
 	if l.user != nil {
 		c.user = t.users[l.user.uid]
 	}
@@ -104,7 +105,7 @@ func (t *Table) addClone(l *lock) {
 	}
 	q := *l.queue
 	q.waiters = list[waiter]{}
-	q.contest = l.queue.contest.Clone(&c.memory)
+	q.contest = contest.Clone(&l.queue.contest, &c.memory)
 	q.confirms = slices.Clone(q.confirms)
 	for i := range q.confirms {
 		q.confirms[i].user = t.users[q.confirms[i].user.uid]
@@ -149,7 +150,7 @@ func (t *Table) cloneHold(h *hold, l *lock) *hold {
 }
 
 // NextDeadline is when the first timer is due; false: there is none.
-func (t *Table) NextDeadline() (at int64, ok bool) {
+func NextDeadline(t *Table) (at int64, ok bool) {
 	at = moment.Never
 	for _, l := range t.locks {
 		if l.timer.Pending() {
@@ -170,7 +171,7 @@ func (t *Table) NextDeadline() (at int64, ok bool) {
 // Describe describes a table that knows no other lock than that of the name, except for its
 // sessions: see DescribeSession. Nothing depends on arrivals unless a request has wanted strict
 // order or may come that does: mayBeInOrder.
-func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder bool) {
+func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool) {
 	r := &t.shard
 	d.Value(uint64(r.phase)<<2 | bit(r.isListening)<<1 | bit(t.isStopping))
 	d.Value(uint64(r.owed))
@@ -178,7 +179,7 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 		d.Time(max(r.silentSince(), now-int64(t.cfg.TryWithin)))
 	}
 	d.Number(t.lastNum)
-	t.contests.Describe(d)
+	contest.DescribeShared(d, &t.contests)
 	l := t.byName[name]
 	if len(t.locks) != int(bit(l != nil)) {
 		panic("locktable: the table knows another lock")
@@ -186,16 +187,16 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 	d.Value(bit(l != nil))
 	if l == nil {
 		m := t.contests.Remember(name)
-		t.contests.DescribeMemory(d, now, &m)
+		contest.DescribeMemory(d, &t.contests, now, &m)
 		return
 	}
-	t.contests.DescribeMemory(d, now, &l.memory)
+	contest.DescribeMemory(d, &t.contests, now, &l.memory)
 	d.Value(bit(l.timer.Pending()))
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))
 	}
-	busy, turn, grants := t.contests.Limits()
-	l.claim.Describe(d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, PassedMS: redisop.MS(redisop.FreeAfter)})
+	busy, turn, grants := contest.Limits(&t.contests)
+	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, PassedMS: redisop.MS(redisop.FreeAfter)})
 	for h := l.holds; h != nil; h = h.next {
 		t.describeHold(d, now, h)
 	}
@@ -223,11 +224,11 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 			d.Time(max(r.timer.Deadline(), now))
 		}
 	}
-	q.contest.DescribePlace(d, &t.contests, now)
+	contest.DescribePlace(&q.contest, d, &t.contests, now)
 	if mayBeInOrder {
 		t.describeOrder(d, now, l)
 	}
-	q.contest.Describe(d, &t.contests, now)
+	contest.Describe(&q.contest, d, &t.contests, now)
 }
 
 func (t *Table) describeHold(d Description, now int64, h *hold) {
@@ -253,17 +254,17 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	q, c := l.queue, &l.claim
 	isOurs := c.State().IsOurs()
-	q.contest.DescribeOrder(d, now, c.InFlight().Enqueue, isOurs)
+	contest.DescribeOrder(&q.contest, d, now, c.InFlight().Enqueue, isOurs)
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
 		r := w.request
 		d.Arrival(r.arrived)
-		served := q.contest.DescribeWaiter(c.InFlight().Enqueue, isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
+		served := contest.DescribeWaiter(&q.contest, c.InFlight().Enqueue, isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
 		d.Value(served<<2 | bit(r.isFair)<<1 | bit(w == q.newcomer))
 	}
 }
 
 // DescribeSession describes a session, but for its requests and holds.
-func (t *Table) DescribeSession(d Description, now int64, id SessionID) {
+func DescribeSession(t *Table, d Description, now int64, id SessionID) {
 	s := t.sessions[id]
 	d.Value(bit(s != nil))
 	if s == nil {

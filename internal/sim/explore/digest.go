@@ -220,7 +220,7 @@ func (w *world) describe(d *description, h *host) {
 	}
 	if h.process != nil {
 		d.flags(h.process.listens)
-		h.process.table.Describe(d, w.now, lockName, w.plan.Fair != noneFair)
+		locktable.Describe(h.process.table, d, w.now, lockName, w.plan.Fair != noneFair)
 	}
 	w.describeJournal(d, h)
 	w.describeConnection(d, &h.conn)
@@ -366,7 +366,7 @@ func (w *world) describeClients(d *description, h *host) {
 			d.Arrival(cl.reachedFirst)
 		}
 		if h.process != nil {
-			h.process.table.DescribeSession(d, w.now, cl.session)
+			locktable.DescribeSession(h.process.table, d, w.now, cl.session)
 		}
 	}
 }

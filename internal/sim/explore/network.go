@@ -342,7 +342,7 @@ func (w *world) nextTick() (int64, bool) {
 	}
 	for _, h := range w.hosts {
 		if h.process != nil && !h.stalled {
-			if t, ok := h.process.table.NextDeadline(); ok {
+			if t, ok := locktable.NextDeadline(h.process.table); ok {
 				add(t + w.plan.mutant.lateBy())
 			}
 		}
@@ -377,7 +377,7 @@ func (w *world) fire(i int) {
 	if h.process == nil {
 		return
 	}
-	if at, ok := h.process.table.NextDeadline(); ok && at+w.plan.mutant.lateBy() <= w.now {
+	if at, ok := locktable.NextDeadline(h.process.table); ok && at+w.plan.mutant.lateBy() <= w.now {
 		h = w.changeTable(i)
 		h.process.table.Advance(w.now)
 		w.drain(h)

@@ -269,7 +269,7 @@ func (w *world) copyProcess(h *host) {
 		return
 	}
 	j := h.process.journal.clone()
-	h.process = &process{table: h.process.table.Clone(j), listens: h.process.listens, journal: j}
+	h.process = &process{table: locktable.Clone(h.process.table, j), listens: h.process.listens, journal: j}
 	h.journal = j
 }
 

@@ -22,7 +22,7 @@ type Limits struct {
 }
 
 // Clone returns a copy, for a cloned table.
-func (c *Claim) Clone() Claim {
+func Clone(c *Claim) Claim {
 	n := *c
 	if c.window != &atRest {
 		w := *c.window
@@ -32,10 +32,10 @@ func (c *Claim) Clone() Claim {
 }
 
 // IsAtRest reports whether the claim has no window of its own.
-func (c *Claim) IsAtRest() bool { return c.window == &atRest }
+func IsAtRest(c *Claim) bool { return c.window == &atRest }
 
 // Describe describes the claim.
-func (c *Claim) Describe(d Description, now int64, limits Limits) {
+func Describe(c *Claim, d Description, now int64, limits Limits) {
 	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use)<<1 | bit(c.retryAt != 0))
 	d.Number(c.maxHoldID)
 	d.Time(max(c.retryAt, now))

@@ -1,7 +1,6 @@
 package contest
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
@@ -18,17 +17,14 @@ type Description interface {
 }
 
 // Clone returns a copy for a cloned table. memory is that of the cloned lock.
-func (c *Contest) Clone(memory *Memory) Contest {
+func Clone(c *Contest, memory *Memory) Contest {
 	n := *c
 	n.memory = memory
 	return n
 }
 
-// Rand gives the random delays.
-func (s *Shared) Rand() *rand.Rand { return s.rng }
-
-// Describe describes what the contests share.
-func (s *Shared) Describe(d Description) {
+// DescribeShared describes what the contests share.
+func DescribeShared(d Description, s *Shared) {
 	d.Value(uint64(s.polling))
 	if s.cfg.Turn == 0 {
 		d.Value(uint64(s.trip))
@@ -37,7 +33,7 @@ func (s *Shared) Describe(d Description) {
 }
 
 // DescribeMemory describes what a host remembers of a lock.
-func (s *Shared) DescribeMemory(d Description, now int64, m *Memory) {
+func DescribeMemory(d Description, s *Shared, now int64, m *Memory) {
 	s.describeHeat(d, now, m.hotUntil)
 	s.describePoller(d, now, m.pollerAt)
 	d.Value(bit(m.isHot))
@@ -68,12 +64,12 @@ func (s *Shared) describePoller(d Description, now int64, at uint32) {
 
 // Limits returns the times beyond which it makes no difference how long a key has been busy, and for
 // how long it has been this host's; and how many grants in a turn make a difference.
-func (s *Shared) Limits() (busy, came time.Duration, grants int) {
+func Limits(s *Shared) (busy, came time.Duration, grants int) {
 	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn), max(2, s.cfg.HandoffBudget)
 }
 
 // DescribePlace describes the ticket.
-func (c *Contest) DescribePlace(d Description, s *Shared, now int64) {
+func DescribePlace(c *Contest, d Description, s *Shared, now int64) {
 	p := &c.place
 	d.Value(uint64(p.phase))
 	if p.phase != placeNone {
@@ -87,7 +83,7 @@ func (c *Contest) DescribePlace(d Description, s *Shared, now int64) {
 }
 
 // DescribeOrder describes what is known of arrivals. enqueues: a Take with Enqueue is in flight.
-func (c *Contest) DescribeOrder(d Description, now int64, enqueues, isOurs bool) {
+func DescribeOrder(c *Contest, d Description, now int64, enqueues, isOurs bool) {
 	o := &c.order
 	d.Time(max(o.retryAt, now))
 	d.Value(bit(o.isDenied))
@@ -105,13 +101,13 @@ func (c *Contest) DescribeOrder(d Description, now int64, enqueues, isOurs bool)
 
 // DescribeWaiter describes what the order of arrivals means for a waiter. It returns a number of three
 // bits.
-func (c *Contest) DescribeWaiter(enqueues, isOurs bool, w *Waiter) uint64 {
+func DescribeWaiter(c *Contest, enqueues, isOurs bool, w *Waiter) uint64 {
 	cameLater := c.place.phase != placeNone && w.Arrived == 0 && w.Since > c.place.since
 	return bit(enqueues && c.order.toServe.includes(w))<<2 | bit(cameLater)<<1 | bit(isOurs && c.order.served.includes(w))
 }
 
 // Describe describes the rest of the contest.
-func (c *Contest) Describe(d Description, s *Shared, now int64) {
+func Describe(c *Contest, d Description, s *Shared, now int64) {
 	d.Value(uint64(c.phase)<<8 | uint64(c.sub)<<4 | bit(c.isPolling)<<3 | bit(c.remote.isKnown)<<2 | bit(c.remote.isSidecar)<<1)
 	d.Time(max(c.nextTry, now))
 	d.Time(max(c.backoffUntil, now))
