@@ -74,10 +74,9 @@ type Config struct {
 	Linger   time.Duration
 	NoLinger bool
 	// Turn is how long this host hands a lock over between its own clients while another
-	// sidecar waits for it. Then the lock passes to that one. A turn also ends after 64 grants,
-	// and when the lock is left free for foreign clients, each 100 ms. Up to 1 s.
-	// Default: two round trips to Redis, but at least 0.2 ms and at most 20 ms. With Alternate, a
-	// turn ends after each grant, whatever Turn is.
+	// sidecar waits for it. Then the lock passes to that one. A turn also ends when the lock is left
+	// free for foreign clients, each 100 ms. Up to 1 s. Default: two round trips to Redis, but at
+	// least 0.2 ms and at most 20 ms. With Alternate, a turn ends after each grant, whatever Turn is.
 	Turn      time.Duration
 	Alternate bool
 	// Fair are patterns of names whose locks go to waiters in the order in which their requests

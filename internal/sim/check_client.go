@@ -262,17 +262,10 @@ func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 	if l.turnGrants == 0 && l.cameAt == 0 { // it was restored
 		l.cameAt = now
 	}
-	if had := now - l.cameAt; l.turnGrants > 0 && limit != math.MaxInt64 && (l.turnGrants >= w.handoffBudget() || had > limit) {
+	if had := now - l.cameAt; l.turnGrants > 0 && limit != math.MaxInt64 && had > limit {
 		w.violation(invariant.Turns, n, "host %d handed the lock over %d times in %s, and %d sidecars wait", h.index, l.turnGrants+1, time.Duration(had), l.waiting)
 	}
 	l.turnGrants++
-}
-
-func (w *world) handoffBudget() int {
-	if b := w.plan.table.Contest.HandoffBudget; b > 0 {
-		return b
-	}
-	return 64
 }
 
 // quietRun is how long local handoffs may last without a moment in which the lock is free.

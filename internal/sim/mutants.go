@@ -525,7 +525,7 @@ var Mutants = []Mutant{
 		Rule:     "a turn is no longer than it may be while another sidecar waits",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
 		mutate: func(t *mutantTable) {
-			t.configure(func(c *locktable.Config) { c.Contest.Turn, c.Contest.HandoffBudget = time.Hour, 1<<14 })
+			t.configure(func(c *locktable.Config) { c.Contest.Turn = time.Hour })
 		},
 	},
 	{

@@ -83,7 +83,7 @@ func drawPlan(seed uint64, r *random) plan {
 		p.table.MaxWork = int(r.between(1, 3))
 	}
 	if r.oneIn(2) {
-		p.table.Contest.HandoffBudget = int(r.between(1, 8))
+		p.table.Tokens = int(r.between(1, 8))
 		p.table.Contest.HandoffTime = time.Duration(r.magnitude(5*ms, 500*ms))
 	}
 	switch r.below(4) {

@@ -450,7 +450,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 	})
 	t.Run("too many", func(t *testing.T) {
 		r := &rig{T: t, now: int64(time.Hour)}
-		r.tb = connect(locktable.New(locktable.Config{MaxWaiters: 2}, r.now))
+		r.tb = connect(newTable(locktable.Config{MaxWaiters: 2}, r.now))
 		r.tb.Up(r.now, false, false)
 		r.tb.Open(r.now, 1, locktable.Peer{})
 		r.acquire(1, "a")

@@ -44,7 +44,7 @@ func (r *rig) lingers() {
 
 func newLingeringRig(t *testing.T, cfg locktable.Config) *rig {
 	t.Helper()
-	r := newListeningRig(t, cfg)
+	r := newHotRig(t, cfg)
 	r.release(1, warmUp(r))
 	r.want("s1 released count=0")
 	r.lingers()
@@ -71,7 +71,7 @@ func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 		pause   time.Duration
 		lingers bool
 	}{{5 * time.Millisecond, true}, {5100 * time.Microsecond, false}} {
-		r := newListeningRig(t, locktable.Config{})
+		r := newHotRig(t, locktable.Config{})
 		r.acquire(1, "a")
 		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
@@ -138,7 +138,7 @@ func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
 		{5 * ms, 4 * ms, 0, 5 * ms},
 		{5 * ms, 200 * time.Microsecond, 0, 0},
 	} {
-		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
+		r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
 		useTwice(r, tt.latency, tt.held)
 		r.lingers()
 		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*ms {
@@ -149,7 +149,7 @@ func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
 
 // A Redis, or a host, that stood still for a moment is not a slow one.
 func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: 20 * time.Millisecond}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: 20 * time.Millisecond}})
 	useTwice(r, 200*time.Microsecond, 0)
 	r.acquire(1, "a")
 	hold := r.lastHold()
@@ -164,7 +164,7 @@ func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
 }
 
 func TestNoLingerIsNever(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
 	for hold := uint64(1); hold < 4; hold++ {
 		r.acquire(1, "a")
 		if op := r.redis(redisop.Take, redisop.Done); op.Reserve != 1 {
@@ -227,7 +227,7 @@ func TestLingeringEnds(t *testing.T) {
 
 // A recall comes while the lock is held: it does not linger afterwards.
 func TestRecalledLockDoesNotLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	hold := warmUp(r)
 	r.recall("a")
 	r.release(1, hold)
@@ -237,7 +237,7 @@ func TestRecalledLockDoesNotLinger(t *testing.T) {
 
 // The recall may have been lost. The Take returns how many wait.
 func TestLockThatSidecarsWaitForDoesNotLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
@@ -250,7 +250,7 @@ func TestLockThatSidecarsWaitForDoesNotLinger(t *testing.T) {
 
 // Another host that took the lock in between is found by the take.
 func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
@@ -267,7 +267,7 @@ func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
 // A program that is subscribed waits for the message of a release.
 func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 	for _, listeners := range []int32{1, -1} {
-		r := newListeningRig(t, locktable.Config{})
+		r := newHotRig(t, locktable.Config{})
 		r.others = listeners
 		r.acquire(1, "a")
 		r.redis(redisop.Take, redisop.Done)
@@ -283,7 +283,7 @@ func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 // While a hot lock is held or lingers, Redis gets the number of its hold each 50 ms, and returns
 // whether a program has subscribed since.
 func TestHotLockIsSyncedEach50MS(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r)
 	synced := r.now
 	for range 3 {
@@ -358,7 +358,7 @@ func TestKeyOfALingeringLockThatIsDeletedIsNoticedWithin50MS(t *testing.T) {
 
 // If the tokens ended, an acquire would wait for a round trip.
 func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	hold := warmUp(r) // with the first of 256
 	granted := 1
 	for r.collect(); len(r.ops) == 0; r.collect() {
@@ -392,7 +392,7 @@ func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
 // Redis may be short of memory. The lock is then used like any other.
 func TestHotLockWhoseTokensCannotBeReservedIsDropped(t *testing.T) {
 	for _, outcome := range []redisop.Outcome{redisop.Refused, redisop.Retryable} {
-		r := newListeningRig(t, locktable.Config{})
+		r := newHotRig(t, locktable.Config{})
 		hold := warmUp(r)
 		for r.collect(); len(r.ops) == 0; r.collect() {
 			r.release(1, hold)
@@ -429,7 +429,7 @@ func (r *rig) useUntilDropped(hold uint64) time.Duration {
 // While a program is remembered that had the lock without being subscribed, it may poll, and the
 // lock is free more often. The table remembers it although it has forgotten the lock.
 func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	id := r.acquire(1, "a")
 	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.cancel(1, id)
@@ -455,7 +455,7 @@ func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
 // program that has it then may poll it: it is not looked for again.
 func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 	const pause = 4 * time.Millisecond
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	freed := func() (after time.Duration) {
 		r.Helper()
 		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 4})
@@ -503,7 +503,7 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 // A client that polls is not known to wait. So the lock is free for a moment now and then.
 func TestLockThatLingersIsLeftFreeNowAndThen(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		r := newListeningRig(t, locktable.Config{})
+		r := newHotRig(t, locktable.Config{})
 		hold := warmUp(r)
 		if d := r.useUntilDropped(hold); d < 100*time.Millisecond || d > 105*time.Millisecond {
 			t.Errorf("the lock is dropped after %v", d)
@@ -528,7 +528,7 @@ func TestLockThatLingersIsLeftFreeNowAndThen(t *testing.T) {
 
 // The table forgets the lock when the moment is over.
 func TestPauseOfALockThatNoClientWantsEnds(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	hold := warmUp(r)
 	r.pass(time.Millisecond)
 	r.release(1, hold)
@@ -546,7 +546,7 @@ func TestPauseOfALockThatNoClientWantsEnds(t *testing.T) {
 
 // It is not renewed while it lingers, so it must not linger until its lease ends.
 func TestLockDoesNotLingerUntilItsLeaseEnds(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Lease: 600 * time.Millisecond, Contest: contest.Config{Linger: time.Second}})
+	r := newHotRig(t, locktable.Config{Lease: 600 * time.Millisecond, Contest: contest.Config{Linger: time.Second}})
 	hold := warmUp(r)
 	sent := r.now
 	r.pass(100 * time.Millisecond)
@@ -581,7 +581,7 @@ func TestOnlyAReleasedLockLingers(t *testing.T) {
 		"it was forced":   func(r *rig) { r.tb.ForceRelease(r.now, 2, protocol.ForceRelease{ID: 1, Name: "a"}) },
 	} {
 		t.Run(says, func(t *testing.T) {
-			r := newListeningRig(t, locktable.Config{})
+			r := newHotRig(t, locktable.Config{})
 			warmUp(r)
 			end(r)
 			r.redis(redisop.Drop, redisop.Done)
@@ -624,7 +624,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 
 // Many locks may linger at a time, and none is lost sight of.
 func TestManyLocksLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	var names []string
 	for i := range 100 {
 		names = append(names, fmt.Sprint("lock ", i))
@@ -660,7 +660,7 @@ func TestManyLocksLinger(t *testing.T) {
 // The result of the operation in flight is of a hold that has ended: the lock lingers for no time
 // in which its next operation waits for that.
 func TestLockDoesNotLingerWhileAnOperationIsInFlight(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r)
 	for r.collect(); len(r.ops) == 0; r.collect() {
 		r.release(1, hold)
@@ -675,7 +675,7 @@ func TestLockDoesNotLingerWhileAnOperationIsInFlight(t *testing.T) {
 
 // A lock without a token lingers for nothing: the next acquire needs an operation.
 func TestLockWithoutATokenDoesNotLinger(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r) // with the first of 256 tokens
 	for range 255 {
 		r.release(1, hold)
@@ -691,7 +691,7 @@ func TestLockWithoutATokenDoesNotLinger(t *testing.T) {
 
 // Another host had the lock in between, and the table has forgotten it since.
 func TestForgottenLockThatAnotherHostHadIsNotHot(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{})
+	r := newHotRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)

@@ -167,7 +167,7 @@ func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 }
 
 func TestLockInOrderHasNoTurns(t *testing.T) {
-	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{HandoffBudget: 1, Alternate: true}})
+	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	r.arrive(1000, 0)
 	r.arrive(2000, 0)
 	r.recall("a")

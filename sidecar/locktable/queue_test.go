@@ -18,12 +18,18 @@ import (
 // newListeningRig returns a rig whose sidecar is subscribed to its own channel.
 func newListeningRig(t *testing.T, cfg locktable.Config) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
-	r.tb = connect(locktable.New(cfg, r.now))
+	r.tb = connect(newTable(cfg, r.now))
 	r.tb.Up(r.now, false, true)
 	for s := range locktable.SessionID(4) {
 		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
 	}
 	return r
+}
+
+// newHotRig is newListeningRig with a table that draws as many tokens as a daemon's.
+func newHotRig(t *testing.T, cfg locktable.Config) *rig {
+	cfg.Tokens = 256
+	return newListeningRig(t, cfg)
 }
 
 const noTicket = -1
@@ -596,12 +602,14 @@ func (r *rig) handOver(hold uint64) {
 
 // The host that has had its turn passes the lock on, and stands behind all others: in one
 // step, so that its ticket comes before those of later hosts.
-func TestTurnEndsByItsBudget(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 3, Turn: time.Hour, HandoffTime: time.Hour}})
+func TestTurnThatIsOverPassesTheLockOn(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 2 * time.Millisecond}})
 	takeTurn(r)
 	r.handOver(1)
 	r.handOver(2)
 	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1", "s2 released count=0", "s1 granted hold=3 token=3 count=1")
+	r.quiet()
+	r.pass(2 * time.Millisecond)
 	r.quiet()
 	r.handOver(3)
 	r.want("s1 released count=0")
@@ -678,7 +686,7 @@ func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 // The danger: the host that has the lock does not get, or forgets, that another one waits, and
 // keeps it. What a handoff or a renewal answers must not erase what a recall said before.
 func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 4, Turn: time.Hour, HandoffTime: time.Hour}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 3 * time.Millisecond}})
 	r.acquire(1, "a", owner(1))
 	r.acquire(2, "a")
 	r.answerAll()
@@ -694,16 +702,17 @@ func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 		if r.collect(); hold > 10 {
 			t.Fatal("the turn does not end")
 		}
+		r.now += int64(time.Millisecond)
 	}
 	r.two()
 	if hold != 5 {
-		t.Errorf("%d holds in a turn of 4", hold-1)
+		t.Errorf("%d holds, one each millisecond, in a turn of 3 ms", hold-1)
 	}
 }
 
-// No other host wants it: that budget is not theirs.
+// No other host wants it: there are no turns.
 func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 2, Alternate: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.answerAll()
@@ -722,7 +731,7 @@ func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
 // What a recall said is of that time. When the lock comes to this host again, Redis says how
 // many wait.
 func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{HandoffBudget: 2, Turn: time.Hour, HandoffTime: time.Hour}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.recall("a") // while the Take is in flight, which then finds that no ticket is left
@@ -1255,7 +1264,7 @@ func yieldTo(r *rig) (drop, take redisop.Op) {
 
 // The other host has left the queue meanwhile: the Take gets the lock that the Drop freed.
 func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true, HandoffBudget: 1}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	_, take := yieldTo(r)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.want()
@@ -1268,7 +1277,7 @@ func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
 // Another program deleted the key, and a ticket from before got the lock: the Drop that is in
 // flight gives it back.
 func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true, HandoffBudget: 1}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	_, take := yieldTo(r)
 	r.transfer(1, 64)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1})

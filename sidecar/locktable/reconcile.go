@@ -64,14 +64,14 @@ func (t *Table) want(a *moment.Alarm, l *lock) claim.Want {
 	if h := l.holds; h != nil {
 		w := claim.Want{
 			Kind: claim.WantHold, HoldID: h.id, Count: h.entries, LeaseMS: t.leaseToSet(now, h), FullLeaseMS: t.leaseOf(h.lease, h.leaseMS),
-			IsRenewed: h.isRenewed(), IsChecked: h.isChecked(), Tokens: t.contests.Budget(), ReserveAt: moment.Never,
+			IsRenewed: h.isRenewed(), IsChecked: h.isChecked(), Tokens: t.cfg.Tokens, ReserveAt: moment.Never,
 		}
 		switch {
 		case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
 		case l.waiting() > 0:
 			w.ReserveAt = q.drawAt
 		case l.memory.IsHot():
-			w.IsHot, w.Tokens, w.ReserveAt = true, claim.HotTokens, now
+			w.IsHot, w.ReserveAt = true, now
 		}
 		if h.hasKeep {
 			w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
@@ -97,11 +97,8 @@ func (t *Table) want(a *moment.Alarm, l *lock) claim.Want {
 			Kind: claim.WantForQueue, HoldID: t.lastNum + 1, Count: 1, LeaseMS: t.leaseToTake(r), Reserve: 1,
 			Take: claim.Take(q.contest.Take(&v, verdict.Pipelined)),
 		}
-		switch {
-		case l.memory.IsHot():
-			w.Reserve = claim.HotTokens
-		case v.Waiting > 1:
-			w.Reserve = uint16(max(2, t.contests.Budget()))
+		if l.memory.IsHot() || v.Waiting > 1 {
+			w.Reserve = uint16(max(2, t.cfg.Tokens))
 		}
 		// The Drop before a pipelined Take counts them.
 		w.CountsListeners = !verdict.Pipelined && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs())

@@ -384,7 +384,7 @@ func TestTimeToLiveOfAnotherProgramsKeyIsBounded(t *testing.T) {
 func TestTimerThatCanWaitDoesNotPutOffTheRenewal(t *testing.T) {
 	const others = 20_200
 	r := newRig(t)
-	r.tb = connect(locktable.New(locktable.Config{Lease: 3 * time.Second}, r.now))
+	r.tb = connect(newTable(locktable.Config{Lease: 3 * time.Second}, r.now))
 	r.tb.Up(r.now, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
@@ -591,7 +591,7 @@ func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 	t.Run("an operation was sent", func(t *testing.T) {
 		r := newRig(t)
-		r.tb = connect(locktable.New(locktable.Config{Contest: contest.Config{HandoffBudget: 1}}, r.now))
+		r.tb = connect(newTable(locktable.Config{Tokens: 1}, r.now))
 		r.tb.Up(r.now, false, false)
 		for s := range locktable.SessionID(3) {
 			r.tb.Open(r.now, s+1, locktable.Peer{})

@@ -196,7 +196,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		d.Time(max(l.timer.Deadline(), now))
 	}
 	busy, turn, grants := contest.Limits(&t.contests)
-	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, PassedMS: redisop.MS(redisop.FreeAfter)})
+	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
 	for h := l.holds; h != nil; h = h.next {
 		t.describeHold(d, now, h)
 	}

@@ -77,7 +77,7 @@ func TestEachAcquireIsCountedOnceByItsResult(t *testing.T) {
 
 func TestRefusedAcquiresAreCounted(t *testing.T) {
 	r := newRig(t)
-	r.tb = connect(locktable.New(locktable.Config{MaxHolds: 1}, r.now))
+	r.tb = connect(newTable(locktable.Config{MaxHolds: 1}, r.now))
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
 	r.tb.Down(r.now, "no way")
@@ -217,7 +217,7 @@ func TestNamesAreCountedByTheFirstPatternThatMatches(t *testing.T) {
 	}
 
 	r := newRig(t)
-	r.tb = connect(locktable.New(locktable.Config{NamePatterns: []locktable.NamePattern{"invoice:*", "*"}}, r.now))
+	r.tb = connect(newTable(locktable.Config{NamePatterns: []locktable.NamePattern{"invoice:*", "*"}}, r.now))
 	r.tb.Up(r.now, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	for _, name := range []string{"invoice:1", "invoice:2", "other"} {

@@ -128,7 +128,7 @@ func TestRefusalHidesProcessesOfOthers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
-			r.tb = connect(locktable.New(locktable.Config{}, r.now))
+			r.tb = connect(newTable(locktable.Config{}, r.now))
 			r.tb.Up(r.now, false, false)
 			r.tb.Open(r.now, 1, locktable.Peer{PID: 7, UID: 2000, Cmd: cmd})
 			r.tb.Open(r.now, 2, locktable.Peer{PID: 8, UID: 1000})
@@ -184,7 +184,7 @@ func BenchmarkTerms(b *testing.B) {
 	}} {
 		b.Run(fmt.Sprint("entries=", terms != nil), func(b *testing.B) {
 			now := int64(time.Hour)
-			tb := locktable.New(locktable.Config{}, now)
+			tb := newTable(locktable.Config{}, now)
 			tb.Up(now, false, false)
 			tb.Open(now, 1, locktable.Peer{})
 			tb.Bind(1, terms)
@@ -229,7 +229,7 @@ func TestWaitCycleHasNoNamesThatThePolicyHides(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
-			r.tb = connect(locktable.New(locktable.Config{}, r.now))
+			r.tb = connect(newTable(locktable.Config{}, r.now))
 			r.tb.Up(r.now, false, false)
 			r.tb.Open(r.now, 1, locktable.Peer{PID: 101, UID: 2000, Cmd: "payroll"})
 			r.tb.Open(r.now, 2, locktable.Peer{PID: 102, UID: tt.holder, Cmd: "payroll"})

@@ -184,7 +184,7 @@ func TestRefusalNamesWhatKeptTheLock(t *testing.T) {
 // but not for long.
 func TestTryIsAnsweredBeforeRedisIsReached(t *testing.T) {
 	r := newRig(t)
-	r.tb = connect(locktable.New(locktable.Config{}, r.now))
+	r.tb = connect(newTable(locktable.Config{}, r.now))
 	r.tb.Open(r.now, 1, locktable.Peer{PID: 100})
 	r.acquire(1, "a", wait(0))
 	r.want()

@@ -63,7 +63,7 @@ func TestScriptsHaveNoNamesOfNumbers(t *testing.T) {
 			t.Errorf("a script has %s", name)
 		}
 	}
-	if text := scriptText("'policy.max_offers', policy.passed_tokens"); text != "'128', 32" {
+	if text := scriptText("'policy.max_offers', policy.passed_tokens"); text != "'128', 128" {
 		t.Errorf("the script is %q", text)
 	}
 	for name := range scriptNumbers {

@@ -18,8 +18,8 @@ var messageCases = []struct {
 		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, "0123abcd"},
 	{"transfer 7 1700000000000032 32 30000 5 49 invoice:42", redisop.Message{Kind: redisop.Transferred, Name: "invoice:42",
 		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, ""},
-	{"transfer:- 9007199254740991 9007199254740991 32 2592000000 1048575 99 a", redisop.Message{Kind: redisop.Transferred, Name: "a",
-		Ticket: 1<<53 - 1, LastToken: 1<<53 - 1, Tokens: 32, LeaseMS: 2592000000, Waiting: 1<<20 - 1, PassedMS: 99}, "-"},
+	{"transfer:- 9007199254740991 9007199254740991 128 2592000000 1048575 99 a", redisop.Message{Kind: redisop.Transferred, Name: "a",
+		Ticket: 1<<53 - 1, LastToken: 1<<53 - 1, Tokens: 128, LeaseMS: 2592000000, Waiting: 1<<20 - 1, PassedMS: 99}, "-"},
 	{"transfer 1 1 1 1 0 0  with  spaces ", redisop.Message{Kind: redisop.Transferred, Name: " with  spaces ", Ticket: 1, LastToken: 1, Tokens: 1, LeaseMS: 1}, ""},
 	{"recall recall a", redisop.Message{Kind: redisop.Recalled, Name: "recall a"}, ""},
 	{"recall:ffffffff recall:- a", redisop.Message{Kind: redisop.Recalled, Name: "recall:- a"}, "ffffffff"},
@@ -70,7 +70,7 @@ var messageCases = []struct {
 	{text: "transfer 7 31 32 30000 5 49 a"},
 	{text: "transfer 7 32 0 30000 5 49 a"},
 	{text: "transfer 7 32 32 0 5 49 a"},
-	{text: "transfer 7 33 33 30000 5 49 a"},
+	{text: "transfer 7 129 129 30000 5 49 a"},
 	{text: "transfer 9007199254740992 32 32 30000 5 49 a"},
 	{text: "transfer 7 9007199254740992 32 30000 5 49 a"},
 	{text: "transfer 7 32 32 2592000001 5 49 a"},
@@ -131,7 +131,7 @@ func FuzzMessages(f *testing.F) {
 			return
 		}
 		// No message has what no script sends.
-		if m.PauseMS > 10 || m.LeaseMS > protocol.MaxDurationMS || m.Tokens > 32 || max(m.Ticket, m.LastToken) >= 1<<53 ||
+		if m.PauseMS > 10 || m.LeaseMS > protocol.MaxDurationMS || m.Tokens > 128 || max(m.Ticket, m.LastToken) >= 1<<53 ||
 			uint64(m.Tokens) > m.LastToken || m.Conn != (redisop.Conn{}) {
 			t.Fatalf("%q is %+v", text, m)
 		}

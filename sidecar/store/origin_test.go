@@ -71,7 +71,7 @@ func TestMessageNamesItsServer(t *testing.T) {
 				next, received := receiver(t, b.url, tt.uuid)
 				passTo(t, holder, next, "lock")
 				m := recv(t, received, "message")
-				if m.Kind != redisop.Transferred || m.Ticket != 1 || (m.Conn == redisop.NewConn(1)) != tt.isKnown || (m.Tokens == 32) != tt.isKnown {
+				if m.Kind != redisop.Transferred || m.Ticket != 1 || (m.Conn == redisop.NewConn(1)) != tt.isKnown || (m.Tokens == redisop.PassedTokens) != tt.isKnown {
 					t.Errorf("%+v", m)
 				}
 			})

@@ -93,7 +93,7 @@ func TestOrphanedLockPassesToTheFirstOfItsQueue(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	m := recv(t, transfers, "transfer")
-	if m.Kind != redisop.Transferred || m.Name != "lock" || m.Ticket != 4 || m.LeaseMS != 20_000 || m.LastToken != counter+32 || m.Conn == (redisop.Conn{}) {
+	if m.Kind != redisop.Transferred || m.Name != "lock" || m.Ticket != 4 || m.LeaseMS != 20_000 || m.LastToken != counter+128 || m.Conn == (redisop.Conn{}) {
 		t.Errorf("%+v", m)
 	}
 	if got := a.HGetAll(ctx, "lock").Val(); len(got) != 1 || got[field(secondUUID, 4)] != "1" {

@@ -109,7 +109,7 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 		name           string
 		connectsBefore bool // the counter is made
 		tokens         uint16
-	}{{"a receiver from before", true, 32}, {"a receiver that knows later tokens", false, 0}} {
+	}{{"a receiver from before", true, redisop.PassedTokens}, {"a receiver that knows later tokens", false, 0}} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startRedis(t)
 			received := make(chan redisop.Message, 100)

@@ -77,6 +77,7 @@ var scriptNumbers = map[string]int64{
 	"policy.free_for_ms":              redisop.FreeFor.Milliseconds(),
 	"policy.free_for_alone_ms":        redisop.FreeForAlone.Milliseconds(),
 	"policy.passed_tokens":            redisop.PassedTokens,
+	"policy.passed_tokens_old":        redisop.PassedTokensOld,
 	"policy.max_silence_us":           redisop.MaxSilence.Microseconds(),
 	"policy.max_offers":               redisop.MaxOffers,
 	"policy.queue_expiry_ms":          redisop.QueueExpiry.Milliseconds(),

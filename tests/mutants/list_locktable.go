@@ -894,16 +894,9 @@ var locktableMutants = []mutant{
 	{
 		rule: `a run of handoffs ends after a time while another program waits`,
 		file: "sidecar/locktable/contest/turns.go",
-		old:  ` || had >= int64(cfg.HandoffTime)):`,
-		new:  `):`,
+		old:  ` && had >= int64(cfg.HandoffTime):`,
+		new:  ` && int64(cfg.HandoffTime) < 0:`,
 		by:   simulation,
-	},
-	{
-		rule: `a run of handoffs ends after a number while another program waits`,
-		file: "sidecar/locktable/contest/turns.go",
-		old:  `(hostsWait || c.areForeignKnown(v.Now)) && (v.Grants >= cfg.HandoffBudget || had`,
-		new:  `(hostsWait || c.areForeignKnown(v.Now)) && (had`,
-		by:   tableTest("TestHandoffBudgetIsBoundedWhileAnotherHostWaits"),
 	},
 	{
 		rule: `a host that had the lock without being subscribed is remembered`,
@@ -1108,7 +1101,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/contest/place.go",
 		old:  "\tc.memory.hostsWait = m.Waiting > 0\n",
 		new:  "",
-		by:   tableTest("TestTurnEndsByItsBudget"),
+		by:   tableTest("TestTurnThatIsOverPassesTheLockOn"),
 	},
 	{
 		rule: "the locks of a renewal group have one offset",
@@ -1234,16 +1227,9 @@ var locktableMutants = []mutant{
 	{
 		rule: `a turn ends by its time while another sidecar waits`,
 		file: "sidecar/locktable/contest/turns.go",
-		old:  `cfg.HandoffBudget || had >= s.turn()),`,
-		new:  `cfg.HandoffBudget),`,
+		old:  `case hostsWait && had >= s.turn(), `,
+		new:  `case `,
 		by:   tableTest("TestTurnEndsByItsTime"),
-	},
-	{
-		rule: `a turn ends by its budget while another sidecar waits`,
-		file: "sidecar/locktable/contest/turns.go",
-		old:  "hostsWait && (v.Grants >= cfg.HandoffBudget || had >= s.turn()),\n\t\t(hostsWait || c.areForeignKnown(v.Now)) && (v.Grants >= cfg.HandoffBudget || had",
-		new:  "hostsWait && (had >= s.turn()),\n\t\t(hostsWait || c.areForeignKnown(v.Now)) && (had",
-		by:   tableTest("TestTurnEndsByItsBudget"),
 	},
 	{
 		rule: `a turn is two round trips long`,
@@ -1271,7 +1257,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/contest/turns.go",
 		old:  `		return c.mayEnqueue(v) && (isPlaced || c.memory.hostsWait && v.DropPassedMS < int64(redisop.MS(redisop.FreeAfter)))`,
 		new:  `		return false && isPlaced`,
-		by:   tableTest("TestTurnEndsByItsBudget"),
+		by:   tableTest("TestTurnThatIsOverPassesTheLockOn"),
 	},
 	{
 		rule: `a waiter of a lock in order arrives when an operation is sent after it came`,
@@ -1733,8 +1719,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "many tokens are drawn for a hot lock",
 		file: "sidecar/locktable/reconcile.go",
-		old:  "			w.Reserve = claim.HotTokens\n",
-		new:  ``,
+		old:  `if l.memory.IsHot() || v.Waiting > 1 {`,
+		new:  `if v.Waiting > 1 {`,
 		by:   tableTest("TestTokensOfAHotLockAreReservedBeforeTheLast"),
 	},
 	{

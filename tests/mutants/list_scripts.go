@@ -18,6 +18,13 @@ var differential = check{"internal/sim/redis", "^TestScriptsBehaveAsTheirModel$/
 
 var scriptMutants = []mutant{
 	{
+		rule: "a sidecar of before origins gets as many tokens as it takes",
+		file: "sidecar/store/scripts/queue.lua",
+		old:  `string.sub(field, 15, 15) == '8' and 'policy.passed_tokens' or 'policy.passed_tokens_old'`,
+		new:  `'policy.passed_tokens' or 'policy.passed_tokens_old'`,
+		by:   differential,
+	},
+	{
 		rule: "an orphaned lock is released only if it is exactly the one that was examined",
 		file: orphaned,
 		old:  `redis.call('HKEYS', KEYS[1])[1] ~= ARGV[12]`,

@@ -63,7 +63,7 @@ func TestReleaseWakesAWaiterOfTheOtherVersion(t *testing.T) {
 // While clients of both versions want one lock all the time, each host is granted it again and
 // again. Between versions there is no order. Hosts of this tree pass the lock on between them
 // until they leave it free for foreign clients, after 100 ms; then a host of the
-// base gets a turn, of 64 grants at most. So its share is smaller if they are several.
+// base gets a turn, of 64 grants at most in that version. So its share is smaller if they are several.
 //
 // Measured were 38 to 62 % of the grants each for two hosts, 18 to 37 % for each of two of the
 // base beside one of this tree, 2 to 12 % for one of the base beside two of this tree.

@@ -44,9 +44,9 @@ const (
 // defaults, in few ticks. Grants and tokens are few, so that their limits are reached.
 func tableConfig() locktable.Config {
 	return locktable.Config{
-		Lease: time.Duration(lease),
+		Lease:  time.Duration(lease),
+		Tokens: 2,
 		Contest: contest.Config{
-			HandoffBudget:      2,
 			Turn:               time.Duration(tick),
 			HandoffTime:        time.Duration(2 * tick),
 			Backoff:            time.Duration(tick),

@@ -204,7 +204,11 @@ func newExpectation(sent *redis.Sent, slack int64, origin string) expectation {
 	switch m := &sent.Message; m.Kind {
 	case redisop.Transferred:
 		p.before = fmt.Sprintf("%s%d ", word("transfer"), m.Ticket)
-		p.after = fmt.Sprintf(" %d %d %d %d %s", m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS, m.Name)
+		tokens := m.Tokens
+		if isOlder {
+			tokens = min(tokens, redisop.PassedTokensOld)
+		}
+		p.after = fmt.Sprintf(" %d %d %d %d %s", tokens, m.LeaseMS, m.Waiting, m.PassedMS, m.Name)
 		p.least, p.most = m.LastToken, m.LastToken+uint64(slack)
 	case redisop.Recalled:
 		p.before = word("recall") + m.Name

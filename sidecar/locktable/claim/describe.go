@@ -18,6 +18,7 @@ type Description interface {
 type Limits struct {
 	Busy, Turn, Lease time.Duration
 	Grants            int
+	Tokens            int // that are drawn at one time
 	PassedMS          uint32
 }
 
@@ -42,7 +43,7 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 	if c.state != Absent {
 		d.Number(c.holdID)
 		d.Value(uint64(c.count)<<32 | uint64(c.leaseMS))
-		d.Value(uint64(describedTokens(c.tokensLeft)))
+		d.Value(uint64(describedTokens(c.tokensLeft, uint16(limits.Tokens/4))))
 		if c.tokensLeft > 0 {
 			d.Token(c.nextToken)
 		}
@@ -73,13 +74,14 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 }
 
 // describedTokens describes how many tokens are left, so that two numbers from which it is far to
-// where tokens are drawn are the same: for so many grants, they are.
-func describedTokens(left uint16) uint16 {
+// where tokens are drawn are the same: for so many grants, they are. Tokens are drawn when fewer than
+// drawn are left.
+func describedTokens(left, drawn uint16) uint16 {
 	const far = 16
 	switch {
-	case left >= HotTokens/4+far:
-		return HotTokens/4 + far
-	case left < HotTokens/4 && left >= far:
+	case left >= drawn+far:
+		return drawn + far
+	case left < drawn && left >= far:
 		return far
 	}
 	return left

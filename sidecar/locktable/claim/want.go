@@ -69,11 +69,6 @@ const handoffSyncDelay = int64(5 * time.Millisecond)
 // to want it, and another sidecar would say so.
 const hotSyncDelay = int64(50 * time.Millisecond)
 
-// HotTokens is how many tokens are drawn at one time for a hot lock. A draw of many costs Redis
-// no more than a draw of one. They are granted at more than a microsecond each, so the counter
-// still grows more slowly than the time.
-const HotTokens = 256
-
 // Step returns the operation that makes Redis have what it should have, or NoOp; then
 // the alarm has the time from which there will be one. At most one operation is in flight,
 // or a Take after a Drop.

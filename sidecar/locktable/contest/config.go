@@ -14,13 +14,11 @@ import (
 // Turn, Alternate, Linger, NoLinger and HostName are set by the daemon. The others are one value each, in every
 // daemon: only tests, and the exploration, in whose world a millisecond is long, change them.
 type Config struct {
-	// While another sidecar waits for a lock, it passes between local owners at most
-	// HandoffBudget times in a row and for Turn; then it passes to the first in the queue.
-	// Default of Turn: two round trips to Redis, within 200 µs and 20 ms. With Alternate it passes
-	// after each grant, whatever Turn is. Default of HandoffBudget: 64.
-	HandoffBudget int
-	Turn          time.Duration
-	Alternate     bool
+	// While another sidecar waits for a lock, it passes between local owners for Turn; then it passes
+	// to the first in the queue. Default of Turn: two round trips to Redis, within 200 µs and 20 ms.
+	// With Alternate it passes after each grant, whatever Turn is.
+	Turn      time.Duration
+	Alternate bool
 
 	// While a foreign client is known to want a lock, or is likely to, a turn ends after
 	// HandoffTime, too. Then the lock is released in Redis, and this sidecar backs off for
@@ -70,7 +68,6 @@ type Config struct {
 
 // SetDefaults replaces the fields that are 0.
 func (c *Config) SetDefaults() {
-	def(&c.HandoffBudget, 64)
 	def(&c.HandoffTime, redisop.FreeAfterSubscribed)
 	def(&c.Backoff, redisop.FreeFor)
 	def(&c.QuietTime, redisop.FreeAfter)
@@ -110,9 +107,6 @@ func NewShared(cfg Config, lease time.Duration, rng *rand.Rand) Shared {
 	cfg.SetDefaults()
 	return Shared{cfg: cfg, lease: lease, rng: rng, trip: int64(20 * time.Millisecond)}
 }
-
-// Budget is how many times a lock passes between local owners in a row while another host waits.
-func (s *Shared) Budget() int { return s.cfg.HandoffBudget }
 
 // RoundTrip is a short round trip to Redis.
 func (s *Shared) RoundTrip() time.Duration { return time.Duration(s.trip) }

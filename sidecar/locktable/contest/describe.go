@@ -65,7 +65,7 @@ func (s *Shared) describePoller(d Description, now int64, at uint32) {
 // Limits returns the times beyond which it makes no difference how long a key has been busy, and for
 // how long it has been this host's; and how many grants in a turn make a difference.
 func Limits(s *Shared) (busy, came time.Duration, grants int) {
-	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn), max(2, s.cfg.HandoffBudget)
+	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn), 2
 }
 
 // DescribePlace describes the ticket.

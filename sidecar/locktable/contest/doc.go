@@ -11,7 +11,7 @@
 // A turn begins when the lock comes to this host: by a Take, or by a transfer of another
 // sidecar (see place.go). During its turn a host hands the lock over between its own clients
 // without Redis. The turn is over when another sidecar waits and this host has had the lock
-// for HandoffBudget grants or for Config.Turn. Then the host releases the lock, which passes
+// for Config.Turn. Then the host releases the lock, which passes
 // to the first in the queue, and queues after all others.
 //
 // # Foreign clients

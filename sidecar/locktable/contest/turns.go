@@ -39,8 +39,7 @@ func (c *Contest) isTurnOver(s *Shared, v *View) bool {
 	switch had := v.Now - v.CameAt; {
 	case v.Grants == 0:
 		return false
-	case hostsWait && (v.Grants >= cfg.HandoffBudget || had >= s.turn()),
-		(hostsWait || c.areForeignKnown(v.Now)) && (v.Grants >= cfg.HandoffBudget || had >= int64(cfg.HandoffTime)):
+	case hostsWait && had >= s.turn(), (hostsWait || c.areForeignKnown(v.Now)) && had >= int64(cfg.HandoffTime):
 		return true
 	}
 	return v.Grants >= 2 && s.isTired(c.memory, v)

@@ -161,7 +161,8 @@ local function offer(lock, queue, num, pause, given)
       old = field
       local waiting = count(queue) + given.more
       if own and ticket == mine then return field, waiting end
-      local message = string.format('%s %.0f policy.passed_tokens %s %d %d ', ticket, given.last, given.lease, waiting, given.passed)
+      local tokens = string.sub(field, 15, 15) == '8' and 'policy.passed_tokens' or 'policy.passed_tokens_old'
+      local message = string.format('%s %.0f %s %s %d %d ', ticket, given.last, tokens, given.lease, waiting, given.passed)
       if send(field, 'transfer', message .. lock) > 0 then return field, waiting end
     end
     if pause then write('ZREM', queue, field) end
