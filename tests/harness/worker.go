@@ -54,7 +54,7 @@ type Answer struct {
 	Token      uint64  `json:"token,omitempty"`
 	Rounds     []Round `json:"rounds,omitempty"`      // of hammer
 	Reason     string  `json:"reason,omitempty"`      // lost, check: why the lock was lost
-	Waits      []int64 `json:"waits,omitempty"`       // pairs: time of each acquire, in ns
+	Waits      []int64 `json:"waits,omitempty"`       // pairs, and poll of a Redisson client: time of each acquire, in ns
 	AtNS       int64   `json:"at_ns,omitempty"`       // CLOCK_BOOTTIME when the command ended
 	DeadlineNS int64   `json:"deadline_ns,omitempty"` // lost: deadline of the hold, in CLOCK_BOOTTIME
 	PID        int     `json:"pid,omitempty"`         // fork: the child

@@ -6,6 +6,7 @@ import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
+import org.json.JSONArray;
 import org.json.JSONObject;
 import org.redisson.client.RedisException;
 
@@ -40,6 +41,7 @@ final class Poll {
         long tries = 0;
         long grants = 0;
         long longest = 0;
+        JSONArray waits = new JSONArray();
         long asked = System.nanoTime();
         Future<?> end = TIMER.schedule(this::stop, command.forMillis(), TimeUnit.MILLISECONDS);
         try {
@@ -60,7 +62,9 @@ final class Poll {
                     LockSupport.parkNanos(PAUSE_NANOS);
                     continue;
                 }
-                longest = Math.max(longest, System.nanoTime() - asked);
+                long wait = System.nanoTime() - asked;
+                longest = Math.max(longest, wait);
+                waits.put(wait);
                 grants++;
                 lock.release();
                 TimeUnit.MILLISECONDS.sleep(command.pauseMillis());
@@ -70,7 +74,7 @@ final class Poll {
             end.cancel(false);
         }
         longest = Math.max(longest, System.nanoTime() - asked);
-        return new JSONObject().put("tries", tries).put("grants", grants).put("longest_ns", longest);
+        return new JSONObject().put("tries", tries).put("grants", grants).put("longest_ns", longest).put("waits", waits);
     }
 
     private synchronized boolean beginWait() {
