@@ -93,7 +93,7 @@ func (s *server) start() {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		said.WriteString(lines.Text() + "\n")
-		if strings.Contains(lines.Text(), "ready to accept connections at") {
+		if acceptsOnSocket(lines.Text()) {
 			go func() { // until the process ends, so that it never blocks on its log
 				for lines.Scan() {
 				}
@@ -102,6 +102,12 @@ func (s *server) start() {
 		}
 	}
 	s.t.Fatalf("redis-server did not start:\n%s", said.String())
+}
+
+// acceptsOnSocket reports whether a line of the log says that the server accepts connections on its
+// Unix socket. Since version 7.2 it names the kind and not the path.
+func acceptsOnSocket(line string) bool {
+	return strings.Contains(line, "ready to accept connections at") || strings.Contains(line, "Ready to accept connections unix")
 }
 
 // stop kills it, as a crash would.

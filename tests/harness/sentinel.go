@@ -23,10 +23,11 @@ type Sentinel struct {
 	*redis.SentinelClient
 	Port int
 
-	t    testing.TB
-	file string
-	cmd  *exec.Cmd
-	log  Output
+	t     testing.TB
+	file  string
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when the process has ended
+	log   Output
 }
 
 // Sentinels watch a master and its replicas.
@@ -61,26 +62,11 @@ func (r *Redis) Follow(master *Redis) {
 func StartSentinels(t testing.TB, master *Redis, replicas int, settings ...string) Sentinels {
 	t.Helper()
 	var all Sentinels
+	text := fmt.Sprintf("bind 127.0.0.1\nsentinel monitor %s 127.0.0.1 %d 2\n", MasterName, master.Port) +
+		"sentinel down-after-milliseconds " + MasterName + " 500\nsentinel failover-timeout " + MasterName + " 5000\n" +
+		strings.Join(settings, "\n") + "\n"
 	for range 3 {
-		s := &Sentinel{t: t, Port: FreePort(t)}
-		dir := ShortDir(t)
-		s.file = filepath.Join(dir, "sentinel.conf")
-		text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nsentinel monitor %s 127.0.0.1 %d 2\n", s.Port, dir, MasterName, master.Port) +
-			"sentinel down-after-milliseconds " + MasterName + " 500\nsentinel failover-timeout " + MasterName + " 5000\n" +
-			strings.Join(settings, "\n") + "\n"
-		if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s.SentinelClient = redis.NewSentinelClient(&redis.Options{Addr: s.Address(), DisableIdentity: true, Protocol: 2})
-		t.Cleanup(func() {
-			s.Close()
-			s.Kill()
-			if t.Failed() {
-				t.Logf("Sentinel at %d:\n%s", s.Port, Tail(s.log.String(), 40))
-			}
-		})
-		s.Start()
-		all = append(all, s)
+		all = append(all, startSentinel(t, text))
 	}
 	for _, s := range all {
 		Eventually(t, "the Sentinels know each other and the replicas", func() bool {
@@ -92,11 +78,41 @@ func StartSentinels(t testing.TB, master *Redis, replicas int, settings ...strin
 	return all
 }
 
+// startSentinel starts a Sentinel on a port that is free.
+func startSentinel(t testing.TB, settings string) *Sentinel {
+	t.Helper()
+	for attempt := 0; ; attempt++ {
+		s := &Sentinel{t: t, Port: FreePort(t)}
+		dir := ShortDir(t)
+		s.file = filepath.Join(dir, "sentinel.conf")
+		text := fmt.Sprintf("port %d\ndir %s\n%s", s.Port, dir, settings)
+		if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.SentinelClient = redis.NewSentinelClient(&redis.Options{Addr: s.Address(), DisableIdentity: true, Protocol: 2})
+		if s.Start() {
+			t.Cleanup(func() {
+				s.Close()
+				s.Kill()
+				if t.Failed() {
+					t.Logf("Sentinel at %d:\n%s", s.Port, Tail(s.log.String(), 40))
+				}
+			})
+			return s
+		}
+		// Another process may have bound the port first.
+		if s.Close(); attempt == 5 {
+			t.Fatalf("the Sentinel ended:\n%s", s.log.String())
+		}
+	}
+}
+
 // Address returns host and port.
 func (s *Sentinel) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port)) }
 
-// Start starts a Sentinel that has ended, with what it knew.
-func (s *Sentinel) Start() {
+// Start starts a Sentinel that has ended, with what it knew, and returns when it answers. False: it
+// has ended again.
+func (s *Sentinel) Start() bool {
 	s.t.Helper()
 	s.cmd = exec.Command("redis-server", s.file, "--sentinel")
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
@@ -104,16 +120,27 @@ func (s *Sentinel) Start() {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+	cmd, ended := s.cmd, make(chan struct{})
+	s.ended = ended
+	go func() { cmd.Wait(); close(ended) }()
+	runs := true
 	Eventually(s.t, "the Sentinel answers", func() bool {
+		select {
+		case <-ended:
+			runs = false
+			return true
+		default:
+		}
 		err := s.Ping(context.Background()).Err()
 		return err == nil || strings.HasPrefix(err.Error(), "NOAUTH")
 	})
+	return runs
 }
 
 // Kill ends the Sentinel.
 func (s *Sentinel) Kill() {
 	s.cmd.Process.Kill()
-	s.cmd.Wait()
+	<-s.ended
 }
 
 // URL returns the URL of the master, as the setting redis takes it.

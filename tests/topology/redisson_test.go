@@ -34,7 +34,9 @@ func TestRedissonBehindSentinels(t *testing.T) {
 	pass(worker, redisson, master)
 	pass(redisson, worker, master)
 
-	harness.Eventually(t, "the replica has the lock", func() bool { return servers[1].Owner("shared") != "" && servers[1].Owner("shared") == master.Owner("shared") })
+	harness.Eventually(t, "the replica has the lock", func() bool {
+		return servers[1].Owner("shared") != "" && servers[1].Owner("shared") == master.Owner("shared")
+	})
 	master.Kill()
 	sentinels.AwaitMaster(servers[1])
 	awaitAddress(t, daemon, servers[1])

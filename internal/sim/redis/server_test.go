@@ -100,7 +100,8 @@ func startRedis(t *testing.T) (socket string) {
 	go func() { // to the end of the log, so that the server never blocks on it
 		defer close(drained)
 		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if strings.Contains(lines.Text(), "ready to accept connections at") {
+			line := lines.Text() // since version 7.2 it names the kind of the socket and not its path
+			if strings.Contains(line, "ready to accept connections at") || strings.Contains(line, "Ready to accept connections unix") {
 				ready <- true
 			}
 		}
