@@ -27,6 +27,10 @@ type Config struct {
 	// Fair are the locks for which every acquire that waits wants strict order: see contest/order.go.
 	Fair []NamePattern
 
+	// Durable: replicas of Redis confirm operations, but for a Drop with CanWait. See
+	// redisop.NotSynced.
+	Durable bool
+
 	RetryAfter time.Duration // pause after an error that Redis may get over. Default 100 ms
 
 	// An acquire that will not wait, or not for longer, is answered no later than TryWithin
