@@ -408,7 +408,8 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
-		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || now < l.freedUntil
+		timedOut := min(now, q.arrived+q.acquire.WaitMS*ms) // its host may have been suspended since
+		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || timedOut < l.freedUntil
 		silent := h.up && h.silence(now) >= tryWithin
 		switch {
 		case q.waits(now):
