@@ -1043,14 +1043,14 @@ var locktableMutants = []mutant{
 	{
 		rule: `the ticket of a Take that replicas did not confirm may stand`,
 		file: "sidecar/locktable/contest/place.go",
-		old:  "case r.Outcome == redisop.Unknown, r.Outcome == redisop.NotSynced:\n",
-		new:  "case r.Outcome == redisop.Unknown:\n",
+		old:  "\tcase r.Outcome == redisop.Unknown:\n",
+		new:  "\tcase r.Outcome == redisop.Unknown:\n\tcase r.Outcome == redisop.NotSynced:\n\t\t*p = Place{}\n",
 		by:   tableTest("TestTicketOfATakeThatReplicasDidNotConfirmMayStand"),
 	},
 	{
 		rule: `the ticket of a Take without a result may stand`,
 		file: "sidecar/locktable/contest/place.go",
-		old:  "\tcase r.Outcome == redisop.Unknown, r.Outcome == redisop.NotSynced:\n",
+		old:  "\tcase r.Outcome == redisop.Unknown:\n",
 		new:  "",
 		by:   tableTest("TestTicketOfATakeWithoutAResultMayStand"),
 	},
@@ -1771,7 +1771,7 @@ var locktableMutants = []mutant{
 		rule: "a release is confirmed when Redis has executed it",
 		file: "sidecar/locktable/waiters.go",
 		old:  ` || q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {`,
-		new:  ` {`,
+		new:  ` || l.claim.State() > claim.Confirmed {`,
 		by:   simulation,
 	},
 	{

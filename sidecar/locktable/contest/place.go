@@ -56,7 +56,7 @@ func (p *Place) onTakeResult(id, arrived uint64, r *redisop.Result) {
 			arrived = p.arrived
 		}
 		*p = Place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: int32(r.Rank), conn: r.Conn, arrived: arrived}
-	case r.Outcome == redisop.Unknown, r.Outcome == redisop.NotSynced:
+	case r.Outcome == redisop.Unknown:
 	case r.Outcome == redisop.Done, r.Outcome == redisop.HeldByOther, p.ticket == id:
 		*p = Place{}
 	}
