@@ -191,7 +191,10 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		return
 	}
-	l.lastOutcome = r.Outcome
+	l.lastOutcome, l.dropDoneAt = r.Outcome, 0
+	if r.Kind == redisop.Drop && r.Outcome == redisop.Done {
+		l.dropDoneAt = now
+	}
 	if r.Outcome == redisop.Refused || r.Outcome == redisop.NotALock {
 		l.deniedAt = w.now
 	}
