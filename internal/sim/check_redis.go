@@ -235,7 +235,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			w.check.lossKnown[h.index] |= 1 << n
 		}
 		first := h.first(n)
-		isTry := first != nil && (first.acquire.WaitMS == 0 || !first.waits(now-eps)) // a wait that has just ended may not be known
+		isTry := first != nil && (first.acquire.WaitMS == 0 || !first.waits(now-eps))          // a wait that has just ended may not be known
 		if r.Outcome == redisop.KeyMissing && o.op.RequireExisting && o.op.Enqueue && !isTry { // those before it in the queue have a moment
 			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
 		}
