@@ -65,6 +65,12 @@ type Config struct {
 	// 1 h to 10 years.
 	TokenExpiry time.Duration
 
+	// Replicas is how many replicas of Redis must confirm that they have a lock before it is
+	// granted, and each renewal before it counts: then no failover to one of them makes a second
+	// owner. All hosts should have the same. While fewer confirm, acquires fail, and locks end at
+	// their deadlines. Up to 16. Default 0: Redis alone decides, and does not wait for its replicas.
+	Replicas int
+
 	// Linger is how long, at most, a lock that clients of this host acquire again and again stays
 	// this host's in Redis after a release, so that the next acquire needs no round trip. It is
 	// less if two answers of Redis take less, and the lock was held for less. That ends
@@ -157,6 +163,8 @@ const (
 	maxLinger = 20 * time.Millisecond
 	maxTurn   = time.Second
 
+	maxReplicas = 16
+
 	// A counter that expired begins again at Redis's clock. With a shorter expiry the tokens
 	// would depend on that clock more often.
 	minTokenExpiry = time.Hour
@@ -175,6 +183,7 @@ func (c *Config) table() locktable.Config {
 		MaxWaiters: c.MaxWaiters,
 		NewNames:   c.MaxNewNames,
 		UID:        int64(unix.Geteuid()),
+		Durable:    c.Replicas > 0,
 
 		Contest:      contest.Config{Turn: c.Turn, Alternate: c.Alternate, Linger: c.Linger, NoLinger: c.NoLinger},
 		Fair:         namePatterns(c.Fair),
@@ -261,6 +270,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.TokenExpiry != 0 && (c.TokenExpiry < minTokenExpiry || c.TokenExpiry > maxTokenExpiry) {
 		refuse("token_expiry", "token-expiry %v: choose %v to %v, or 0 for none", c.TokenExpiry, minTokenExpiry, maxTokenExpiry)
+	}
+	if c.Replicas < 0 || c.Replicas > maxReplicas {
+		refuse("durability", "durability replicas:%d: choose 1 to %d replicas, or none", c.Replicas, maxReplicas)
 	}
 	if c.Linger < 0 || c.Linger > maxLinger {
 		refuse("linger", "linger %v: choose up to %v, or 0 to have no lock linger", c.Linger, maxLinger)

@@ -111,6 +111,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		UUID:           s.uuid,
 		Last:           store.Identity(s.recovered.Redis),
 		TokenExpiry:    cfg.TokenExpiry,
+		Replicas:       cfg.Replicas,
 		Log:            cfg.Log,
 		OnResults:      s.redisResults,
 		OnUp:           s.redisUp,

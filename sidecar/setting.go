@@ -93,7 +93,7 @@ func (c Config) Check() error {
 // it is not known.
 func (c Config) TryRedis(ctx context.Context) (address, runID string, err error) {
 	or(&c.Redis, DefaultRedis)
-	return store.Try(ctx, store.Config{URL: c.Redis, KeyPrefix: c.KeyPrefix, TLS: c.tls()})
+	return store.Try(ctx, store.Config{URL: c.Redis, KeyPrefix: c.KeyPrefix, TLS: c.tls(), Replicas: c.Replicas})
 }
 
 // CheckInherited is Check for a sidecar whose Listener will be a socket with this address, which

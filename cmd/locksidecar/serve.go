@@ -108,6 +108,7 @@ func (s *settings) config() sidecar.Config {
 		KeyPrefix:       s.KeyPrefix,
 		Lease:           time.Duration(s.Lease),
 		TokenExpiry:     time.Duration(s.TokenExpiry),
+		Replicas:        int(s.Durability),
 		Linger:          time.Duration(s.Linger),
 		NoLinger:        s.Linger == 0,
 		Turn:            s.Turn.length,
@@ -137,6 +138,9 @@ func (c *serveCmd) read(parsed *kong.Context) (cfg sidecar.Config, target redisT
 	}
 	if target, err = chooseRedis(&c.settings, c.resolver); err != nil {
 		return cfg, target, err
+	}
+	if target.embedded && c.Durability > 0 {
+		return cfg, target, fmt.Errorf("%s needs a Redis with replicas, and %s starts one without; remove one of the two", c.resolver.where("durability"), c.resolver.where("embedded"))
 	}
 	cfg = c.config()
 	cfg.Redis = target.url

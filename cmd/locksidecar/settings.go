@@ -35,6 +35,7 @@ type settings struct {
 	KeyPrefix       string   `toml:"key_prefix" placeholder:"PREFIX" help:"Put this before the name of each lock in Redis, as a NameMapper of Redisson does (default: none). Hosts share locks only if they have the same."`
 	Lease           duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
 	TokenExpiry     duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
+	Durability      durable  `toml:"durability" default:"none" placeholder:"none|replicas:N" help:"Grant a lock, and renew it, only when N replicas of Redis have confirmed that: then a failover to one of them makes no second owner (default: ${default}). All hosts should have the same."`
 	Linger          duration `toml:"linger" default:"${linger}" placeholder:"DURATION" help:"How long, at most, a lock that this host uses again and again stays its own after a release, unless another host waits; up to 20ms (default: ${default}; 0: not at all)."`
 	Turn            turn     `toml:"turn" default:"auto" placeholder:"DURATION" help:"How long processes of this host hand a lock to each other while another host waits; up to 1s (default: ${default}, two round trips to Redis; 0: one process, then the next host)."`
 	Fair            []string `toml:"fair" placeholder:"PATTERN,…" help:"Strict order between hosts for these locks: first come, first served, and no turns. A name, or its beginning and * (default: none)."`
@@ -288,6 +289,30 @@ func (d turn) String() string {
 		return "auto"
 	}
 	return d.length.String()
+}
+
+// durable is the setting durability: how many replicas confirm each lock; 0: none.
+type durable int
+
+func (d *durable) UnmarshalText(text []byte) error {
+	if string(text) == "none" {
+		*d = 0
+		return nil
+	}
+	number, isReplicas := strings.CutPrefix(string(text), "replicas:")
+	n, err := strconv.ParseUint(number, 10, 8)
+	if !isReplicas || err != nil || n < 1 || n > 16 {
+		return fmt.Errorf("durability %q: write \"none\", or \"replicas:1\" to \"replicas:16\" for the number of replicas that must confirm each lock", text)
+	}
+	*d = durable(n)
+	return nil
+}
+
+func (d durable) String() string {
+	if d == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("replicas:%d", int(d))
 }
 
 // checkZeros refuses a 0 where sidecar.Config would take it for the default.

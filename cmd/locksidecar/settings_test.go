@@ -114,6 +114,10 @@ func TestErrorNamesTheRefusedSetting(t *testing.T) {
 		{name: "a duration without a unit in a flag", args: []string{"--lease", "30"}, want: "write a number with its unit"},
 		{name: "a turn in a variable", env: "LOCKSIDECAR_TURN=soon", want: `$LOCKSIDECAR_TURN: turn "soon": write "auto", or a number with its unit`},
 		{name: "a turn without a unit in TOML", file: "turn = 5", want: `turn "5": write "auto", or a number with its unit, such as "5ms"`},
+		{name: "a durability in a variable", env: "LOCKSIDECAR_DURABILITY=all", want: `$LOCKSIDECAR_DURABILITY: durability "all": write "none", or "replicas:1" to "replicas:16"`},
+		{name: "no replica", file: "durability = 'replicas:0'", want: `durability "replicas:0": write "none", or "replicas:1"`},
+		{name: "too many replicas", args: []string{"--durability", "replicas:17"}, want: `durability "replicas:17": write "none", or "replicas:1"`},
+		{name: "a number of replicas alone", args: []string{"--durability", "1"}, want: `durability "1": write "none", or "replicas:1"`},
 		{name: "a linger without a unit", args: []string{"--linger", "5"}, want: "write a number with its unit"},
 		{name: "a log level", args: []string{"--log-level", "loud"}, want: `must be one of "debug","info","warn","error"`},
 		{name: "a log format in the file", file: "log_format = 'xml'", want: `must be one of "text","json"`},
@@ -189,11 +193,44 @@ func TestSettingsFileOfThePackageIsTheSameInAllVersions(t *testing.T) {
 	}
 }
 
+func TestDurabilityIsANumberOfReplicas(t *testing.T) {
+	for _, tt := range []struct {
+		file string
+		args []string
+		want int
+	}{
+		{"", nil, 0},
+		{"durability = 'replicas:1'", nil, 1},
+		{"durability = 'replicas:1'", []string{"--durability=none"}, 0},
+		{"", []string{"--durability=replicas:16"}, 16},
+	} {
+		cleanEnv(t)
+		c, err := parseServe(t, append(tt.args, "--config", writeFile(t, "s.toml", tt.file))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg := c.config(); cfg.Replicas != tt.want {
+			t.Errorf("%q and %v: %d replicas, want %d", tt.file, tt.args, cfg.Replicas, tt.want)
+		}
+	}
+}
+
+func TestDurabilityIsRefusedForAPrivateRedis(t *testing.T) {
+	cleanEnv(t)
+	c, err := parseServe(t, "--embedded", "--durability=replicas:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.read(&kong.Context{}); err == nil || !strings.Contains(err.Error(), "--durability needs a Redis with replicas") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Every setting reaches the sidecar that has a field for it.
 func TestEverySettingReachesTheSidecar(t *testing.T) {
 	elsewhere := map[string]string{
 		"Redis": "chosen among several settings", "RedisFile": "becomes Redis", "Embedded": "becomes Redis",
-		"LogLevel": "becomes Log", "LogFormat": "becomes Log",
+		"LogLevel": "becomes Log", "LogFormat": "becomes Log", "Durability": "becomes Replicas",
 	}
 	var set settings
 	fields := reflect.ValueOf(&set).Elem()

@@ -329,6 +329,11 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqConfirm)
 	n := int(q.name)
 	w.expire(n)
+	if l := &h.locks[n]; w.plan.durable && l.dropDoneAt > q.arrived && l.hold.state == none {
+		if old := &w.redis.snapshot[n]; int(old.key.Owner) == h.index && w.now < old.key.ExpireAt && !old.ghost {
+			w.violation(invariant.Confirms, n, "host %d confirms that its releases are executed; a replica has %s", h.index, keyString(old.key))
+		}
+	}
 	k := &w.redis.names[n].key
 	if int(k.Owner) != h.index || w.redis.names[n].ghost {
 		w.check.meet(ConfirmedFree)
@@ -401,7 +406,8 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
-		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || now < l.freedUntil
+		timedOut := min(now, q.arrived+q.acquire.WaitMS*ms) // its host may have been suspended since
+		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || timedOut < l.freedUntil
 		silent := h.up && h.silence(now) >= tryWithin
 		switch {
 		case q.waits(now):

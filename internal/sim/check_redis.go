@@ -191,7 +191,10 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		return
 	}
-	l.lastOutcome = r.Outcome
+	l.lastOutcome, l.dropDoneAt = r.Outcome, 0
+	if r.Kind == redisop.Drop && r.Outcome == redisop.Done {
+		l.dropDoneAt = now
+	}
 	if r.Outcome == redisop.Refused || r.Outcome == redisop.NotALock {
 		l.deniedAt = w.now
 	}
@@ -231,7 +234,9 @@ func (w *world) checkResult(h *host, o *operation) {
 		if o.at >= w.redis.names[n].lostAt {
 			w.check.lossKnown[h.index] |= 1 << n
 		}
-		if r.Outcome == redisop.KeyMissing && o.op.RequireExisting && o.op.Enqueue && !h.triesFirst(n, now) { // those before it in the queue have a moment
+		first := h.first(n)
+		isTry := first != nil && (first.acquire.WaitMS == 0 || !first.waits(now-eps))          // a wait that has just ended may not be known
+		if r.Outcome == redisop.KeyMissing && o.op.RequireExisting && o.op.Enqueue && !isTry { // those before it in the queue have a moment
 			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
 		}
 		l.tokens = tokenRanges{}

@@ -15,10 +15,13 @@ type Mutant struct {
 	Detected string // what the violation says: a regular expression
 
 	mutate            func(t *mutantTable)
-	withoutTokenFloor bool // the mutant is not in the table, but in the store
-	withoutOrigin     bool // the same
-	arrivesByClock    bool // the mutant is in Redis
-	lowersLateScores  bool // the same
+	withoutTokenFloor bool           // the mutant is not in the table, but in the store
+	withoutOrigin     bool           // the same
+	ignoresReplica    redisop.OpKind // the same
+	grantsTransfers   bool           // the same
+	deliversWithheld  bool           // the same
+	arrivesByClock    bool           // the mutant is in Redis
+	lowersLateScores  bool           // the same
 }
 
 // newTable makes the table of a host, with the mutant in front of it.

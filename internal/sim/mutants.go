@@ -53,6 +53,44 @@ var Mutants = []Mutant{
 		},
 	},
 	{
+		Name:           "renewal-not-synced-counts",
+		Rule:           "a renewal that no replica confirmed extends no deadline",
+		Detected:       `is believed in until`,
+		ignoresReplica: redisop.Renew,
+	},
+	{
+		Name:           "lock-not-synced-granted",
+		Rule:           "a lock that no replica confirmed is not granted",
+		Detected:       `is believed in until|two owners`,
+		ignoresReplica: redisop.Take,
+	},
+	{
+		Name:            "transfer-not-synced-granted",
+		Rule:            "a lock that another host passed on is granted when a replica has confirmed it",
+		Detected:        `is believed in until|two owners`,
+		grantsTransfers: true,
+	},
+	{
+		Name:             "withheld-result-delivered",
+		Rule:             "a result that is withheld when the connection ends is unknown",
+		Detected:         `is believed in until|two owners`,
+		deliversWithheld: true,
+	},
+	{
+		Name:           "drop-not-synced-confirmed",
+		Rule:           "a confirm waits for a release that a replica confirmed",
+		Detected:       `a replica has`,
+		ignoresReplica: redisop.Drop,
+	},
+	{
+		Name:     "drop-not-waited-for-confirmed",
+		Rule:     "a release that was sent before the confirm does not count for it",
+		Detected: `a replica has`,
+		mutate: func(t *mutantTable) {
+			t.configure(func(cfg *locktable.Config) { cfg.Durable = false })
+		},
+	},
+	{
 		Name:     "lease-event-deadline-late",
 		Rule:     "a lease event holds for every watchdog hold of the session",
 		Detected: `is believed in until`,

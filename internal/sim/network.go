@@ -40,10 +40,11 @@ type connection struct {
 	floor     int64
 	clock     tokenFloor // Redis's, when the connection was made
 	script    script     // that was begun last
-	replied   uint64     // the number of the last script of which something was replied
-	repeated  uint64     // the number of the last script that was sent again
-	run       int        // run id seen last
-	nextRun   int        // run id of the server that the connection leads to
+	sync      replication
+	replied   uint64 // the number of the last script of which something was replied
+	repeated  uint64 // the number of the last script that was sent again
+	run       int    // run id seen last
+	nextRun   int    // run id of the server that the connection leads to
 	inFlight  []int32
 	queue     []int32 // half duplex: waits for the reply to the batch before
 
@@ -55,6 +56,12 @@ type script struct {
 	number  uint64 // unique in the world: a host has several connections and processes
 	unknown bool   // Redis does not know its text
 	isOpen  bool   // what is sent next is executed in it, too. Ended by the next step of the loop.
+}
+
+// replication is whether the replica confirms a script of a durable world.
+type replication struct {
+	script     uint64
+	isUnsynced bool
 }
 
 // tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
@@ -189,6 +196,7 @@ func (w *world) arrive(i int32) {
 		o.executed, o.at = true, w.now
 		w.check.meetIf(ExecutedLate, o.settled)
 		w.execute(h, o)
+		w.replicate(h, o)
 	}
 	c := &h.conn
 	if o.settled || o.gen != c.gen || c.dead {
@@ -197,6 +205,10 @@ func (w *world) arrive(i int32) {
 	}
 	if c.replied != o.script {
 		c.lastReply = max(c.lastReply, w.now+w.lag())
+		if c.sync.script == o.script && c.sync.isUnsynced {
+			c.lastReply += w.random.below(min(h.lease/10, 400*ms)) // the WAIT takes its time, and all results wait for it
+			h.troubleAt = w.now
+		}
 	}
 	c.replied = o.script
 	o.queued = true
@@ -408,7 +420,12 @@ func (w *world) failInFlight(h *host) {
 		o := &w.ops[i]
 		sent := o.res.Sent
 		w.check.meetIf(ExecutedUnknown, o.executed)
-		o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
+		switch {
+		case w.deliversWithheld && o.executed && o.res.Outcome == redisop.NotSynced:
+			o.res.Outcome, o.res.Msg = redisop.Done, ""
+		default:
+			o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
+		}
 		w.deliver(h, i)
 		w.afterInput(h)
 	}

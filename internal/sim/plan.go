@@ -24,6 +24,7 @@ type plan struct {
 	numsubFails       bool // Redis may not tell how many are subscribed
 	oneScriptPerBatch bool
 	sharedCounters    bool // the first two names have one counter and one channel
+	durable           bool // a replica confirms operations, and no failover excuses anything
 
 	// What clients do.
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
@@ -45,12 +46,13 @@ type plan struct {
 	overwrites, brokenCounters, stalls, crashes, stops, suspends int64 // of the times at which faults are drawn
 	clockJumps                                                   int64 // of Redis's clock
 	faultEvery                                                   int64
-	deafHost                                                     bool // the first host may not subscribe
-	deniedQueues                                                 bool // the ACL denies the queues of sidecars
-	namelessServers                                              bool // servers do not tell their run ids
-	olderHost                                                    bool // the first host has the uuid of an older sidecar: messages to it have no origin
-	lateOps                                                      bool // what a broken connection carried may still reach Redis
-	killsOld                                                     bool // a host that connects ends its former connection
+	deafHost                                                     bool  // the first host may not subscribe
+	deniedQueues                                                 bool  // the ACL denies the queues of sidecars
+	namelessServers                                              bool  // servers do not tell their run ids
+	olderHost                                                    bool  // the first host has the uuid of an older sidecar: messages to it have no origin
+	unsynced                                                     int64 // of scripts in a durable world: the replica does not confirm them
+	lateOps                                                      bool  // what a broken connection carried may still reach Redis
+	killsOld                                                     bool  // a host that connects ends its former connection
 
 	// Restarts of sidecars.
 	longHolds     bool          // clients hold many locks, and for long
@@ -202,6 +204,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.shortCounters = r.oneIn(5)
 	p.unknownScript = rarely(4, 4, 200)
 	p.drawRoleChanges(seed)
+	p.drawDurability(seed)
 	return p
 }
 
@@ -213,6 +216,22 @@ func (p *plan) drawKeeps(seed uint64) {
 	r.Seed(seed, keepStream)
 	if r.oneIn(4) {
 		p.keep = r.between(1, 4)
+	}
+}
+
+const durableStream = 0x64757261
+
+// drawDurability has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawDurability(seed uint64) {
+	var r random
+	r.Seed(seed, durableStream)
+	if !r.oneIn(4) {
+		return
+	}
+	p.durable, p.table.Durable = true, true
+	p.redisRestarts = r.magnitude(1, 10)
+	if r.usually(3) {
+		p.unsynced = r.magnitude(1, 50)
 	}
 }
 
@@ -239,7 +258,7 @@ func (p *plan) drawRoleChanges(seed uint64) {
 // isLossless reports whether every message arrives, so that no host ever has to find by
 // polling that a lock is free.
 func (p *plan) isLossless() bool {
-	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|
+	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
 		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
 		!p.deafHost && !p.deniedQueues
 }

@@ -153,6 +153,9 @@ func (w *world) onMessage(h *host, e event) {
 	if w.withoutOrigin || w.messages[e.arg].server == h.conn.nextRun && !isOlder {
 		m.Conn = w.connOf(h)
 	}
+	if w.plan.durable && !w.grantsTransfers { // a Take, which the replica confirms, comes first
+		m.Conn, m.Tokens = redisop.Conn{}, 0
+	}
 	w.freeMessages = append(w.freeMessages, e.arg)
 	if e.gen != h.conn.gen || !h.conn.ok || h.conn.dead || h.isDown() {
 		w.check.meetIf(TransferLost, m.Kind == redisop.Transferred)

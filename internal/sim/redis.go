@@ -258,19 +258,69 @@ func (w *world) restartRedis() {
 			w.loseQueue(n)
 		case 2:
 			old := &r.snapshot[n]
-			if name.key != old.key || name.unjumpedExpiry != old.unjumpedExpiry {
+			if w.plan.durable {
+				w.failOver(n, old)
+			} else if name.key != old.key || name.unjumpedExpiry != old.unjumpedExpiry {
 				w.destroy(n, "replaced by an older one")
 				name.key, name.unjumpedExpiry, name.ghost = old.key, old.unjumpedExpiry, true
 				w.expire(n)
 				w.keyChanged(n)
 			}
-			name.lostAt = w.now
+			if !w.plan.durable {
+				name.lostAt = w.now
+			}
 			w.loseCounter(n, old.counter)
 			name.queue = old.queue
 		}
 	}
 	r.keepSnapshot()
 	w.after(w.random.magnitude(ms, 3*sec), event{kind: evRedisUp})
+}
+
+// failOver gives a lock of a durable world the key that the replica has. Whatever a client was sent was
+// confirmed by the replica, so there is no excuse.
+func (w *world) failOver(n int, old *redisName) {
+	name := &w.redis.names[n]
+	w.expire(n)
+	if name.key == old.key && name.unjumpedExpiry == old.unjumpedExpiry {
+		return
+	}
+	for _, h := range w.hosts {
+		w.check.meetIf(FailedOver, h.locks[n].isProtected(h.clock(w.now)))
+	}
+	if w.trace.on {
+		w.trace.add(w, n, nil, "the key is replaced by that of the replica: %s", keyString(old.key))
+	}
+	name.key, name.unjumpedExpiry, name.ghost = old.key, old.unjumpedExpiry, true
+	name.freedAt, name.unannounced = w.now, true // if it is free
+	w.expire(n)
+	w.keyChanged(n)
+}
+
+// replicate decides whether the replica confirms an operation that was executed: its script
+// decides for all of them. If it does, it has everything up to now. A Drop with CanWait is not waited
+// for.
+func (w *world) replicate(h *host, o *operation) {
+	if !w.plan.durable || o.settled || o.server != w.redis.run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
+		return
+	}
+	s := &h.conn.sync
+	if s.script != o.script {
+		*s = replication{o.script, w.random.oneIn(w.plan.unsynced)}
+	}
+	switch {
+	case !s.isUnsynced:
+		w.redis.keepSnapshot()
+	case o.op.Kind == w.ignoresReplica:
+	case o.res.Outcome == redisop.Done:
+		o.res.Outcome, o.res.Msg = redisop.NotSynced, "0 of 1 replicas"
+		w.check.meetIf(TakeNotSynced, o.op.Kind == redisop.Take)
+		w.check.meetIf(RenewNotSynced, o.op.Kind == redisop.Renew)
+		w.check.meetIf(DropNotSynced, o.op.Kind == redisop.Drop)
+		if w.trace.on {
+			w.trace.add(w, int(o.name), h, "     (which the replica does not confirm)")
+		}
+	}
 }
 
 func (w *world) onRedisUp() {

@@ -41,6 +41,11 @@ func Run(seed uint64, o Options) (r *Result) {
 	w := newWorld(seed, newTable)
 	w.trace.on = o.Trace
 	w.withoutOrigin = o.Mutant != nil && o.Mutant.withoutOrigin
+	if o.Mutant != nil {
+		w.ignoresReplica = o.Mutant.ignoresReplica
+	}
+	w.grantsTransfers = o.Mutant != nil && o.Mutant.grantsTransfers
+	w.deliversWithheld = o.Mutant != nil && o.Mutant.deliversWithheld
 	w.arrivesByClock = o.Mutant != nil && o.Mutant.arrivesByClock
 	w.lowersLateScores = o.Mutant != nil && o.Mutant.lowersLateScores
 	w.withoutTokenFloor = o.Mutant != nil && o.Mutant.withoutTokenFloor

@@ -40,6 +40,10 @@ const (
 	UnavailableInSilence   // an acquire, because Redis did not reply
 	LockTransferred        // from one sidecar to the next in the queue
 	RolesChanged           // another server is the master; hosts stay connected to the former one
+	FailedOver             // a hold, to a replica that confirmed its lock and has less than the master had
+	TakeNotSynced          // a Take that a replica did not confirm
+	RenewNotSynced         // a Renew
+	DropNotSynced          // a Drop
 	ExecutedAtReplica      // an operation, which the former master refused or only read for
 	TransferReplicated     // the message, by a former master
 	TransferNotProved      // the message does not name the server that the ticket stands at
@@ -130,6 +134,10 @@ var situationNames = [situations]string{
 	UnavailableInSilence:   "unavailable-in-silence",
 	LockTransferred:        "lock-transferred",
 	RolesChanged:           "roles-changed",
+	FailedOver:             "failed-over",
+	TakeNotSynced:          "take-not-synced",
+	RenewNotSynced:         "renew-not-synced",
+	DropNotSynced:          "drop-not-synced",
 	ExecutedAtReplica:      "executed-at-replica",
 	TransferReplicated:     "transfer-replicated",
 	TransferNotProved:      "transfer-not-proved",

@@ -129,7 +129,7 @@ func opString(op redisop.Op) string {
 }
 
 func resultString(r redisop.Result) string {
-	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy"}[r.Outcome]
+	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy", "not synced"}[r.Outcome]
 	if r.Outcome <= redisop.HeldByOther && r.Listeners.State != redisop.Uncounted {
 		what += fmt.Sprintf(", listeners %+v", r.Listeners)
 	}

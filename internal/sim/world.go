@@ -59,10 +59,13 @@ type world struct {
 
 	newTable tableMaker
 
-	withoutOrigin     bool // a mutant: every message counts as one of the server that it came from
-	arrivesByClock    bool // a mutant: a new ticket gets its place by Redis's clock alone
-	lowersLateScores  bool // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
-	withoutTokenFloor bool // a mutant: no host knows what tokens it has seen, or the time in Redis
+	ignoresReplica    redisop.OpKind // a mutant: in a durable world, these count although the replica did not confirm them
+	grantsTransfers   bool           // a mutant: in a durable world, a transfer counts before the replica has confirmed it
+	deliversWithheld  bool           // a mutant: in a durable world, a result is delivered that the replica had not confirmed when the connection ended
+	withoutOrigin     bool           // a mutant: every message counts as one of the server that it came from
+	arrivesByClock    bool           // a mutant: a new ticket gets its place by Redis's clock alone
+	lowersLateScores  bool           // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
+	withoutTokenFloor bool           // a mutant: no host knows what tokens it has seen, or the time in Redis
 
 	phase    phase
 	deadline int64  // of the phase
@@ -331,7 +334,7 @@ func (w *world) endFaults() {
 	p := &w.plan
 	p.latency = min(p.latency, 5*ms)
 	p.slow = p.latency
-	p.slowOps, p.busy, p.denied, p.unsent, p.unknownScript, p.lostMessages = 0, 0, 0, 0, 0, 0
+	p.slowOps, p.busy, p.denied, p.unsent, p.unknownScript, p.lostMessages, p.unsynced = 0, 0, 0, 0, 0, 0, 0
 	for n := range p.names {
 		w.repair(n)
 		w.endRedissonWaits(n)

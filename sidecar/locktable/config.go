@@ -33,6 +33,10 @@ type Config struct {
 	// Default 256. Only tests, and the exploration, change it.
 	Tokens int
 
+	// Durable: replicas of Redis confirm operations, but for a Drop with CanWait. See
+	// redisop.NotSynced.
+	Durable bool
+
 	RetryAfter time.Duration // pause after an error that Redis may get over. Default 100 ms
 
 	// An acquire that will not wait, or not for longer, is answered no later than TryWithin

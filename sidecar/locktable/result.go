@@ -111,7 +111,10 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		c.OnUnknown(now, &op)
 		t.onRedisError(l, r.Msg)
 
-	case redisop.Retryable:
+	case redisop.NotSynced, redisop.Retryable:
+		if r.Outcome == redisop.NotSynced {
+			c.OnUnknown(now, &op) // after a failover, Redis may have what it had before
+		}
 		if op.Reserve > 0 && l.holds != nil {
 			t.reserveFailed(now, l)
 		} else {
@@ -203,8 +206,9 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 		q.contest.OnDropped(&t.contests, now, r, q.firstTries())
 	}
 	l.forgetClaim(claim.Absent)
-	if op.Since.Has(claim.TransferReceived) {
-		l.claim.MayBeBack()
+	isUnconfirmed := t.cfg.Durable && op.CanWait && q != nil && len(q.confirms) > 0
+	if op.Since.Has(claim.TransferReceived) || isUnconfirmed {
+		l.claim.MayBeBack() // another Drop follows; replicas confirm that one, because a client waits for it
 	}
 }
 

@@ -290,7 +290,7 @@ var kinds = map[redisop.OpKind]string{
 
 var outcomes = map[string]redisop.Outcome{
 	"done": redisop.Done, "held-by-other": redisop.HeldByOther, "missing": redisop.KeyMissing, "differs": redisop.Differs,
-	"not-a-lock": redisop.NotALock, "not-sent": redisop.NotSent, "unknown": redisop.Unknown, "refused": redisop.Refused, "retryable": redisop.Retryable,
+	"not-a-lock": redisop.NotALock, "not-sent": redisop.NotSent, "unknown": redisop.Unknown, "refused": redisop.Refused, "retryable": redisop.Retryable, "not-synced": redisop.NotSynced,
 }
 
 // result brings the result of the oldest operation in flight of a kind.

@@ -16,7 +16,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		fields int
 	}{
 		{reflect.TypeFor[Table](), 30},
-		{reflect.TypeFor[Config](), 17},
+		{reflect.TypeFor[Config](), 18},
 		{reflect.TypeFor[shard](), 6},
 		{reflect.TypeFor[session](), 14},
 		{reflect.TypeFor[leaseEvents](), 7},

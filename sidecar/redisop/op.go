@@ -106,15 +106,19 @@ const (
 	// Retryable: Redis answered with an error that may pass (LOADING, READONLY, OOM, BUSY,
 	// MISCONF…). Not executed.
 	Retryable
+
+	// NotSynced: Redis executed it, and too few replicas confirmed that in time: after a failover
+	// it may not have been. Of Take, Renew and Drop, if replicas are to confirm.
+	NotSynced
 )
 
 // Outcomes is how many values Outcome has.
-const Outcomes = int(Retryable) + 1
+const Outcomes = int(NotSynced) + 1
 
 // String is the outcome as operators read it.
 func (o Outcome) String() string {
 	return [...]string{
-		"done", "held_by_other", "key_missing", "differs", "not_a_lock", "not_sent", "unknown", "refused", "retryable",
+		"done", "held_by_other", "key_missing", "differs", "not_a_lock", "not_sent", "unknown", "refused", "retryable", "not_synced",
 	}[o]
 }
 
@@ -187,7 +191,7 @@ type Result struct {
 	FirstArrived uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there
 
 	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there
-	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
+	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable, NotSynced: one sentence for people, says what to do
 }
 
 // RenewalGroup returns the renewal group of a hold's lock. Locks with neighbouring hold numbers

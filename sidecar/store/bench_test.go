@@ -13,56 +13,88 @@ func BenchmarkPairs(b *testing.B) {
 	for _, width := range []int{1, 64, 1024} {
 		b.Run(fmt.Sprint("inflight=", width), func(b *testing.B) {
 			s := startRedis(b)
-			left := b.N
-			done := make(chan struct{})
-			var store *Store
-			names := make(map[string]uint64, width)
-			ready := make(chan struct{})
-			finished := 0
-			onResults := func(results []redisop.Result, _ *Identity) {
-				var next []redisop.Op
-				for i := range results {
-					res := &results[i]
-					if res.Outcome != redisop.Done {
-						b.Errorf("%+v", *res)
-					}
-					if res.Kind == redisop.Take {
-						next = append(next, dropOp(res.Name, names[res.Name]))
-						continue
-					}
-					if finished++; finished == b.N {
-						close(done)
-					}
-					if left > 0 {
-						left--
-						names[res.Name]++
-						next = append(next, takeOp(res.Name, names[res.Name]))
-					}
-				}
-				store.Do(next)
-			}
-			r := open(b, s.url(), func(c *Config) {
-				c.OnResults = onResults
-				c.OnUp = func(bool, bool, Identity) { close(ready) }
-			})
-			store = r.Store
-			<-ready
-			var first []redisop.Op
-			for i := 0; i < width && left > 0; i++ {
-				left--
-				name := fmt.Sprint("lock:", i)
-				names[name] = 1
-				first = append(first, takeOp(name, 1))
-			}
-			b.ReportAllocs()
-			b.ResetTimer()
-			store.Do(first)
-			<-done
-			b.StopTimer()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pairs/s")
+			runPairs(b, s, width, 0)
 			reportRedisCPU(b, s)
 		})
 	}
+}
+
+// BenchmarkDurability is BenchmarkPairs at a master with a replica, which confirms or not. What the
+// master's main thread needs for one pair includes replication in both.
+func BenchmarkDurability(b *testing.B) {
+	for _, width := range []int{1, 16, 64} {
+		for _, replicas := range []int{0, 1} {
+			b.Run(fmt.Sprintf("inflight=%d/replicas=%d", width, replicas), func(b *testing.B) {
+				master, _ := startPair(b)
+				spent := func() (seconds float64) {
+					info := infoFields(master.admin().Info(ctx, "cpu").Val())
+					for _, part := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
+						var n float64
+						fmt.Sscan(info[part], &n)
+						seconds += n
+					}
+					return seconds
+				}
+				before := spent()
+				runPairs(b, master, width, replicas)
+				b.ReportMetric((spent()-before)*1e6/float64(b.N), "redis-µs/op")
+				b.ReportMetric(b.Elapsed().Seconds()*1e3*float64(width)/float64(b.N), "ms/op")
+			})
+		}
+	}
+}
+
+// runPairs takes and drops locks, so many of them at a time.
+func runPairs(b *testing.B, s *server, width, replicas int) {
+	left := b.N
+	done := make(chan struct{})
+	var store *Store
+	names := make(map[string]uint64, width)
+	ready := make(chan struct{})
+	finished := 0
+	onResults := func(results []redisop.Result, _ *Identity) {
+		var next []redisop.Op
+		for i := range results {
+			res := &results[i]
+			if res.Outcome != redisop.Done {
+				b.Errorf("%+v", *res)
+			}
+			if res.Kind == redisop.Take {
+				drop := dropOp(res.Name, names[res.Name])
+				drop.CanWait = replicas > 0
+				next = append(next, drop)
+				continue
+			}
+			if finished++; finished == b.N {
+				close(done)
+			}
+			if left > 0 {
+				left--
+				names[res.Name]++
+				next = append(next, takeOp(res.Name, names[res.Name]))
+			}
+		}
+		store.Do(next)
+	}
+	r := open(b, s.url(), replicated(replicas), func(c *Config) {
+		c.OnResults = onResults
+		c.OnUp = func(bool, bool, Identity) { close(ready) }
+	})
+	store = r.Store
+	<-ready
+	var first []redisop.Op
+	for i := 0; i < width && left > 0; i++ {
+		left--
+		name := fmt.Sprint("lock:", i)
+		names[name] = 1
+		first = append(first, takeOp(name, 1))
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	store.Do(first)
+	<-done
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pairs/s")
 }
 
 // BenchmarkRenew renews 10,000 locks again and again; one op is one lock.

@@ -181,7 +181,9 @@ func (c *commands) pump(p *pipeline) {
 		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
 			c.batch = c.others.pop(c.batch, 1)
 		}
-		p.queueBatch(protocol.Now(), c.batch)
+		now := protocol.Now()
+		p.queueBatch(now, c.batch)
+		p.queueWait(now)
 		clear(c.batch)
 	}
 	c.unsentOps.Store(int64(c.others.len()))
@@ -429,6 +431,9 @@ func (c *commands) onConnected(s *readyConn) {
 	}
 	c.number++
 	p := newPipe(c, s)
+	if p.reported != "" {
+		c.reportDegraded(p.reported)
+	}
 	go p.read()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -522,6 +527,19 @@ func (p resultPool) put(results []redisop.Result) {
 	select {
 	case p <- results[:0]:
 	default:
+	}
+}
+
+// hand hands over what one callback brings.
+func (c *commands) hand(d *delivery) {
+	if len(d.messages) > 0 && c.cfg.OnMessages != nil {
+		c.cfg.OnMessages(d.messages)
+	}
+	if len(d.subscribed) > 0 && c.cfg.OnSubscribed != nil {
+		c.cfg.OnSubscribed(d.subscribed)
+	}
+	if len(d.unsubscribed) > 0 && c.cfg.OnUnsubscribed != nil {
+		c.cfg.OnUnsubscribed(d.unsubscribed)
 	}
 }
 

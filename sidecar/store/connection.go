@@ -30,6 +30,8 @@ type dialer struct {
 	tls     TLS
 	keys    keyspace
 	channel string // of the sidecar
+
+	replicas int // that must confirm what is done; 0: none
 }
 
 // parse reads the URL. What it says about a bad one never repeats the part that
@@ -52,7 +54,7 @@ func parse(cfg Config) (*dialer, error) {
 	if err := CheckKeyPrefix(cfg.KeyPrefix); err != nil {
 		return nil, err
 	}
-	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS, keys: newKeyspace(cfg.KeyPrefix), channel: ownChannel(cfg.UUID)}
+	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS, keys: newKeyspace(cfg.KeyPrefix), channel: ownChannel(cfg.UUID), replicas: cfg.Replicas}
 	if o.ClientName == "" {
 		o.ClientName = "locksidecar"
 	}
@@ -215,6 +217,9 @@ type readyConn struct {
 	version string // of the server
 	loads   bool   // SCRIPT LOAD is permitted
 	killed  error  // why the earlier connection could not be ended; nil if it was, or there was none
+
+	replicas      int  // that are connected to the server
+	tellsReplicas bool // it says how many
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
@@ -364,6 +369,9 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	s.id = Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
 	s.id.ClientID, _ = greeting["id"].(int64)
 	s.origin = originOf(s.id.RunID, role)
+	if n, err := strconv.Atoi(info["connected_slaves"]); err == nil {
+		s.replicas, s.tellsReplicas = n, true
+	}
 	s.clock, s.clockAt = s.id.Floor, answered
 	if last.known() {
 		// If a new master's clock is behind the old one's, tokens still grow.
@@ -385,6 +393,12 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		redis.NewCmd(ctx, "zrange", queue, "0", "0"), redis.NewCmd(ctx, "zrem", queue, "-"), redis.NewCmd(ctx, "zpopmin", queue),
 	}
 	cmds = append(cmds, queueCmds...)
+	var wait *redis.Cmd
+	if d.replicas > 0 {
+		// For no replica, and answered at once: it shows whether this user may wait for some.
+		wait = redis.NewCmd(ctx, "wait", 0, 0)
+		cmds = append(cmds, wait)
+	}
 	var kill *redis.IntCmd
 	if last.ClientID != 0 && s.id.sameServer(&last) {
 		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.ClientID, 10))
@@ -395,6 +409,9 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	}
 	if err := evalsha.Err(); err != nil {
 		return d.scriptError(err)
+	}
+	if wait != nil && wait.Err() != nil {
+		return unavailableError(d.noWait(wait.Err().Error()))
 	}
 	s.loads = cmds[0].Err() == nil
 	for _, cmd := range queueCmds {

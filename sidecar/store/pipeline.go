@@ -57,6 +57,9 @@ type pipeline struct {
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
 	queryCalls    int              // how many of the calls are commands of queries
 	probe         probe
+	reported      string // why Redis is degraded, as it was reported last; "": it is not
+
+	durability durability
 
 	lastInput atomic.Int64 // when Redis last sent anything: replies and messages show that it is alive
 
@@ -105,6 +108,9 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 		lastReply:     protocol.Now(),
 		scriptLoading: make(map[*script]bool),
 	}
+	p.durability.replicas = s.dial.replicas
+	p.durability.why = s.tooFewReplicas()
+	p.reported = p.durability.why
 	p.beginProbes()
 	if s.origin.isKnown {
 		p.conn = redisop.NewConn(c.number)
@@ -128,7 +134,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 func (p *pipeline) canSend() bool {
 	near := p.minRTT <= localRTT
 	inFlight := p.calls.len() - p.commands.listener.inFlight - p.queryCalls // these keep no operation waiting
-	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && inFlight >= localInFlight)
+	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && inFlight >= localInFlight) && !p.durability.inFlight
 }
 
 // canSubscribe reports whether channels may be requested now. The caller holds mu.
@@ -156,6 +162,9 @@ func (p *pipeline) queueBatch(now int64, ops []redisop.Op) {
 // queueCommand queues the command that runs a script for ops, and arranges them. The caller holds mu.
 func (p *pipeline) queueCommand(now int64, cl call, ops []redisop.Op) {
 	cl.ops = len(ops)
+	if p.durability.replicas > 0 {
+		cl.isOwed = p.durability.note(ops)
+	}
 	p.register(now, cl)
 	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, now, p.id.floor(now), ops)
 	for i := range ops {
@@ -297,6 +306,13 @@ func (p *pipeline) deliverResults() error {
 // deliver delivers the results that were read, and the messages that came after them. It is
 // called before a result is noted that came after a message.
 func (p *pipeline) deliver() {
+	if p.durability.withholds {
+		if len(p.messages) > 0 {
+			p.setAside(delivery{})
+		}
+		return
+	}
+	p.durability.unawaited = p.durability.unawaited[:0]
 	if len(p.results) > 0 {
 		p.commands.deliver(p.results, p.takeRaised())
 		p.results = p.commands.spareResults.get()
@@ -342,7 +358,7 @@ func (p *pipeline) onMessage(channel string, text reply) {
 			p.onIgnored()
 			return
 		}
-		if from.isSame(p.origin) {
+		if from.isSame(p.origin) && p.durability.replicas == 0 { // otherwise a Take, and the WAIT after it, confirm it
 			m.Conn = p.conn
 		}
 		p.checkTokens(&m)
@@ -406,9 +422,8 @@ func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string)
 		p.onAnswered()
 	}
 	mu.Unlock()
-	if report := p.commands.cfg.OnSubscribed; len(names) > 0 && report != nil {
-		p.deliver()
-		report(names)
+	if len(names) > 0 {
+		p.reportSubscribed(delivery{subscribed: names})
 	}
 	return nil
 }
@@ -439,10 +454,17 @@ func (p *pipeline) reportDenied(names []string, why string) {
 		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +subscribe and the channels "+p.dial.keys.channelPatterns(),
 			"lock", names[0], "reason", clip(why))
 	}
-	if c.cfg.OnUnsubscribed != nil {
-		p.deliver()
-		c.cfg.OnUnsubscribed(names)
+	p.reportSubscribed(delivery{unsubscribed: names})
+}
+
+// reportSubscribed reports which names are subscribed, or not, after what was read before.
+func (p *pipeline) reportSubscribed(names delivery) {
+	if p.durability.withholds {
+		p.setAside(names)
+		return
 	}
+	p.deliver()
+	p.commands.hand(&names)
 }
 
 // onAnswered removes the oldest call, which carries out no operations. The caller holds mu.
@@ -515,12 +537,28 @@ func (p *pipeline) onReply(answer reply) error {
 		return nil
 	}
 	if p.calls.front().form == probing {
-		changed, why := p.onProbeReply(answer), p.probe.why
+		p.onProbeReply(answer)
+		why, changed := p.degradedChange()
 		mu.Unlock()
 		if changed {
 			p.commands.reportDegraded(why)
 		}
 		return nil
+	}
+	if p.calls.front().form == syncing {
+		deliverable, err := p.onWaitReply(answer)
+		why, changed := p.degradedChange()
+		mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if changed {
+			p.commands.reportDegraded(why)
+		}
+		err = p.commands.sendQueued(p) // Redis gets the next batch before the loop gets the results
+		p.handAll(deliverable)
+		p.deliver()
+		return err
 	}
 	defer mu.Unlock()
 	return p.onResults(answer)
@@ -566,6 +604,9 @@ func (p *pipeline) onResults(answer reply) error {
 			p.onTake(&p.results[at+i])
 		}
 	}
+	if p.durability.replicas > 0 {
+		p.durability.withhold(p.flight.head(cl.ops), at, cl.isOwed)
+	}
 	p.calls.drop(1)
 	p.flight.drop(cl.ops)
 	if p.isIdle() {
@@ -589,6 +630,7 @@ func (p *pipeline) loadScript(now int64, cl call) {
 		}
 	}
 	p.queueCommand(now, call{form: form, script: cl.script, again: true}, ops)
+	p.queueWait(now)
 }
 
 // split runs the oldest call again, by halves, after Redis refused it as a whole: one
@@ -598,6 +640,7 @@ func (p *pipeline) split(now int64, cl call) {
 	half := len(ops) / 2
 	p.queueCommand(now, call{script: cl.script, again: cl.again}, ops[:half])
 	p.queueCommand(now, call{script: cl.script, again: cl.again}, ops[half:])
+	p.queueWait(now)
 }
 
 // takeBack takes the oldest call and its operations from those under way. The caller
@@ -664,9 +707,10 @@ func (p *pipeline) close(why string) ([]redisop.Result, []*query) {
 	mu.Unlock()
 	p.out.Wait()
 	p.readyConn.close()
+	withheld := p.endWithheld(why)
 	mu.Lock()
 	defer mu.Unlock()
-	results := make([]redisop.Result, 0, p.flight.len())
+	results := append(make([]redisop.Result, 0, len(withheld)+p.flight.len()), withheld...)
 	for _, cl := range p.calls.head(p.calls.len()) {
 		outcome := redisop.Unknown
 		if cl.from >= p.out.Sent() {

@@ -68,7 +68,7 @@ func (p *pipeline) beginProbes() {
 func (p *pipeline) checkProbe(now int64) (next int64) {
 	b := &p.probe
 	switch {
-	case b.interval == 0, b.inFlight, !p.canSubscribe(): // a reply, or the end of the connection, changes that
+	case b.interval == 0, b.inFlight, p.durability.inFlight, p.commands.closing, !p.canSubscribe(): // a reply, or the end of the connection, changes that
 		return now + int64(time.Hour)
 	case now < b.next:
 		return b.next
@@ -76,23 +76,24 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 	b.inFlight, b.sentAt = true, now
 	p.register(now, call{form: probing})
 	lease := uint32(probeLease.Milliseconds())
-	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), []redisop.Op{
+	ops := []redisop.Op{
 		{Kind: redisop.Take, Name: probeLock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
 		{Kind: redisop.Drop, Name: probeLock, HoldID: 1},
-	})
+	}
+	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), ops)
+	p.durability.owed = p.durability.replicas > 0 // a host that locks nothing finds a lost replica, and its return
+	p.queueWait(now)
 	return now + int64(time.Hour)
 }
 
-// onProbeReply takes in the reply to a probe, which is the oldest call. It reports whether Redis
-// began, or ceased, to be degraded, or is so for another reason. The caller holds mu.
-func (p *pipeline) onProbeReply(answer reply) (changed bool) {
+// onProbeReply takes in the reply to a probe, which is the oldest call. The caller holds mu.
+func (p *pipeline) onProbeReply(answer reply) {
 	p.onAnswered()
 	b := &p.probe
 	b.inFlight = false
 	defer p.commands.nudge() // for the next one
 	text := refusedProbe(answer)
 	word := code(text)
-	was := b.why
 	switch {
 	case text == "":
 		b.passed, b.takeServed, b.takeRefused = true, false, false
@@ -111,14 +112,22 @@ func (p *pipeline) onProbeReply(answer reply) (changed bool) {
 		}
 	}
 	switch {
-	case b.why != "":
+	case b.why != "", p.durability.why != "":
 		b.next = p.now + min(int64(probeDegraded), b.interval)
 	case b.refusals > 0:
 		b.next = p.now + min(int64(probeConfirm), b.interval)
 	default:
 		b.next = p.now + b.interval
 	}
-	return b.why != was
+}
+
+// probeSoon brings the next probe forward, because replicas did not confirm what was done. The caller
+// holds mu.
+func (p *pipeline) probeSoon() {
+	if b := &p.probe; b.interval != 0 {
+		b.next = min(b.next, p.now+int64(probeDegraded))
+		p.commands.nudge()
+	}
 }
 
 // isConclusive reports whether a refusal of the probe's keys shows that the keys of other locks

@@ -42,11 +42,12 @@ const runMax = redisop.RenewalGroupSize
 // shape.
 type call struct {
 	form     form
-	script   *script          // nil: a ping, subscribing, querying or probing
+	script   *script          // nil: a ping, subscribing, querying, probing or syncing
 	ops      int              // how many operations it carries out
 	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
 	from     int64            // where in the stream of the connection it begins, bytes
 	again    bool             // Redis was taught the script after it did not know it for these operations
+	isOwed   bool             // a WAIT follows: its results are withheld until the answer to that
 	channels *channelsRequest // subscribing
 	query    *query           // querying
 }
@@ -61,6 +62,7 @@ const (
 	subscribing             // SUBSCRIBE or UNSUBSCRIBE
 	querying                // a command of a query
 	probing                 // EVALSHA: a probe
+	syncing                 // WAIT
 )
 
 // encoder turns operations into commands.

@@ -46,6 +46,10 @@ type Config struct {
 	// program draws fencing tokens may counters expire.
 	TokenExpiry time.Duration
 
+	// Replicas is how many replicas of Redis must confirm a Take, a Renew, and a Drop that something
+	// waits for, before it is Done; otherwise it is NotSynced. 0: none, and nothing is waited for.
+	Replicas int
+
 	// Log gets one line per event that an operator acts on. nil: none.
 	Log *slog.Logger
 
@@ -79,8 +83,8 @@ type Config struct {
 	OnUp      func(dataLost, listening bool, id Identity)
 	OnDown    func(err error)
 
-	// OnDegraded: Redis is connected, but refuses acquires, with the sentence that an operator
-	// reads; "": it does not any more. After OnUp it does not.
+	// OnDegraded: Redis is connected, but refuses acquires, or too few replicas confirm them, with the sentence that an operator
+	// reads; "": it does not any more. After OnUp it does not, until this is called.
 	OnDegraded func(why string)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published

@@ -1020,6 +1020,27 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestRequeueDuringATakeChangesNothing"),
 	},
 	{
+		rule: `what replicas did not confirm is asked again`,
+		file: "sidecar/locktable/result.go",
+		old:  "if r.Outcome == redisop.NotSynced {\n",
+		new:  "if false {\n",
+		by:   tableTest("TestLockThatReplicasDidNotConfirmIsGivenBack"),
+	},
+	{
+		rule: `a confirm waits for a Drop that replicas confirmed`,
+		file: "sidecar/locktable/result.go",
+		old:  `isUnconfirmed := t.cfg.Durable && op.CanWait`,
+		new:  `isUnconfirmed := false && op.CanWait`,
+		by:   tableTest("TestConfirmWaitsForADropThatReplicasConfirmed"),
+	},
+	{
+		rule: `the ticket of a Take that replicas did not confirm may stand`,
+		file: "sidecar/locktable/contest/place.go",
+		old:  "\tcase r.Outcome == redisop.Unknown:\n",
+		new:  "\tcase r.Outcome == redisop.Unknown:\n\tcase r.Outcome == redisop.NotSynced:\n\t\t*p = Place{}\n",
+		by:   tableTest("TestTicketOfATakeThatReplicasDidNotConfirmMayStand"),
+	},
+	{
 		rule: `the ticket of a Take without a result may stand`,
 		file: "sidecar/locktable/contest/place.go",
 		old:  "\tcase r.Outcome == redisop.Unknown:\n",
@@ -1736,7 +1757,7 @@ var locktableMutants = []mutant{
 		rule: "a release is confirmed when Redis has executed it",
 		file: "sidecar/locktable/waiters.go",
 		old:  ` || q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {`,
-		new:  ` {`,
+		new:  ` || l.claim.State() > claim.Confirmed {`,
 		by:   simulation,
 	},
 	{

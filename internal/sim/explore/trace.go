@@ -98,7 +98,7 @@ func (f *frame) text() string {
 		return fmt.Sprintf("%s ticket=%d lease=%d waiting=%d", name, m.Ticket, m.LeaseMS, m.Waiting)
 	}
 	r := &f.result
-	name := [...]string{"done", "held by other", "key missing", "differs", "not a lock", "not sent", "unknown", "refused", "retryable"}[r.Outcome]
+	name := [...]string{"done", "held by other", "key missing", "differs", "not a lock", "not sent", "unknown", "refused", "retryable", "not synced"}[r.Outcome]
 	return fmt.Sprintf("%s ticket=%d rank=%d recall=%d waiting=%d passed=%v paused=%v listeners=%+v", name, r.Ticket, r.Rank, r.Recall, r.Waiting, r.Passed, r.Paused, r.Listeners) +
 		arrivedText(" ", r.Arrived) + arrivedText(" first ", r.FirstArrived)
 }

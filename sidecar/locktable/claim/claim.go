@@ -225,7 +225,8 @@ func (c *Claim) OnKeyMissing() {
 	c.DropTokens()
 }
 
-// OnUnknown notes that an operation may have been executed or may yet be. The next one does
+// OnUnknown notes that an operation may have been executed or may yet be, or that a failover may
+// undo it. The next one does
 // no harm in either case.
 func (c *Claim) OnUnknown(now int64, op *InFlight) {
 	switch {

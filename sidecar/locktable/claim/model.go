@@ -144,6 +144,7 @@ type InFlight struct {
 	Kind       redisop.OpKind
 	Unassigned bool // for the queue, not for a hold
 	Enqueue    bool // see redisop.Op
+	CanWait    bool // the same
 	Since      Events
 }
 

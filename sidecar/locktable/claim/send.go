@@ -20,7 +20,7 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	}
 	c.op = InFlight{
 		Kind: op.Kind, Unassigned: unassigned, HoldID: op.HoldID, SentAt: now,
-		Count: op.Count, LeaseMS: op.LeaseMS, Reserve: op.Reserve, PassedMS: op.PassedMS, Enqueue: op.Enqueue,
+		Count: op.Count, LeaseMS: op.LeaseMS, Reserve: op.Reserve, PassedMS: op.PassedMS, Enqueue: op.Enqueue, CanWait: op.CanWait,
 	}
 	c.phase = windowOne
 	if op.AfterPendingDrop {
