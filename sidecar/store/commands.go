@@ -84,6 +84,7 @@ type commands struct {
 	killTold bool          // that CLIENT KILL is not permitted was logged
 	ownTold  bool          // that the sidecar's channel is not permitted was logged
 	noQueue  bool          // that the queues of locks are not permitted was logged
+	isAlone  bool          // that a master serves without its replicas was logged
 }
 
 type dialed struct {
@@ -406,6 +407,11 @@ func (c *commands) onConnected(s *readyConn) {
 	}
 	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again, and each lock that another host passes on costs a round trip more; +info permits it")
+	}
+	if s.servesAlone && c.cfg.Replicas == 0 && !c.isAlone {
+		c.isAlone = true
+		c.cfg.Log.Warn("this Redis has replicas, and also grants locks when it has lost them: after a failover, the old and the new master may grant one lock; set min-replicas-to-write 1, or durability",
+			"address", s.dial.address, "replicas", s.replicas)
 	}
 	listening := s.refused == ""
 	if !listening && !c.ownTold {

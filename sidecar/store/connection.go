@@ -215,8 +215,10 @@ type readyConn struct {
 	clock   int64  // the server's time at clockAt, µs
 	clockAt int64  // CLOCK_BOOTTIME in ns
 	version string // of the server
-	loads   bool   // SCRIPT LOAD is permitted
-	killed  error  // why the earlier connection could not be ended; nil if it was, or there was none
+
+	servesAlone bool  // it has replicas, and accepts writes without one
+	loads       bool  // SCRIPT LOAD is permitted
+	killed      error // why the earlier connection could not be ended; nil if it was, or there was none
 
 	replicas      int  // that are connected to the server
 	tellsReplicas bool // it says how many
@@ -372,6 +374,8 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	if n, err := strconv.Atoi(info["connected_slaves"]); err == nil {
 		s.replicas, s.tellsReplicas = n, true
 	}
+	_, needsReplica := info["min_slaves_good_slaves"] // which it has with min-replicas-to-write only
+	s.servesAlone = s.replicas > 0 && !needsReplica
 	s.clock, s.clockAt = s.id.Floor, answered
 	if last.known() {
 		// If a new master's clock is behind the old one's, tokens still grow.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -52,5 +53,33 @@ func TestEndpointWithAReplicaAmongItsAddresses(t *testing.T) {
 	r := connected(t, "redis://localhost:"+replica.port)
 	if res := r.one(takeOp("lock", 1)); res.Msg != "" {
 		t.Errorf("%+v", res)
+	}
+}
+
+// A master that needs no replica goes on granting locks after it was replaced.
+func TestMasterThatServesWithoutItsReplicasIsNamed(t *testing.T) {
+	const says = "set min-replicas-to-write 1"
+	for _, tt := range []struct {
+		name    string
+		replica bool
+		args    []string
+		change  func(*Config)
+		says    bool
+	}{
+		{"no replica", false, nil, func(*Config) {}, false},
+		{"a replica", true, nil, func(*Config) {}, true},
+		{"a replica that it needs", true, []string{"--min-replicas-to-write", "1"}, func(*Config) {}, false},
+		{"a replica that confirms", true, nil, func(c *Config) { c.Replicas = 1 }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			master := startRedis(t, append([]string{"--repl-diskless-sync-delay", "0"}, tt.args...)...)
+			if tt.replica {
+				startRedis(t).follow(master)
+			}
+			r := connected(t, master.url(), tt.change)
+			if log := r.logged(); strings.Contains(log, says) != tt.says {
+				t.Errorf("the log is:\n%s", log)
+			}
+		})
 	}
 }
