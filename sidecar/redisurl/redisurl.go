@@ -54,9 +54,17 @@ var schemes = map[string]string{
 	"redis-sentinel": "redis", "rediss-sentinel": "rediss", // as Lettuce writes them
 }
 
+// publicOptions are those of go-redis that are no secret. All others are not shown: one may be a part of
+// a password that was not encoded.
+var publicOptions = []string{
+	"client_name", "conn_max_idle_time", "conn_max_lifetime", "db", "dial_timeout", "idle_timeout", "max_active_conns", "max_conn_age",
+	"max_idle_conns", "max_retries", "max_retry_backoff", "min_idle_conns", "min_retry_backoff", "pool_fifo", "pool_size", "pool_timeout",
+	"protocol", "read_timeout", "skip_verify", "username", "write_timeout",
+}
+
 // errUnreadable is for a text that is no URL.
 var errUnreadable = errors.New("the Redis URL cannot be read: want " + Forms +
-	"; characters like / : @ # in a password must be percent-encoded")
+	"; characters like / : @ # & in a password must be percent-encoded")
 
 // Parse reads a URL. Its errors never repeat a part that may be a password.
 func Parse(raw string) (*URL, error) {
@@ -66,7 +74,7 @@ func Parse(raw string) (*URL, error) {
 	scheme, _, _ := strings.Cut(raw, "://")
 	server, isSentinel := schemes[scheme]
 	if isSentinel {
-		return parseSentinel(server, strings.TrimPrefix(raw, scheme+"://"))
+		return parseSentinel(server, strings.TrimPrefix(raw, scheme+"://"), strings.HasSuffix(scheme, "-sentinel"))
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -80,14 +88,18 @@ func Parse(raw string) (*URL, error) {
 }
 
 // parseSentinel reads what follows the scheme of a URL of Sentinels. The package net/url accepts one
-// host, so it gets the first one only.
-func parseSentinel(scheme, rest string) (*URL, error) {
+// host, so it gets the first one only. isLettuce: what is before the @, without a colon, is a password.
+func parseSentinel(scheme, rest string, isLettuce bool) (*URL, error) {
 	end := strings.IndexAny(rest, "/?#")
 	if end < 0 {
 		end = len(rest)
 	}
 	authority, tail := rest[:end], rest[end:]
 	at := strings.LastIndexByte(authority, '@') + 1
+	user := authority[:at]
+	if isLettuce && at > 0 && !strings.Contains(user, ":") {
+		user = ":" + user
+	}
 	hosts := strings.Split(authority[at:], ",")
 	if len(hosts) > maxSentinels {
 		return nil, errors.New("the Redis URL names more than 64 Sentinels; name three to five, from which the others are found")
@@ -102,11 +114,12 @@ func parseSentinel(scheme, rest string) (*URL, error) {
 			s.Addresses = append(s.Addresses, address)
 		}
 	}
-	u, err := url.Parse(scheme + "://" + authority[:at] + s.Addresses[0] + tail)
+	u, err := url.Parse(scheme + "://" + user + s.Addresses[0] + tail)
 	if err != nil {
 		return nil, errUnreadable
 	}
-	options, err := url.ParseQuery(u.RawQuery)
+	// A plus in a password is one, and no space.
+	options, err := url.ParseQuery(strings.ReplaceAll(u.RawQuery, "+", "%2B"))
 	if err != nil {
 		return nil, errUnreadable
 	}
@@ -116,9 +129,9 @@ func parseSentinel(scheme, rest string) (*URL, error) {
 	} else {
 		s.Master, path = path[0], path[1:]
 	}
-	if s.Master == "" || strings.ContainsAny(s.Master, " \t\r\n") || len(path) > 1 {
-		return nil, errors.New("the Redis URL names no master, or one with a space, or more than a master and a database: " +
-			"want redis+sentinel://[user:password@]sentinel[:port],…/master[/database]")
+	if s.Master == "" || strings.ContainsAny(s.Master, " \t\r\n@:") || len(path) > 1 {
+		return nil, errors.New("the Redis URL names no master, or one with a space, @ or :, or more than a master and a database: " +
+			"want redis+sentinel://[user:password@]sentinel[:port],…/master[/database]; characters like / : @ # & in a password must be percent-encoded")
 	}
 	s.Username, s.Password = options.Get(optionUsername), options.Get(optionPassword)
 	switch options.Get(optionTLS) {
@@ -166,10 +179,9 @@ func (u *URL) Public(isAnyUser bool) string {
 	} else {
 		shown.User = url.User(name)
 	}
-	// A misspelled option is refused by the daemon, and could still have the password.
 	q := shown.Query()
 	for key := range q {
-		if strings.Contains(strings.ToLower(key), "pass") || isAnyUser && key == "username" {
+		if !slices.Contains(publicOptions, key) || isAnyUser && key == "username" {
 			q.Del(key)
 		}
 	}

@@ -22,6 +22,8 @@ func TestParse(t *testing.T) {
 		},
 		{"rediss+sentinel://s1/m", "rediss://s1:26379/", &Sentinel{Master: "m", Addresses: []string{"s1:26379"}}, "rediss+sentinel://s1:26379/m"},
 		{"redis-sentinel://:p@s1,s2/1?sentinelMasterId=m", "redis://:p@s1:26379/1", &Sentinel{Master: "m", Addresses: []string{"s1:26379", "s2:26379"}}, "redis+sentinel://s1:26379,s2:26379/m/1"},
+		{"redis-sentinel://p@s1/1?sentinelMasterId=m", "redis://:p@s1:26379/1", &Sentinel{Master: "m", Addresses: []string{"s1:26379"}}, "redis+sentinel://s1:26379/m/1"},
+		{"redis+sentinel://s1/m?sentinel_password=a+b%2B", "redis://s1:26379/", &Sentinel{Master: "m", Addresses: []string{"s1:26379"}, Password: "a+b+"}, "redis+sentinel://s1:26379/m"},
 		{"redis+sentinel://u:p%40@s1/m/", "redis://u:p%40@s1:26379/", &Sentinel{Master: "m", Addresses: []string{"s1:26379"}}, "redis+sentinel://u@s1:26379/m"},
 	} {
 		u, err := Parse(tt.raw)
@@ -60,6 +62,7 @@ func TestParseRefuses(t *testing.T) {
 		"redis+sentinel://s1,/m":                  "without a host",
 		"redis+sentinel://s1:x/m":                 "a port that is not a number",
 		"redis+sentinel://s1/m/0/1":               "more than a master and a database",
+		"redis+sentinel://user:12/w@s1/0":         "percent-encoded",
 		"redis+sentinel://s1/a%20b":               "a space",
 		"redis+sentinel://s1/m?sentinel_tls=yes":  "sentinel_tls",
 		"redis+sentinel://s1/m?a=%zz":             "cannot be read",
@@ -82,6 +85,9 @@ func TestNoPasswordIsPublic(t *testing.T) {
 		"redis://u:secret@h/1":                      "redis://u@h/1",
 		"redis://h?password=secret&username=u&db=2": "redis://h?db=2&username=u",
 		"redis+sentinel://u:secret@s/m?sentinel_password=secret&sentinel_username=w&sentinel_tls=true": "redis+sentinel://u@s:26379/m?sentinel_tls=true&sentinel_username=w",
+		"redis+sentinel://s/m?sentinel_password=x&secret&db=1":                                         "redis+sentinel://s:26379/m?db=1",
+		"redis+sentinel://s/m?sentinel_pw=secret&sentinel_password=secret":                             "redis+sentinel://s:26379/m",
+		"redis-sentinel://secret@s/0?sentinelMasterId=m":                                               "redis+sentinel://s:26379/m/0",
 		"redis+sentinel://s/m?sentinel_password=secret":                                                "redis+sentinel://s:26379/m",
 		"redis+sentinel://s/m?Sentinel_Passwd=secret":                                                  "redis+sentinel://s:26379/m",
 	} {

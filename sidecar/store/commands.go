@@ -57,6 +57,7 @@ type commands struct {
 	pipe     *pipeline // nil while down
 	closing  bool
 	closed   bool
+	movedTo  string       // where the master is since the last attempt to connect began; "": nothing was received
 	batch    []redisop.Op // emptied, for pump
 
 	unsentOps atomic.Int64 // the length of others
@@ -317,6 +318,9 @@ func (c *commands) connect(delay time.Duration, last Identity) {
 			return
 		}
 		c.readLogin()
+		c.mu.Lock()
+		c.movedTo = "" // the Sentinels are asked after it
+		c.mu.Unlock()
 		s, err := c.login.find(c.ctx, c.sentinels, &c.lost, last)
 		select {
 		case c.dialed <- dialed{s, err}:
@@ -344,7 +348,7 @@ func (c *commands) readLogin() {
 	if cfg.URL, err = cfg.ReadURL(); err == nil {
 		d, err = parse(cfg)
 	}
-	if err == nil && (d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)) {
+	if err == nil && (d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || !d.hasSentinelsOf(c.dial) || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)) {
 		err = unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
 	}
 	if err == nil {
@@ -384,12 +388,20 @@ func pauseUnless(ctx context.Context, delay time.Duration, hurry <-chan struct{}
 	}
 }
 
+// leave ends a connection to another server than the master at an address. The caller holds mu.
+func (c *commands) leave(p *pipeline, master string) {
+	if p.dial.options.Addr != master {
+		p.cut(unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", p.dial.address, c.dial.address, master))
+	}
+}
+
 // onMoved ends the connection to a server that is no longer the master, and has the master connected at
 // once.
 func (c *commands) onMoved(address string) {
 	c.mu.Lock()
-	if p := c.pipe; p != nil && p.dial.options.Addr != address {
-		p.cut(unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", p.dial.address, c.dial.address, address))
+	c.movedTo = address
+	if c.pipe != nil {
+		c.leave(c.pipe, address)
 	}
 	c.mu.Unlock()
 	select {
@@ -447,6 +459,9 @@ func (c *commands) onConnected(s *readyConn) {
 	if c.ctx.Err() != nil {
 		p.cut(net.ErrClosed) // close looked before
 	}
+	if c.movedTo != "" {
+		c.leave(p, c.movedTo) // onMoved looked before
+	}
 	c.pump(p)
 }
 
@@ -483,7 +498,7 @@ func (c *commands) onDisconnect() {
 	c.last = p.id // its floor may have risen
 	unsubscribed := c.listener.onDisconnect()
 	c.mu.Unlock()
-	c.lost.note(p.redisConn)
+	c.lost.note(p.wire)
 	why := p.dial.broken(err)
 	if told, ok := err.(unavailableError); ok {
 		why = string(told)

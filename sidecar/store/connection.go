@@ -42,6 +42,9 @@ func parse(cfg Config) (*dialer, error) {
 		return nil, err
 	}
 	o, err := redis.ParseURL(u.Server.String())
+	if err != nil && strings.Contains(err.Error(), "unexpected option") { // it quotes what may be a part of a password
+		return nil, fmt.Errorf("the Redis URL has an option that does not exist; characters like & in a password must be percent-encoded: want %s", redisurl.Forms)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the Redis URL is wrong (%s): want %s", strings.TrimPrefix(err.Error(), "redis: "), redisurl.Forms)
 	}
@@ -149,6 +152,7 @@ func (d *dialer) dial(ctx context.Context, lost *lostAddresses) (*redisConn, err
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
+			lost.note(socket)
 			socket.Close()
 			return nil, d.tlsError(err)
 		}
@@ -276,7 +280,7 @@ func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last Identity
 		err = d.subscribe(s)
 	}
 	if err != nil {
-		lost.note(l)
+		lost.note(l.wire)
 		s.close()
 		return nil, err
 	}

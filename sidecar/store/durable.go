@@ -54,6 +54,10 @@ type delivery struct {
 // does not wait is refused with what the replicas did.
 const maxWait = 400 * time.Millisecond
 
+// minWait is the least time of a WAIT: many operations share it, and one with a lease that is shorter is
+// not to have the others fail. Its own validity counts from when it was sent.
+const minWait = 100 * time.Millisecond
+
 // isCovered reports whether an operation is done only when replicas have it. Nothing waits for a Drop
 // with CanWait: if it is lost, the key ends with its lease.
 func isCovered(op *redisop.Op) bool {
@@ -79,11 +83,11 @@ func (d *durability) note(ops []redisop.Op) (isOwed bool) {
 // waitWithin is for how long a WAIT waits after operations whose shortest lease is that. A renewal that is
 // not confirmed is sent again often enough before the lease ends.
 func waitWithin(leaseMS uint32, timeout time.Duration) time.Duration {
-	within := min(maxWait, timeout/2)
+	within := maxWait
 	if leaseMS > 0 {
-		within = min(within, time.Duration(leaseMS)*time.Millisecond/10)
+		within = min(within, max(time.Duration(leaseMS)*time.Millisecond/10, minWait))
 	}
-	return max(within.Truncate(time.Millisecond), time.Millisecond)
+	return max(min(within, timeout/2).Truncate(time.Millisecond), time.Millisecond)
 }
 
 // queueWait queues a WAIT if one is owed and none is in flight. Whoever queues scripts calls it
@@ -135,9 +139,7 @@ func (p *pipeline) onWaitReply(answer reply) (deliverable []delivery, err error)
 		notSynced(p.results, d.unawaited, why)
 		p.probeSoon()
 	}
-	if b := &p.probe; b.interval != 0 && b.next <= p.now {
-		p.commands.nudge() // no probe is sent while a WAIT is in flight
-	}
+	p.checkProbe(p.now) // none is sent while a WAIT is in flight, and the next batch has one again
 	deliverable, d.withheld = d.withheld, nil
 	d.unawaited, d.withholds = d.unawaited[:0], false
 	p.queueWait(p.now)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -360,6 +361,44 @@ func TestProbeFindsThatAReplicaIsGone(t *testing.T) {
 	r.awaitDegraded()
 }
 
+// The danger: on a busy host a WAIT is always in flight, and no probe is ever sent.
+func TestProbesAreSentBetweenBatches(t *testing.T) {
+	master, _ := startPair(t)
+	var store *Store
+	var ending atomic.Bool
+	again := func(results []redisop.Result, _ *Identity) {
+		if ending.Load() {
+			return
+		}
+		ops := make([]redisop.Op, len(results))
+		for i, r := range results {
+			ops[i] = takeOp(r.Name, 1)
+		}
+		store.Do(ops)
+	}
+	r := connected(t, master.url(), replicated(1), often, func(c *Config) { c.OnResults = again })
+	store = r.Store
+	for group := range 2 { // one waits while the other is confirmed
+		var ops []redisop.Op
+		for i := range 16 {
+			ops = append(ops, takeOp(fmt.Sprint("lock ", group, " ", i), 1))
+		}
+		store.Do(ops)
+	}
+	a := master.admin()
+	probes := func() int64 { n, _ := a.Get(ctx, "redisson_lock_token:{"+probeLock+"}").Int64(); return n } // each draws a token
+	first := probes()
+	for end := time.Now().Add(patience); first == 0 || probes() < first+5; {
+		if first == 0 {
+			first = probes()
+		}
+		if time.Now().After(end) {
+			t.Fatal("no probes")
+		}
+	}
+	ending.Store(true)
+}
+
 // A Redis with too few replicas is up, and degraded from the greeting on.
 func TestTooFewReplicasAtTheGreeting(t *testing.T) {
 	master := startRedis(t, "--repl-diskless-sync-delay", "0")
@@ -435,9 +474,9 @@ func TestTimeOfAWait(t *testing.T) {
 	}{
 		{30_000, 2 * time.Second, maxWait},
 		{0, 2 * time.Second, maxWait},
-		{300, 2 * time.Second, 30 * time.Millisecond},
-		{305, 2 * time.Second, 30 * time.Millisecond},
-		{5, 2 * time.Second, time.Millisecond},
+		{2000, 2 * time.Second, 200 * time.Millisecond},
+		{2005, 2 * time.Second, 200 * time.Millisecond},
+		{50, 2 * time.Second, minWait}, // others share it
 		{30_000, 100 * time.Millisecond, 50 * time.Millisecond},
 	} {
 		if got := waitWithin(tt.leaseMS, tt.timeout); got != tt.want {

@@ -21,8 +21,8 @@ type lostAddresses struct{ hosts []string }
 const maxLost = 16
 
 // note notes the address of a connection.
-func (a *lostAddresses) note(conn *redisConn) {
-	if remote, ok := conn.wire.RemoteAddr().(*net.TCPAddr); ok {
+func (a *lostAddresses) note(conn net.Conn) {
+	if remote, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
 		a.add(remote.IP.String())
 	}
 }

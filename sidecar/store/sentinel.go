@@ -75,7 +75,11 @@ func checkGroup(s *redisurl.Sentinel, t TLS, timeout time.Duration) (*sentinelGr
 func (g *sentinelGroup) client(address string) *redis.Client {
 	dialer := net.Dialer{Timeout: g.timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	return redis.NewClient(&redis.Options{
-		Addr: address, Username: g.Username, Password: g.Password, ClientName: "locksidecar",
+		Addr: address, Username: g.Username, Password: g.Password,
+		OnConnect: func(ctx context.Context, conn *redis.Conn) error {
+			conn.ClientSetName(ctx, "locksidecar") // a courtesy: a user that may not is served
+			return nil
+		},
 		Dialer: func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dialer.DialContext(ctx, network, address)
 			if err != nil || !g.TLS {
@@ -101,25 +105,36 @@ type sentinels struct {
 	log      *slog.Logger
 	interval time.Duration // between two rounds of questions while connected
 
-	// onMoved: the master is at another address, as a Sentinel published, or as two rounds of questions
-	// found. It comes from any goroutine.
+	// onMoved: the master is at another address, as a Sentinel published and a round of questions
+	// confirmed, or as two rounds found. It comes from any goroutine.
 	onMoved func(address string)
+
+	asking sync.WaitGroup // goroutines that ask one Sentinel
 
 	mu      sync.Mutex
 	group   *sentinelGroup
 	members map[string]*sentinelMember // by address
+	closed  bool
 
-	last   string    // the address that was found last
-	lastAt time.Time // when
+	last    string    // the address that was found last
+	lastAt  time.Time // when
+	attempt attempt   // to connect to it
 
 	disagreed bool // that the Sentinels name different masters was logged
+	silent    bool // that a Sentinel does not permit its messages was logged
+}
+
+// An attempt to connect to a master. If that is known to have moved, the attempt ends.
+type attempt struct {
+	address string
+	cancel  context.CancelFunc // nil: there is no attempt
 }
 
 // A sentinelMember is one Sentinel.
 type sentinelMember struct {
 	address string
 	client  *redis.Client
-	runID   string // "": it is not known
+	runID   string // that it was learned with, or had first; "": it is not known
 	isSeed  bool   // the URL has it; others are learned
 }
 
@@ -135,7 +150,10 @@ type sentinelView struct {
 }
 
 // sentinelPeer is a Sentinel that another one knows.
-type sentinelPeer struct{ runID, address string }
+type sentinelPeer struct {
+	runID, address string
+	isDown         bool
+}
 
 func newSentinels(group *sentinelGroup, log *slog.Logger) *sentinels {
 	s := &sentinels{log: log, interval: sentinelInterval, members: make(map[string]*sentinelMember)}
@@ -161,7 +179,7 @@ func (s *sentinels) use(group *sentinelGroup) {
 
 // add has a Sentinel asked. The caller holds mu.
 func (s *sentinels) add(address, runID string, isSeed bool) {
-	if s.members[address] == nil && len(s.members) < maxSentinels {
+	if s.members[address] == nil && len(s.members) < maxSentinels && !s.closed {
 		s.members[address] = &sentinelMember{address: address, client: s.group.client(address), runID: runID, isSeed: isSeed}
 	}
 }
@@ -172,50 +190,50 @@ func (s *sentinels) remove(m *sentinelMember) {
 	m.client.Close()
 }
 
-// close ends all connections.
+// close ends all connections, and returns when no Sentinel is asked any more.
 func (s *sentinels) close() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.closed = true
 	for _, m := range s.members {
 		s.remove(m)
 	}
+	s.mu.Unlock()
+	s.asking.Wait()
 }
 
 // round asks all Sentinels at one time, and learns of others.
 func (s *sentinels) round(ctx context.Context) []sentinelView {
 	s.mu.Lock()
-	group := s.group
-	members := make([]*sentinelMember, 0, len(s.members))
+	name, asked := s.group.Master, len(s.members)
+	ctx, cancel := context.WithTimeout(ctx, s.group.timeout)
+	defer cancel()
+	answers := make(chan sentinelView, asked) // with room for those that come too late
 	for _, m := range s.members {
-		members = append(members, m)
+		s.asking.Go(func() { answers <- m.ask(ctx, name) })
 	}
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, group.timeout)
-	defer cancel()
-	answers := make(chan sentinelView, len(members)) // with room for those that come too late
-	for _, m := range members {
-		go func() { answers <- m.ask(ctx, group.Master) }()
-	}
 	var views []sentinelView
 	var late <-chan time.Time
 	answered := 0
-	for len(views) < len(members) {
+	for len(views) < asked {
 		select {
 		case v := <-answers:
 			views = append(views, v)
 			if v.master != "" {
 				answered++
 			}
-			if late == nil && 2*answered > len(members) {
+			if late == nil && 2*answered > asked {
 				timer := time.NewTimer(questionPatience)
 				defer timer.Stop()
 				late = timer.C
 			}
 			continue
 		case <-late:
+		case <-ctx.Done():
 		}
 		break
 	}
+	views = s.known(views)
 	s.learn(views)
 	return views
 }
@@ -249,31 +267,102 @@ func (m *sentinelMember) ask(ctx context.Context, name string) sentinelView {
 	v.isDown = slices.Contains(strings.Split(fields["flags"], ","), "o_down")
 	for _, p := range peers.Val() {
 		if host, port := p["ip"], p["port"]; p["runid"] != "" && host != "" && isPort(port) {
-			v.peers = append(v.peers, sentinelPeer{p["runid"], net.JoinHostPort(host, port)})
+			isDown := strings.Contains(p["flags"], "_down") || strings.Contains(p["flags"], "disconnected")
+			v.peers = append(v.peers, sentinelPeer{p["runid"], net.JoinHostPort(host, port), isDown})
 		}
 	}
 	return v
 }
 
-var errNotWatched = errors.New("it does not watch this master")
+var (
+	errNotWatched = errors.New("it does not watch this master")
+	errStranger   = errors.New("it is of another group of Sentinels")
+)
 
 func isPort(text string) bool {
 	_, err := strconv.ParseUint(text, 10, 16)
 	return err == nil
 }
 
-// learn adds the Sentinels that others know, and removes those that were learned and that none knows
-// any more. One that the URL has under another address is not asked twice.
+// known returns the answers that count: those of one group of Sentinels that know each other. An
+// address may lead to a Sentinel of another group by now, which watches another master under the same
+// name. That of a Sentinel that was learned has another run id then. Of those in the URL, the group
+// counts that most of them are in; if there are two such groups, none counts.
+func (s *sentinels) known(views []sentinelView) []sentinelView {
+	s.mu.Lock()
+	for i := range views {
+		if v := &views[i]; v.master != "" && !v.member.isSeed && v.runID != v.member.runID {
+			*v = sentinelView{member: v.member, err: errStranger}
+		}
+	}
+	s.mu.Unlock()
+	groups := groupsOf(views)
+	if len(groups) < 2 {
+		return views
+	}
+	slices.SortStableFunc(groups, func(a, b []int) int { return seedsOf(views, b) - seedsOf(views, a) })
+	chosen := groups[0]
+	if seedsOf(views, groups[1]) == seedsOf(views, chosen) {
+		chosen = nil
+	}
+	for i := range views {
+		if v := &views[i]; v.master != "" && !slices.Contains(chosen, i) {
+			*v = sentinelView{member: v.member, err: errStranger}
+		}
+	}
+	return views
+}
+
+// groupsOf returns the groups of Sentinels, by index, of which each knows, or is known by, another one of
+// its group. Those that say nothing of others are one group.
+func groupsOf(views []sentinelView) (groups [][]int) {
+	knows := func(a, b *sentinelView) bool {
+		return len(a.peers) == 0 && len(b.peers) == 0 && (a.runID == "" || b.runID == "") ||
+			slices.ContainsFunc(a.peers, func(p sentinelPeer) bool {
+				return p.runID == b.runID || b.runID == "" && p.address == b.member.address
+			})
+	}
+	for i := range views {
+		if views[i].master == "" {
+			continue
+		}
+		joined := []int{i}
+		groups = slices.DeleteFunc(groups, func(group []int) bool {
+			isKnown := slices.ContainsFunc(group, func(k int) bool { return knows(&views[i], &views[k]) || knows(&views[k], &views[i]) })
+			if isKnown {
+				joined = append(joined, group...)
+			}
+			return isKnown
+		})
+		groups = append(groups, joined)
+	}
+	return groups
+}
+
+// seedsOf is how many of a group the URL has.
+func seedsOf(views []sentinelView, group []int) (n int) {
+	for _, i := range group {
+		if views[i].member.isSeed {
+			n++
+		}
+	}
+	return n
+}
+
+// learn adds the Sentinels that others know, and removes those that were learned and that none knows,
+// or all see down. One that the URL has under another address is not asked twice.
 func (s *sentinels) learn(views []sentinelView) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := make(map[string]string) // addresses by run id
 	for _, v := range views {
-		if v.runID != "" {
+		if v.member.runID == "" {
 			v.member.runID = v.runID
 		}
 		for _, p := range v.peers {
-			known[p.runID] = p.address
+			if !p.isDown {
+				known[p.runID] = p.address
+			}
 		}
 	}
 	if len(known) == 0 {
@@ -297,26 +386,15 @@ func (s *sentinels) learn(views []sentinelView) {
 	}
 }
 
-// chooseMaster returns the address of the master by what Sentinels answered: that of the newest
-// configuration, which a majority of them elected; "": none of them names one. isAgreed: all name it.
-// isDown: as most of those that name it see it, it is down.
-//
-// A Sentinel that the others do not know watches another Redis under the same name. It counts only if
-// there is no other.
+// chooseMaster returns the address of the master by what Sentinels of one group answered: that of the
+// newest configuration, which a majority of them elected; "": none of them names one. isAgreed: all
+// name it. isDown: as most of those that name it see it, it is down.
 func chooseMaster(views []sentinelView) (address string, isAgreed, isDown bool) {
 	var named []sentinelView
 	for _, v := range views {
 		if v.master != "" {
 			named = append(named, v)
 		}
-	}
-	isKnown := func(v sentinelView) bool {
-		return v.runID == "" || slices.ContainsFunc(named, func(other sentinelView) bool {
-			return slices.ContainsFunc(other.peers, func(p sentinelPeer) bool { return p.runID == v.runID })
-		})
-	}
-	if slices.ContainsFunc(named, isKnown) {
-		named = slices.DeleteFunc(named, func(v sentinelView) bool { return !isKnown(v) })
 	}
 	if len(named) == 0 {
 		return "", false, false
@@ -334,36 +412,38 @@ func chooseMaster(views []sentinelView) (address string, isAgreed, isDown bool) 
 	return best, votes[best] == len(named), 2*down[best] > votes[best]
 }
 
-// locate returns the address of the master.
-func (s *sentinels) locate(ctx context.Context) (string, error) {
+// locate returns the address of the master. isNamed is false while no Sentinel answers: it is the
+// address of before then, which counts only if the server there is still the one of before.
+func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, err error) {
 	views := s.round(ctx)
-	address, isAgreed, isDown := chooseMaster(views)
+	var isAgreed, isDown bool
+	address, isAgreed, isDown = chooseMaster(views)
 	if address != "" && !isAgreed {
 		s.logDisagreement(views)
 		if !pause(ctx, askAgain) {
-			return "", ctx.Err()
+			return "", false, ctx.Err()
 		}
 		first := address
 		views = s.round(ctx)
 		if address, _, isDown = chooseMaster(views); address != "" && address != first {
-			return "", unavailablef("the Sentinels of the master %q move it from %s to %s", s.name(), first, address)
+			return "", false, unavailablef("the Sentinels of the master %q move it from %s to %s", s.name(), first, address)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case address == "" && s.last != "" && time.Since(s.lastAt) < trustLast:
-		return s.last, nil
+		return s.last, false, nil
 	case address == "":
-		return "", s.group.silence(views)
+		return "", false, s.group.silence(views)
 	case isDown:
-		return "", unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", address, s.group.Master)
+		return "", false, unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", address, s.group.Master)
 	}
 	if isAgreed {
 		s.disagreed = false
 	}
 	s.last, s.lastAt = address, time.Now()
-	return address, nil
+	return address, true, nil
 }
 
 // find makes a connection to the server of a URL, or to the master that Sentinels name.
@@ -371,16 +451,22 @@ func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, la
 	if s == nil {
 		return d.connect(ctx, lost, last)
 	}
-	address, err := s.locate(ctx)
+	address, isNamed, err := s.locate(ctx)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := d.at(address).connect(ctx, lost, last)
+	attempting := s.begin(ctx, address)
+	defer s.end()
+	conn, err := d.at(address).connect(attempting, lost, last)
 	if err != nil {
 		return nil, unavailablef("%v (the Sentinels of the master %q name this address)", err, d.group.Master)
 	}
-	now, err := s.locate(ctx)
-	if err == nil && now != address {
+	now, isNamedStill, err := s.locate(ctx)
+	switch {
+	case err != nil:
+	case !(isNamed && isNamedStill) && !conn.id.sameServer(&last):
+		err = unavailablef("no Sentinel of the master %q answers, and Redis at %s is not the server that it was: it may have lost the locks, or been replaced", d.group.Master, address)
+	case now != address:
 		err = unavailablef("Redis at %s says that it is a master, and the Sentinels of %q name %s; one that returned after a failover is not used", address, d.group.Master, now)
 	}
 	if err != nil {
@@ -388,6 +474,41 @@ func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, la
 		return nil, err
 	}
 	return conn, nil
+}
+
+// begin notes an attempt to connect to an address, and returns its context.
+func (s *sentinels) begin(ctx context.Context, address string) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	s.mu.Lock()
+	s.attempt = attempt{address, cancel}
+	s.mu.Unlock()
+	return ctx
+}
+
+// end ends the attempt.
+func (s *sentinels) end() {
+	s.mu.Lock()
+	s.attempt.cancel()
+	s.attempt = attempt{}
+	s.mu.Unlock()
+}
+
+// move reports that the master is at an address. An attempt to connect to another one ends.
+func (s *sentinels) move(address string) {
+	s.mu.Lock()
+	if s.attempt.cancel != nil && s.attempt.address != address {
+		s.attempt.cancel()
+	}
+	s.mu.Unlock()
+	s.onMoved(address)
+}
+
+// hasSentinelsOf reports whether two URLs have the same Sentinels, or none.
+func (d *dialer) hasSentinelsOf(other *dialer) bool {
+	if d.group == nil || other.group == nil {
+		return d.group == other.group
+	}
+	return slices.Equal(slices.Sorted(slices.Values(d.group.Addresses)), slices.Sorted(slices.Values(other.group.Addresses)))
 }
 
 // notYet is the sentence for the time before the first connection.
@@ -446,12 +567,14 @@ func (g *sentinelGroup) reason(err error) string {
 	switch {
 	case errors.Is(err, errNotWatched), strings.Contains(text, "No such master"):
 		return "it watches no master of this name; check it in the Redis URL"
+	case errors.Is(err, errStranger):
+		return "it is of another group of Sentinels than the others; name those of one group in the Redis URL"
 	case strings.Contains(text, "NOAUTH"):
 		return "it wants a password; write sentinel_password=… as an option into the Redis URL, because the one before the @ is for Redis"
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"), strings.Contains(text, "without any password configured"):
 		return "it does not accept the options sentinel_username and sentinel_password of the Redis URL"
 	case strings.Contains(text, "NOPERM"):
-		return "it does not permit this user +sentinel; " + clip(text)
+		return "it does not permit this user what it needs; let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels +subscribe &+switch-master (" + clip(text) + ")"
 	case strings.Contains(text, "unknown command"):
 		return "it is not a Sentinel; check its port, or write redis:// for a Redis without Sentinel"
 	case errors.As(err, &dns):
@@ -468,30 +591,43 @@ func (g *sentinelGroup) reason(err error) string {
 func (s *sentinels) watch(ctx context.Context) {
 	var listening sync.WaitGroup
 	defer listening.Wait()
+	stop := context.AfterFunc(ctx, s.close)
+	defer stop()
 	taken := &takenSentinels{}
 	for range subscribedSentinels {
 		listening.Go(func() {
-			for pause(ctx, 4*backoffMin) {
-				s.listen(ctx, taken)
+			for delay := 4 * backoffMin; pause(ctx, delay); {
+				if delay = 4 * backoffMin; !s.listen(ctx, taken) {
+					delay = s.interval
+				}
 			}
 		})
 	}
-	other := "" // what the last round found
 	for pause(ctx, s.interval) {
-		address, _, isDown := chooseMaster(s.round(ctx))
-		s.mu.Lock()
-		if address == s.last && address != "" {
-			s.lastAt = time.Now()
-		}
-		isOther := address != "" && address != s.last && !isDown
-		s.mu.Unlock()
-		if isOther && address == other {
-			s.onMoved(address)
-		}
-		if other = ""; isOther {
-			other = address
-		}
+		s.check(ctx)
 	}
+}
+
+// check asks whether the master has moved. Two rounds have to find that.
+func (s *sentinels) check(ctx context.Context) {
+	address, isOther := s.other(ctx)
+	if !isOther || !pause(ctx, askAgain) {
+		return
+	}
+	if again, isOther := s.other(ctx); isOther && again == address {
+		s.move(address)
+	}
+}
+
+// other asks where the master is. isOther: at another address than it was last.
+func (s *sentinels) other(ctx context.Context) (address string, isOther bool) {
+	address, _, isDown := chooseMaster(s.round(ctx))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if address == s.last && address != "" {
+		s.lastAt = time.Now()
+	}
+	return address, address != "" && address != s.last && !isDown
 }
 
 // takenSentinels are those whose messages are received.
@@ -524,8 +660,9 @@ func (t *takenSentinels) giveBack(m *sentinelMember) {
 
 const switchMaster = "+switch-master"
 
-// listen receives the messages of one Sentinel until its connection ends.
-func (s *sentinels) listen(ctx context.Context, taken *takenSentinels) {
+// listen receives the messages of one Sentinel until its connection ends. False: it was not
+// subscribed to them.
+func (s *sentinels) listen(ctx context.Context, taken *takenSentinels) (wasSubscribed bool) {
 	s.mu.Lock()
 	var members []*sentinelMember
 	for _, m := range s.members {
@@ -534,7 +671,7 @@ func (s *sentinels) listen(ctx context.Context, taken *takenSentinels) {
 	s.mu.Unlock()
 	m := taken.take(members)
 	if m == nil {
-		return
+		return false
 	}
 	defer taken.giveBack(m)
 	sub := m.client.Subscribe(ctx, switchMaster)
@@ -544,16 +681,35 @@ func (s *sentinels) listen(ctx context.Context, taken *takenSentinels) {
 	for {
 		received, err := sub.ReceiveTimeout(ctx, 0)
 		if err != nil {
-			return
+			if ctx.Err() == nil && strings.Contains(err.Error(), "NOPERM") {
+				s.logSilent(m, err)
+			}
+			return wasSubscribed
 		}
-		if message, ok := received.(*redis.Message); ok {
-			s.onMessage(message.Payload)
+		switch message := received.(type) {
+		case *redis.Subscription:
+			wasSubscribed = true
+			s.check(ctx) // what was published before is lost
+		case *redis.Message:
+			s.onMessage(ctx, message.Payload)
 		}
 	}
 }
 
+// logSilent logs, once, that a Sentinel does not permit its messages.
+func (s *sentinels) logSilent(m *sentinelMember, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.silent {
+		s.silent = true
+		s.log.Warn("this user may not receive the messages of a Sentinel: a failover is noticed some seconds later; let its ACL have +subscribe and the channel &+switch-master",
+			"sentinel", m.address, "reason", clip(err.Error()))
+	}
+}
+
 // onMessage takes what a Sentinel published: the name of a master, its address before, its address now.
-func (s *sentinels) onMessage(text string) {
+// A round of questions confirms it: the Sentinel may be of another group by now.
+func (s *sentinels) onMessage(ctx context.Context, text string) {
 	words := strings.Fields(text)
 	if len(words) != 5 || !isPort(words[4]) {
 		return
@@ -562,8 +718,12 @@ func (s *sentinels) onMessage(text string) {
 	s.mu.Lock()
 	isOurs := words[0] == s.group.Master
 	s.mu.Unlock()
-	if isOurs {
-		s.log.Info("a Sentinel says that the master has moved", "from", net.JoinHostPort(words[1], words[2]), "to", address)
-		s.onMoved(address)
+	if !isOurs {
+		return
 	}
+	if named, _, _ := chooseMaster(s.round(ctx)); named != address {
+		return
+	}
+	s.log.Info("the Sentinels say that the master has moved", "from", net.JoinHostPort(words[1], words[2]), "to", address)
+	s.move(address)
 }

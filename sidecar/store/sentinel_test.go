@@ -43,8 +43,6 @@ func TestChooseMaster(t *testing.T) {
 		{"one has heard of the new master", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "old", 3, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
 		{"one missed the failover", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "new", 4, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
 		{"one alone", []sentinelView{view("a", "m", 3, "b", "c")}, "m", true, false},
-		{"a stranger has a higher epoch", []sentinelView{view("a", "m", 3, "b"), view("b", "m", 3, "a"), view("z", "theirs", 99, "y")}, "m", true, false},
-		{"a stranger alone", []sentinelView{view("z", "theirs", 99, "y")}, "theirs", true, false},
 		{"no run ids", []sentinelView{view("", "m", 3), view("", "m", 3)}, "m", true, false},
 		{"names and addresses of one epoch", []sentinelView{view("a", "host:1", 3, "b", "c"), view("b", "10.0.0.1:1", 3, "a", "c"), view("c", "10.0.0.1:1", 3, "a", "b")}, "10.0.0.1:1", false, false},
 		{"one sees it down", []sentinelView{down(view("a", "m", 3, "b", "c")), view("b", "m", 3, "a", "c"), view("c", "m", 3, "a", "b")}, "m", true, false},
@@ -59,21 +57,60 @@ func TestChooseMaster(t *testing.T) {
 }
 
 func TestSentinelMessages(t *testing.T) {
-	for text, want := range map[string]string{
-		"mymaster 10.0.0.1 6379 10.0.0.2 6380": "10.0.0.2:6380",
-		"mymaster 10.0.0.1 6379 fe80::1 6380":  "[fe80::1]:6380",
-		"another 10.0.0.1 6379 10.0.0.2 6380":  "",
-		"mymaster 10.0.0.1 6379 10.0.0.2 x":    "",
-		"mymaster 10.0.0.1 6379 10.0.0.2":      "",
-		"":                                     "",
+	for _, tt := range []struct{ text, named, moved string }{
+		{"mymaster 10.0.0.1 6379 10.0.0.2 6380", "10.0.0.2:6380", "10.0.0.2:6380"},
+		{"mymaster 10.0.0.1 6379 fe80::1 6380", "[fe80::1]:6380", "[fe80::1]:6380"},
+		{"mymaster 10.0.0.1 6379 10.0.0.2 6380", "10.0.0.1:6379", ""}, // no Sentinel confirms it
+		{"another 10.0.0.1 6379 10.0.0.2 6380", "10.0.0.2:6380", ""},
+		{"mymaster 10.0.0.1 6379 10.0.0.2 x", "10.0.0.2:6380", ""},
+		{"mymaster 10.0.0.1 6379 10.0.0.2", "10.0.0.2:6380", ""},
+		{"", "10.0.0.2:6380", ""},
 	} {
-		s := newSentinels(group(t, "redis+sentinel://127.0.0.1:1/mymaster"), slog.New(slog.DiscardHandler))
+		f := startFakeSentinel(t, func(int) (string, int) { return tt.named, 1 })
+		s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
 		moved := ""
 		s.onMoved = func(address string) { moved = address }
-		if s.onMessage(text); moved != want {
-			t.Errorf("%q: moved to %q, want %q", text, moved, want)
+		if s.onMessage(t.Context(), tt.text); moved != tt.moved {
+			t.Errorf("%q, and the Sentinels name %s: moved to %q, want %q", tt.text, tt.named, moved, tt.moved)
 		}
 		s.close()
+	}
+}
+
+// The danger: the address of a Sentinel leads to one of another group by now, which watches another
+// master under the same name, perhaps with a higher epoch.
+func TestSentinelsOfAnotherGroupDoNotCount(t *testing.T) {
+	seed := func(v sentinelView) sentinelView {
+		v.member.isSeed = true
+		return v
+	}
+	learnedAs := func(v sentinelView, runID string) sentinelView {
+		v.member.runID = runID
+		return v
+	}
+	ours := []sentinelView{seed(view("a", "m", 3, "b", "c")), seed(view("b", "m", 3, "a", "c"))}
+	for _, tt := range []struct {
+		name   string
+		others []sentinelView
+		master string
+	}{
+		{"none", nil, "m"},
+		{"a seed is a stranger", []sentinelView{seed(view("x", "theirs", 99, "y"))}, "m"},
+		{"a seed is a stranger, whose peer answers, too", []sentinelView{seed(view("x", "theirs", 99, "y")), learnedAs(view("y", "theirs", 99, "x"), "y")}, "m"},
+		{"a Sentinel that was learned is another one by now", []sentinelView{learnedAs(view("x", "theirs", 99, "a", "y"), "c")}, "m"},
+		{"as many seeds are strangers", []sentinelView{seed(view("x", "theirs", 99, "y")), seed(view("y", "theirs", 99, "x"))}, ""},
+		{"one that the others do not know yet knows them", []sentinelView{seed(view("d", "new", 4, "a", "b"))}, "new"},
+	} {
+		s := &sentinels{}
+		views := s.known(append(append([]sentinelView{}, ours...), tt.others...))
+		if master, _, _ := chooseMaster(views); master != tt.master {
+			t.Errorf("%s: %q, want %q", tt.name, master, tt.master)
+		}
+		for _, v := range views {
+			if v.master == "" && len(v.peers) > 0 {
+				t.Errorf("%s: Sentinels are learned of a stranger", tt.name)
+			}
+		}
 	}
 }
 
@@ -93,7 +130,7 @@ func TestSentinelsAreLearnedOnce(t *testing.T) {
 	from := func(address, runID string, peers ...sentinelPeer) sentinelView {
 		return sentinelView{member: &sentinelMember{address: address}, runID: runID, master: "m", peers: peers}
 	}
-	a, b, c := sentinelPeer{"a", "10.0.0.1:1"}, sentinelPeer{"b", "10.0.0.2:1"}, sentinelPeer{"c", "10.0.0.3:1"}
+	a, b, c := sentinelPeer{runID: "a", address: "10.0.0.1:1"}, sentinelPeer{runID: "b", address: "10.0.0.2:1"}, sentinelPeer{runID: "c", address: "10.0.0.3:1"}
 	expect := func(addresses ...string) {
 		t.Helper()
 		if len(s.members) != len(addresses) {
@@ -113,6 +150,12 @@ func TestSentinelsAreLearnedOnce(t *testing.T) {
 	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
 	expect("host-a:1", "host-b:1", "10.0.0.4:1")
 	round(from("host-a:1", "a", b), from("host-b:1", "b", a))
+	expect("host-a:1", "host-b:1")
+	down := c
+	down.isDown = true
+	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
+	expect("host-a:1", "host-b:1", c.address)
+	round(from("host-a:1", "a", b, down), from("host-b:1", "b", a, down))
 	expect("host-a:1", "host-b:1")
 	round() // none answers
 	expect("host-a:1", "host-b:1")
@@ -333,7 +376,7 @@ func TestSentinelsAreAskedAgain(t *testing.T) {
 				default:
 				}
 			}
-			if address, err := s.locate(t.Context()); err != nil || address != "10.0.0.1:1" {
+			if address, _, err := s.locate(t.Context()); err != nil || address != "10.0.0.1:1" {
 				t.Fatal(address, err)
 			}
 			ctx, stop := context.WithCancel(t.Context())
@@ -362,5 +405,136 @@ func recvClosed(t *testing.T, c chan bool) {
 	case <-c:
 	case <-time.After(patience):
 		t.Fatal("the Sentinel was not asked again")
+	}
+}
+
+// The danger: no Sentinel answers, and the last address leads to a server that has lost the locks, or was
+// replaced.
+func TestLastAddressCountsForTheSameServerOnly(t *testing.T) {
+	master := startRedis(t)
+	var mu sync.Mutex
+	at := master.tcp()
+	set := func(address string) {
+		mu.Lock()
+		defer mu.Unlock()
+		at = address
+	}
+	s := startFakeSentinel(t, func(int) (string, int) {
+		mu.Lock()
+		defer mu.Unlock()
+		return at, 1
+	})
+	r := connected(t, s.url())
+	set("") // it answers nonsense
+	must(master.admin().ClientKillByFilter(ctx, "type", "normal", "skipme", "yes").Result())
+	must(master.admin().ClientKillByFilter(ctx, "type", "pubsub").Result())
+	r.down()
+	if up := r.up(); up.lost {
+		t.Error("the same server is said to have lost its data")
+	}
+	master.stop()
+	r.down()
+	master.start()
+	for why := r.down(); !strings.Contains(why, "is not the server that it was"); why = r.down() {
+	}
+	set(master.tcp())
+	if up := r.up(); !up.lost {
+		t.Error("another server is said to have kept the data")
+	}
+}
+
+// The danger: a message that comes while a connection is made is forgotten.
+func TestMoveWhileAConnectionIsTakenIntoUseEndsIt(t *testing.T) {
+	old, promoted := startRedis(t), startRedis(t)
+	s := startFakeSentinel(t, func(int) (string, int) { return old.tcp(), 1 })
+	var store *Store
+	opened := make(chan struct{})
+	var once sync.Once
+	r := open(t, s.url(), func(c *Config) {
+		up := c.OnUp
+		c.OnUp = func(lost, listening bool, id Identity) {
+			<-opened
+			once.Do(func() { store.commands.onMoved(promoted.tcp()) })
+			up(lost, listening, id)
+		}
+	})
+	store = r.Store
+	close(opened)
+	r.up()
+	if why := r.down(); !strings.Contains(why, "is no longer the master") {
+		t.Errorf("%s", why)
+	}
+}
+
+// The old master accepts connections and does not answer. That the master moved ends the attempt.
+func TestMoveEndsAnAttemptToConnect(t *testing.T) {
+	hangs, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangs.Close()
+	promoted := startRedis(t)
+	var mu sync.Mutex
+	at := hangs.Addr().String()
+	s := startFakeSentinel(t, func(int) (string, int) {
+		mu.Lock()
+		defer mu.Unlock()
+		return at, 1
+	})
+	r := open(t, s.url(), func(c *Config) { c.Timeout = 10 * time.Minute })
+	conn, err := hangs.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	mu.Lock()
+	at = promoted.tcp()
+	mu.Unlock()
+	_, from, _ := net.SplitHostPort(hangs.Addr().String())
+	_, to, _ := net.SplitHostPort(promoted.tcp())
+	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	r.up()
+}
+
+// A Sentinel that accepts connections and does not answer keeps no store from closing.
+func TestSentinelThatHangsDoesNotHoldUpClose(t *testing.T) {
+	hangs, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangs.Close()
+	r := open(t, "redis+sentinel://"+hangs.Addr().String()+"/mymaster", func(c *Config) { c.Timeout = 10 * time.Minute })
+	conn, err := hangs.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	closed, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = r.Close(closed) // it waits for all goroutines
+}
+
+// The Sentinels of the URL that is read again decide nothing: they may be those of another Redis.
+func TestOtherSentinelsNeedAReload(t *testing.T) {
+	master, another := startRedis(t), startRedis(t)
+	s := startFakeSentinel(t, func(int) (string, int) { return master.tcp(), 1 })
+	other := startFakeSentinel(t, func(int) (string, int) { return another.tcp(), 9 })
+	var mu sync.Mutex
+	url := s.url()
+	r := connected(t, s.url(), func(c *Config) {
+		c.ReadURL = func() (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return url, nil
+		}
+	})
+	mu.Lock()
+	url = other.url()
+	mu.Unlock()
+	must(master.admin().ClientKillByFilter(ctx, "type", "pubsub").Result())
+	r.down()
+	r.up()
+	if r.Address() != master.tcp()+"/0" || !strings.Contains(r.logged(), "reload the daemon") {
+		t.Errorf("connected to %s; the log:\n%s", r.Address(), r.logged())
 	}
 }

@@ -242,6 +242,25 @@ func (r *Redis) CommandCalls(ctx context.Context) map[string]int {
 	return calls
 }
 
+// RefusingPort returns a loopback port that refuses connections until the test ends: it is bound, and
+// nothing listens there. A port that is free may be another server's by the time it is used.
+func RefusingPort(t testing.TB) int {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at.(*syscall.SockaddrInet4).Port
+}
+
 // FreePort returns a loopback port that no process listens on.
 func FreePort(t testing.TB) int {
 	t.Helper()

@@ -37,7 +37,7 @@ func checkReported(t *testing.T, url string, words ...string) {
 }
 
 func TestDownRedisIsReported(t *testing.T) {
-	port := harness.FreePort(t)
+	port := harness.RefusingPort(t)
 	checkReported(t, fmt.Sprintf("redis://127.0.0.1:%d", port), "refuses connections", fmt.Sprint(port))
 	checkReported(t, "unix:///nowhere/redis.sock", "no redis socket", "/nowhere/redis.sock")
 }

@@ -641,6 +641,20 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestScriptThatIsSentAgainHasAWaitOfItsOwn"),
 	},
 	{
+		rule: "a probe is sent between two batches, each of which has a WAIT",
+		file: "sidecar/store/durable.go",
+		old:  "	p.checkProbe(p.now) //",
+		new:  "	//",
+		by:   test("sidecar/store", "TestProbesAreSentBetweenBatches"),
+	},
+	{
+		rule: "a short lease shortens no WAIT below what others need",
+		file: "sidecar/store/durable.go",
+		old:  `max(time.Duration(leaseMS)*time.Millisecond/10, minWait)`,
+		new:  `time.Duration(leaseMS)*time.Millisecond/10`,
+		by:   test("sidecar/store", "TestTimeOfAWait"),
+	},
+	{
 		rule: "a WAIT is as short as a tenth of the shortest lease",
 		file: "sidecar/store/durable.go",
 		old:  `d.lease == 0 || op.LeaseMS < d.lease`,

@@ -137,8 +137,7 @@ func TestSentinelsOldMasterReturns(t *testing.T) {
 	if held.Err() != nil {
 		t.Errorf("the failover ended a hold: %v", held.Err())
 	}
-	// While the first sentinel is paused, the old master stays a master by its own account for longer.
-	master.Start()
+	master.Start() // a master by its own account, until the Sentinels demote it
 	late := harness.StartDaemon(t, sentinels.URL())
 	awaitAddress(t, late, servers[1])
 	if _, err := harness.Dial(t, late).TryLock(t.Context(), "held over a failover"); err == nil {
