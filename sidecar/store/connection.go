@@ -42,8 +42,8 @@ func parse(cfg Config) (*dialer, error) {
 		return nil, err
 	}
 	o, err := redis.ParseURL(u.Server.String())
-	if err != nil && strings.Contains(err.Error(), "unexpected option") { // it quotes what may be a part of a password
-		return nil, fmt.Errorf("the Redis URL has an option that does not exist; characters like & in a password must be percent-encoded: want %s", redisurl.Forms)
+	if err != nil && u.HasPassword() { // it may quote a part of a password that was not encoded
+		return nil, fmt.Errorf("the Redis URL is wrong: it has an option that does not exist, or one with a wrong value; characters like & in a password must be percent-encoded: want %s", redisurl.Forms)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the Redis URL is wrong (%s): want %s", strings.TrimPrefix(err.Error(), "redis: "), redisurl.Forms)

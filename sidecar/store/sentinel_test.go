@@ -408,6 +408,17 @@ func recvClosed(t *testing.T, c chan bool) {
 	}
 }
 
+// The danger: an error has a part of a password that was not encoded.
+func TestWrongURLShowsNoPassword(t *testing.T) {
+	for _, raw := range []string{
+		"redis+sentinel://s/m?sentinel_password=pa&ssECRET", "redis://u:p@h?ssECRET=1", "redis://h?password=pa&ssECRET", "redis://:x@h?db=ssECRET",
+	} {
+		if _, err := parse(Config{URL: raw, UUID: ourUUID}); err == nil || strings.Contains(err.Error(), "ssECRET") || !strings.Contains(err.Error(), "percent-encoded") {
+			t.Errorf("%s: %v", raw, err)
+		}
+	}
+}
+
 // The danger: no Sentinel answers, and the last address leads to a server that has lost the locks, or was
 // replaced.
 func TestLastAddressCountsForTheSameServerOnly(t *testing.T) {
