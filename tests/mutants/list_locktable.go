@@ -864,6 +864,13 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestLockThatIsLeftFreeIsLookedAt"),
 	},
 	{
+		rule: `a lock that is left free is looked at each half millisecond`,
+		file: "sidecar/locktable/contest/foreign.go",
+		old:  `s.rng.Int64N(min(left, lookEvery))`,
+		new:  `s.rng.Int64N(left)`,
+		by:   test("sidecar/locktable/contest", "TestFreeMomentIsLookedAtEachHalfMillisecond"),
+	},
+	{
 		rule: `a program that was met is not looked for`,
 		file: "sidecar/locktable/contest/foreign.go",
 		old:  `	isKnown := m.pollerAt != 0 &&`,

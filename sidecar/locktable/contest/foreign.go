@@ -2,6 +2,7 @@ package contest
 
 import (
 	"math"
+	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -51,6 +52,11 @@ func (s *Shared) freePause(foreign bool) int64 {
 	return int64(s.cfg.QuietPause)
 }
 
+// lookEvery is the longest time between two looks at a lock that is left free. A program may have it for
+// less than half a millisecond; with one or two looks in a free moment, an RSpinLock, which tries each
+// 128 ms, was found after some seconds only.
+const lookEvery = int64(500 * time.Microsecond)
+
 // lookForPoller has Redis asked while the lock is left free, at a random moment: a foreign client that
 // polls may have the lock then. Without that, only one that has it for longer is found. Redis is asked
 // again until the answer may come after the pause, and not if a foreign client was found lately. Such a
@@ -59,7 +65,7 @@ func (c *Contest) lookForPoller(s *Shared, now int64) {
 	m := c.memory
 	isKnown := m.pollerAt != 0 && moment.ShortMillis(now)-m.pollerAt < moment.ShortMillis(int64(s.cfg.ForeignMemory)/2)
 	if left := c.backoffUntil - now - 2*s.trip; s.trip > 0 && left > 0 && !isKnown {
-		c.nextTry = now + s.rng.Int64N(left)
+		c.nextTry = now + s.rng.Int64N(min(left, lookEvery))
 	}
 }
 
