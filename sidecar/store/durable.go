@@ -90,8 +90,8 @@ func waitWithin(leaseMS uint32, timeout time.Duration) time.Duration {
 	return max(min(within, timeout/2).Truncate(time.Millisecond), time.Millisecond)
 }
 
-// queueWait queues a WAIT if one is owed and none is in flight. Whoever queues scripts calls it
-// before mu is released: so a script that a WAIT must follow is never the last command in flight. The
+// queueWait queues a WAIT if one is owed and none is in flight. It is called after scripts were
+// queued, before mu is released: so a script that a WAIT must follow is never the last command in flight. The
 // caller holds mu.
 func (p *pipeline) queueWait(now int64) {
 	d := &p.durability

@@ -636,7 +636,7 @@ type takenSentinels struct {
 	of map[string]bool // by address
 }
 
-// take returns a Sentinel at random of those that nobody has taken; nil: there is none.
+// take returns a random Sentinel of those that are not taken; nil: there is none.
 func (t *takenSentinels) take(members []*sentinelMember) *sentinelMember {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -40,7 +40,7 @@ func TestChooseMaster(t *testing.T) {
 		{"none answers", nil, "", false, false},
 		{"none knows the master", []sentinelView{view("a", "", 0, "b")}, "", false, false},
 		{"all name one", []sentinelView{view("a", "m", 3, "b", "c"), view("b", "m", 3, "a", "c"), view("c", "m", 3, "a", "b")}, "m", true, false},
-		{"one has heard of the new master", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "old", 3, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
+		{"one knows the new master", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "old", 3, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
 		{"one missed the failover", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "new", 4, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
 		{"one alone", []sentinelView{view("a", "m", 3, "b", "c")}, "m", true, false},
 		{"no run ids", []sentinelView{view("", "m", 3), view("", "m", 3)}, "m", true, false},
@@ -181,6 +181,8 @@ type fakeSentinel struct {
 	master func(round int) (address string, epoch int) // by how often it was asked
 	rounds int
 	subs   []net.Conn
+
+	subscribed chan struct{} // closed by the first subscription
 }
 
 func startFakeSentinel(t *testing.T, master func(round int) (address string, epoch int)) *fakeSentinel {
@@ -189,7 +191,7 @@ func startFakeSentinel(t *testing.T, master func(round int) (address string, epo
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &fakeSentinel{address: l.Addr().String(), master: master}
+	s := &fakeSentinel{address: l.Addr().String(), master: master, subscribed: make(chan struct{})}
 	var serving sync.WaitGroup
 	var conns sync.Map
 	serving.Go(func() {
@@ -263,7 +265,9 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 		s.rounds++ // the last question of a round
 		return "*0\r\n"
 	case "subscribe +switch-master":
-		s.subs = append(s.subs, conn)
+		if s.subs = append(s.subs, conn); len(s.subs) == 1 {
+			close(s.subscribed)
+		}
 		return "*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n"
 	}
 	if words[0] == "hello" {
@@ -272,22 +276,18 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 	return "+OK\r\n"
 }
 
-// publish sends a message to those who are subscribed, when there are any.
+// publish sends a message to those that are subscribed, when there are any.
 func (s *fakeSentinel) publish(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		s.mu.Lock()
-		subs := s.subs
-		s.mu.Unlock()
-		if len(subs) > 0 {
-			for _, conn := range subs {
-				fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n$%d\r\n%s\r\n", len(text), text)
-			}
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal("nobody subscribes to the messages of the Sentinel")
-		}
+	select {
+	case <-s.subscribed:
+	case <-time.After(patience):
+		t.Fatal("no client subscribes to the messages of the Sentinel")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, conn := range s.subs {
+		fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n$%d\r\n%s\r\n", len(text), text)
 	}
 }
 

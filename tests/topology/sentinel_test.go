@@ -176,7 +176,7 @@ func TestSentinelsWithoutAQuorum(t *testing.T) {
 	master.Kill()
 	daemon.AwaitRedis("redis at " + fmt.Sprintf("127.0.0.1:%d", master.Port) + " refuses connections")
 	sentinels[2].Kill()
-	// The last address counts for a while; then nobody knows the master.
+	// No Sentinel names the master to a daemon that was never connected.
 	other := harness.LaunchDaemon(t, sentinels.URL())
 	other.AwaitRedis("no sentinel names the master")
 	for _, s := range sentinels {
