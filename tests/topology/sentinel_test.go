@@ -103,6 +103,13 @@ func TestSentinelFailoverThatIsPlanned(t *testing.T) {
 		harness.StartDaemon(t, sentinels.URL(), "--lease=1s"),
 		harness.StartDaemon(t, sentinels.URL(), "--lease=1s"),
 	}
+	failOverUnderLoad(t, sentinels, servers, daemons)
+}
+
+// failOverUnderLoad has the Sentinels promote a replica while clients of the daemons take one lock, and
+// checks that no two hold it.
+func failOverUnderLoad(t *testing.T, sentinels harness.Sentinels, servers []*harness.Redis, daemons []*harness.Daemon) {
+	t.Helper()
 	l := startLoad(t, daemons...)
 	if err := sentinels[0].Failover(t.Context(), harness.MasterName).Err(); err != nil {
 		t.Fatal(err)
@@ -113,7 +120,7 @@ func TestSentinelFailoverThatIsPlanned(t *testing.T) {
 	}
 	l.await("the lock passes at the new master")
 	if n := l.end(); n > 0 {
-		t.Errorf("two clients held the lock %d times, although the old master accepts no writes without a replica", n)
+		t.Errorf("two clients held the lock %d times", n)
 	}
 }
 

@@ -52,9 +52,9 @@ func (s *Shared) freePause(foreign bool) int64 {
 	return int64(s.cfg.QuietPause)
 }
 
-// lookEvery is the longest time between two looks at a lock that is left free. A program may have it for
-// less than half a millisecond; with one or two looks in a free moment, an RSpinLock, which tries each
-// 128 ms, was found after some seconds only.
+// lookEvery is the longest time between two looks at a lock that is left free. A foreign client may
+// have it for less than half a millisecond. With one or two looks in a free moment, an RSpinLock, which
+// tries each 128 ms, was found after some seconds only.
 const lookEvery = int64(500 * time.Microsecond)
 
 // lookForPoller has Redis asked while the lock is left free, at a random moment: a foreign client that

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The danger: a program that polls has the lock for less than half a millisecond, and is never met.
+// The danger: a foreign client that polls has the lock for less than half a millisecond, and is never met.
 func TestFreeMomentIsLookedAtEachHalfMillisecond(t *testing.T) {
 	s := NewShared(Config{}, 30*time.Second, rand.New(rand.NewPCG(1, 2)))
 	s.trip = int64(50 * time.Microsecond)
