@@ -134,7 +134,7 @@ func TestRowHasOnlyWhatAClientMayKnow(t *testing.T) {
 	s := append(policySessions(t, []policy.Entry{{Name: "rest", List: "own"}}, 1000), policySessions(t, []policy.Entry{{Name: "rest", Commands: &no}}, 1000)...)
 	const now = int64(time.Hour)
 	tb := locktable.New(locktable.Config{}, now)
-	tb.Up(now, false, false)
+	tb.Up(now, 0, false, false)
 	for i, uid := range []int64{2000, 1000, 3000} {
 		id := locktable.SessionID(i + 1)
 		tb.Open(now, id, locktable.Peer{PID: 10 + uid, UID: uid, Cmd: fmt.Sprint("command of ", uid)})

@@ -15,6 +15,7 @@ type event struct {
 	kind      eventKind
 	flag      bool
 	listening bool
+	shard     redisop.Shard
 	session   locktable.SessionID
 	results   []redisop.Result
 	messages  []redisop.Message
@@ -35,12 +36,12 @@ const (
 
 	hostQuestion // text: uuid of the sidecar that asks; body
 
-	redisResults  // results; flag: redis has a new floor of tokens
-	redisMessages // messages
-	redisUp       // flag: data may be lost; listening; redis
-	redisDown     // text
-	redisSubscribed
-	redisUnsubscribed
+	redisResults      // results; flag: redis has a new floor of tokens
+	redisMessages     // messages
+	redisUp           // shard; flag: data may be lost; listening; redis
+	redisDown         // shard; text
+	redisSubscribed   // shard; names
+	redisUnsubscribed // shard; names
 )
 
 // request is an input of the loop that comes from a client's connection. Which fields it has

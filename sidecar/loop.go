@@ -197,7 +197,7 @@ func (l *loop) next(now int64) (at int64, ok bool) {
 		return now, true
 	}
 	at, ok = l.table.Next()
-	if silent, owed := l.table.SilentAt(); l.redisBacklogged && owed && (!ok || silent < at) {
+	if silent, owed := l.table.SilentAt(now); l.redisBacklogged && owed && (!ok || silent < at) {
 		at, ok = silent, true
 	}
 	return at, ok
@@ -220,7 +220,7 @@ func (l *loop) step() (now int64) {
 	}
 	l.takeEvents(now)
 	// Until Redis has answered something, or is known to be silent.
-	l.redisBacklogged = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now)
+	l.redisBacklogged = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now, 0)
 	l.inbox.setRedisBacklogged(l.redisBacklogged)
 	if !l.redisBacklogged {
 		l.table.Work(now)
@@ -321,18 +321,18 @@ func (l *loop) onEvent(now int64, e *event) {
 	case redisUp:
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
-		l.table.Up(now, e.flag, e.listening)
+		l.table.Up(now, e.shard, e.flag, e.listening)
 		l.recordUp(now, e.flag)
 	case redisDown:
-		l.table.Down(now, e.text)
+		l.table.Down(now, e.shard, e.text)
 		l.recordDown(now, e.text)
 	case redisSubscribed:
 		for _, name := range e.names {
-			l.table.Subscribed(now, name)
+			l.table.Subscribed(now, e.shard, name)
 		}
 	case redisUnsubscribed:
 		for _, name := range e.names {
-			l.table.Unsubscribed(now, name)
+			l.table.Unsubscribed(now, e.shard, name)
 		}
 	case hostQuestion:
 		l.answerHost(now, e.text, e.body)
@@ -526,9 +526,9 @@ func (l *loop) applyEffects() {
 		case locktable.Redis:
 			l.ops = append(l.ops, e.Op)
 		case locktable.Subscribe:
-			l.store.Subscribe(e.Name)
+			l.store.Subscribe(e.Shard, e.Name)
 		case locktable.Unsubscribe:
-			l.store.Unsubscribe(e.Name)
+			l.store.Unsubscribe(e.Shard, e.Name)
 		}
 	}
 	if len(l.ops) > 0 {

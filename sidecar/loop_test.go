@@ -55,7 +55,7 @@ func TestStepThatBeginsLateIsAPause(t *testing.T) {
 			s, end := unserved(t)
 			defer end()
 			sent := protocol.Now() - int64(20*time.Second) // the host may have just been booted
-			s.table.Up(sent, false, true)
+			s.table.Up(sent, 0, false, true)
 			s.table.Open(sent, 1, locktable.Peer{})
 			s.table.Acquire(sent, 1, protocol.Acquire{ID: 7, Name: "a"}) // does not wait for the lock
 			s.table.Effects()                                            // the Take has no result yet
@@ -80,7 +80,7 @@ func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
 	s, end := unserved(t)
 	defer end()
 	now := protocol.Now()
-	s.table.Up(now, false, true)
+	s.table.Up(now, 0, false, true)
 	c, _ := connPair(t) // the client's end stays open
 	defer c.end()
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
@@ -128,7 +128,7 @@ func TestAnswersComeBeforeTheFaultThatEndsTheConnection(t *testing.T) {
 	s, end := unserved(t)
 	defer end()
 	now := protocol.Now()
-	s.table.Up(now, false, true)
+	s.table.Up(now, 0, false, true)
 	c, client := connPair(t)
 	defer c.end()
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
@@ -180,7 +180,7 @@ func TestWorkThatIsLeftWaitsForRedis(t *testing.T) {
 		}
 		return answered
 	}
-	s.table.Up(now, false, true)
+	s.table.Up(now, 0, false, true)
 	s.table.Open(now, 1, locktable.Peer{})
 	for i := range locks {
 		s.table.Acquire(now, 1, protocol.Acquire{ID: uint64(i + 1), Name: fmt.Sprint("lock ", i)})

@@ -104,25 +104,29 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	s.store, err = store.Open(store.Config{
-		URL:            cfg.Redis,
-		ReadURL:        cfg.ReadRedis,
-		KeyPrefix:      cfg.KeyPrefix,
-		TLS:            cfg.tls(),
-		UUID:           s.uuid,
-		Last:           store.Identity(s.recovered.Redis),
-		TokenExpiry:    cfg.TokenExpiry,
-		Replicas:       cfg.Replicas,
-		Log:            cfg.Log,
-		OnResults:      s.redisResults,
-		OnUp:           s.redisUp,
-		OnDown:         s.redisDown,
-		OnDegraded:     s.redisDegraded,
-		ProbeInterval:  probeInterval,
-		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
-		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
-		OnMessages:     func(m []redisop.Message) { s.inbox.addMessages(m); s.runIfIdle() },
-		OnQuestion:     s.onQuestion,
-		OnAnswer:       s.asker.onAnswer,
+		URL:           cfg.Redis,
+		ReadURL:       cfg.ReadRedis,
+		KeyPrefix:     cfg.KeyPrefix,
+		TLS:           cfg.tls(),
+		UUID:          s.uuid,
+		Last:          store.Identity(s.recovered.Redis),
+		TokenExpiry:   cfg.TokenExpiry,
+		Replicas:      cfg.Replicas,
+		Log:           cfg.Log,
+		OnResults:     s.redisResults,
+		OnUp:          s.redisUp,
+		OnDown:        s.redisDown,
+		OnDegraded:    s.redisDegraded,
+		ProbeInterval: probeInterval,
+		OnSubscribed: func(n redisop.Shard, names []string) {
+			s.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
+		},
+		OnUnsubscribed: func(n redisop.Shard, names []string) {
+			s.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
+		},
+		OnMessages: func(m []redisop.Message) { s.inbox.addMessages(m); s.runIfIdle() },
+		OnQuestion: s.onQuestion,
+		OnAnswer:   s.asker.onAnswer,
 	})
 	if err != nil {
 		return nil, asSettingError(err)
@@ -291,14 +295,14 @@ func (s *Server) redisResults(results []redisop.Result, raised *store.Identity) 
 	s.submitEvent(e)
 }
 
-func (s *Server) redisUp(dataLost, listening bool, id store.Identity) {
+func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id store.Identity) {
 	s.setHealth(&redisHealth{status: "ok", runID: id.RunID})
 	signal(s.redisIsUp)
-	s.submitEvent(event{kind: redisUp, flag: dataLost, listening: listening, redis: id})
+	s.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})
 }
 
 // redisDegraded has why Redis refuses acquires; "": it does not.
-func (s *Server) redisDegraded(why string) {
+func (s *Server) redisDegraded(n redisop.Shard, why string) {
 	h := &redisHealth{status: "ok", runID: s.redis.Load().runID}
 	if why != "" {
 		h.status, h.isDegraded = why, true
@@ -306,10 +310,10 @@ func (s *Server) redisDegraded(why string) {
 	s.setHealth(h)
 }
 
-func (s *Server) redisDown(err error) {
+func (s *Server) redisDown(n redisop.Shard, err error) {
 	why := err.Error()
 	s.setHealth(&redisHealth{status: why})
-	s.submitEvent(event{kind: redisDown, text: why})
+	s.submitEvent(event{kind: redisDown, shard: n, text: why})
 }
 
 // restoreEvents continues the events of the predecessor. The state file keeps other sidecars from the

@@ -97,7 +97,7 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 		Sessions: len(l.sessions), Held: stats.Holds, Waiting: stats.Waiters,
 		RenewalsLate: r.survey.RenewalsLate, Lost: l.losses.rows(now),
 	}}
-	if silence := l.table.Silence(now); m.Redis == "ok" && l.table.IsSilent(now) {
+	if silence := l.table.Silence(now); m.Redis == "ok" && silence >= l.table.TryWithin() {
 		m.Redis = fmt.Sprintf("Redis has not answered for %v", silence.Round(time.Millisecond))
 	}
 	for i := range r.survey.Groups {

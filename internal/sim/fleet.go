@@ -185,7 +185,7 @@ func NewFleet(p FleetPlan) *Fleet {
 		}
 		h.offset = f.random.below(3600 * sec)
 		h.table = locktable.New(locktable.Config{Seed: p.Seed<<16 + uint64(i)}, h.clock(f.now))
-		h.table.Up(h.clock(f.now), false, true)
+		h.table.Up(h.clock(f.now), 0, false, true)
 		h.clients = make([]fleetClient, max(p.Clients, 1))
 		for c := range h.clients {
 			h.clients[c].askedAt = never
@@ -297,7 +297,7 @@ func (f *Fleet) handle(e event) {
 		f.enqueue(e.host)
 	case fleetUp:
 		h.up = true
-		h.table.Up(now, f.lostData, true)
+		h.table.Up(now, 0, f.lostData, true)
 		f.drain(e.host)
 		for _, lock := range h.subscribes {
 			f.sendSubscription(e.host, locktable.Subscribe, lock)
@@ -312,7 +312,7 @@ func (f *Fleet) onReply(h *fleetHost, now int64) {
 	b := h.inFlight[0]
 	h.inFlight = h.inFlight[1:]
 	if b.subscription == locktable.Subscribe && slices.Contains(h.subscribes, b.lock) {
-		h.table.Subscribed(now, f.names[b.lock])
+		h.table.Subscribed(now, 0, f.names[b.lock])
 	}
 	for i := range b.results {
 		b.results[i].Conn = h.conn()
@@ -444,7 +444,7 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 		h.inFlight, h.incoming = nil, nil
 		unsent := append(h.renewals, h.others...)
 		h.renewals, h.others = nil, nil
-		h.table.Down(now, "Redis cannot be reached")
+		h.table.Down(now, 0, "Redis cannot be reached")
 		for _, b := range inFlight {
 			for _, op := range b.ops {
 				h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Unknown, Sent: b.sent})
@@ -454,7 +454,7 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 			h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.NotSent})
 		}
 		for _, lock := range h.subscribes {
-			h.table.Unsubscribed(now, f.names[lock])
+			h.table.Unsubscribed(now, 0, f.names[lock])
 		}
 		f.drain(host)
 		f.after(int64(d)+f.random.below(storeDelay), event{kind: fleetConnect, host: host, gen: h.gen})

@@ -151,9 +151,9 @@ func (t *mutantTable) Message(now int64, m redisop.Message) {
 	}
 }
 
-func (t *mutantTable) Down(now int64, why string) {
+func (t *mutantTable) Down(now int64, n redisop.Shard, why string) {
 	if !t.ignoresDown {
-		t.Table.Down(now, why)
+		t.Table.Down(now, n, why)
 	}
 }
 

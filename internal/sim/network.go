@@ -403,7 +403,7 @@ func (w *world) reportDown(h *host) {
 		w.trace.add(w, -1, h, "down")
 	}
 	h.up, h.upKnown = false, true
-	h.table.Down(h.clock(w.now), "Redis cannot be reached")
+	h.table.Down(h.clock(w.now), 0, "Redis cannot be reached")
 	w.drain(h)
 	w.reportUnsubscribed(h)
 }
@@ -497,7 +497,7 @@ func (w *world) onConnected(h *host, e event) {
 			h.locks[n].tokens = tokenRanges{}
 		}
 	}
-	h.table.Up(h.clock(w.now), dataLost, c.isListening)
+	h.table.Up(h.clock(w.now), 0, dataLost, c.isListening)
 	w.drain(h)
 	w.resubscribe(h)
 	w.checkBack(h)

@@ -75,7 +75,7 @@ func (w *world) onSubscribed(h *host, e event) {
 		if w.trace.on {
 			w.trace.add(w, int(e.name), h, "may not subscribe")
 		}
-		h.table.Unsubscribed(h.clock(w.now), lockNames[e.name])
+		h.table.Unsubscribed(h.clock(w.now), 0, lockNames[e.name])
 		w.afterInput(h)
 		return
 	}
@@ -83,7 +83,7 @@ func (w *world) onSubscribed(h *host, e event) {
 	if w.trace.on {
 		w.trace.add(w, int(e.name), h, "subscribed")
 	}
-	h.table.Subscribed(h.clock(w.now), lockNames[e.name])
+	h.table.Subscribed(h.clock(w.now), 0, lockNames[e.name])
 	w.afterInput(h)
 }
 
@@ -197,7 +197,7 @@ func (w *world) reportUnsubscribed(h *host) {
 		if w.trace.on {
 			w.trace.add(w, n, h, "unsubscribed")
 		}
-		h.table.Unsubscribed(h.clock(w.now), lockNames[n])
+		h.table.Unsubscribed(h.clock(w.now), 0, lockNames[n])
 		w.drain(h)
 	}
 }

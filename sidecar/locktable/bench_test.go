@@ -31,7 +31,7 @@ func answer(tb *locktable.Table, now int64, token *uint64) {
 func BenchmarkAcquireRelease(b *testing.B) {
 	now := int64(time.Hour)
 	tb := locktable.New(locktable.Config{}, now)
-	tb.Up(now, false, false)
+	tb.Up(now, 0, false, false)
 	tb.Open(now, 1, locktable.Peer{})
 	var token uint64
 	b.ReportAllocs()
@@ -52,7 +52,7 @@ func BenchmarkHeldLock(b *testing.B) {
 		runtime.ReadMemStats(&before)
 		now := int64(time.Hour)
 		tb := locktable.New(locktable.Config{}, now)
-		tb.Up(now, false, false)
+		tb.Up(now, 0, false, false)
 		tb.Open(now, 1, locktable.Peer{})
 		var token uint64
 		for i := range locks {
@@ -71,7 +71,7 @@ func BenchmarkRenewal(b *testing.B) {
 	const locks = 100_000
 	now := int64(time.Hour)
 	tb := locktable.New(locktable.Config{}, now)
-	tb.Up(now, false, false)
+	tb.Up(now, 0, false, false)
 	tb.Open(now, 1, locktable.Peer{})
 	var token uint64
 	for i := range locks {

@@ -37,6 +37,9 @@ type Config struct {
 	// redisop.NotSynced.
 	Durable bool
 
+	// SlotOf is the slot of a name in a Cluster, below redisop.Slots. nil: Redis is no Cluster.
+	SlotOf func(name string) uint16
+
 	RetryAfter time.Duration // pause after an error that Redis may get over. Default 100 ms
 
 	// An acquire that will not wait, or not for longer, is answered no later than TryWithin

@@ -23,7 +23,7 @@ func TestHostInQueueSubscribesForLongHoldsOnly(t *testing.T) {
 	r.want() // its waiter has waited for longer, but not for this hold
 	r.pass(20 * time.Millisecond)
 	r.want("subscribe a")
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	for r.collect(); len(r.ops) > 0; r.collect() { // the renewal that looks whether the key is there still
 		r.redis(r.ops[0].Kind, redisop.Done)
 	}

@@ -111,7 +111,7 @@ func TestTryEndsAQuietPause(t *testing.T) {
 	waiter := r.acquire(2, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.pass(150 * time.Millisecond) // the host subscribes, so that it remembers the pause
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.handoffs(1)
 	r.redis(redisop.Drop, redisop.Done)
 	for s := locktable.SessionID(1); s <= 2; s++ { // those who waited give up
@@ -177,7 +177,7 @@ func TestReleaseByAnotherProgramUnderAHoldIsLookedInto(t *testing.T) {
 			r.want("s1 granted hold=1 token=1 count=1")
 			r.pass(150 * time.Millisecond)
 			r.want("subscribe a")
-			r.tb.Subscribed(r.now, "a") // what was published before may be lost
+			r.tb.Subscribed(r.now, 0, "a") // what was published before may be lost
 			r.redis(tt.look, redisop.Done)
 			r.quiet()
 
@@ -397,11 +397,11 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r := held(t)
 		r.release(1, 1)
 		confirm(r, 1, 7)
-		r.tb.Down(r.now, "gone")
+		r.tb.Down(r.now, 0, "gone")
 		r.redis(redisop.Drop, redisop.Unknown)
 		r.pass(time.Minute)
 		r.want("s1 released count=0")
-		r.tb.Up(r.now, false, false)
+		r.tb.Up(r.now, 0, false, false)
 		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 confirmed 7")
 	})
@@ -451,7 +451,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 	t.Run("too many", func(t *testing.T) {
 		r := &rig{T: t, now: int64(time.Hour)}
 		r.tb = connect(newTable(locktable.Config{MaxWaiters: 2}, r.now))
-		r.tb.Up(r.now, false, false)
+		r.tb.Up(r.now, 0, false, false)
 		r.tb.Open(r.now, 1, locktable.Peer{})
 		r.acquire(1, "a")
 		r.redis(redisop.Take, redisop.Done)

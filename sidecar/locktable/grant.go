@@ -20,7 +20,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 	}
 	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.admits(q.waiters.head.request)); left-- {
 		if left == 0 {
-			t.leaveRest(l)
+			t.leaveRest()
 			return false
 		}
 		w := q.waiters.head

@@ -151,7 +151,7 @@ func newRestartHarness(t *testing.T) *restartHarness {
 	l := &restartHarness{rig: rig{T: t, now: int64(time.Hour)}, journal: &memJournal{room: 1 << 20, holdRoom: 1 << 20, killAfter: -1}}
 	l.cfg.Journal = l.journal
 	l.tb = connect(locktable.New(l.cfg, l.now))
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	for s := range locktable.SessionID(4) {
 		p := locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)}
 		l.tb.Open(l.now, s+1, p)
@@ -211,7 +211,7 @@ func TestHoldIsRestored(t *testing.T) {
 		t.Fatalf("restored: %+v\nbefore: %+v", after, before)
 	}
 	l.quiet()
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	if op := l.redis(redisop.Renew, redisop.Done); op.HoldID != 1 || op.Count != 2 {
 		t.Fatalf("confirming: %+v", op)
 	}
@@ -237,7 +237,7 @@ func TestWaitersAreNotRestored(t *testing.T) {
 	if n := l.row("a").Waiting; n != 0 {
 		t.Fatalf("%d wait", n)
 	}
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.redis(redisop.Renew, redisop.Done)
 	for s := locktable.SessionID(1); s <= 3; s++ {
 		l.tb.Resume(s, locktable.Peer{})
@@ -267,7 +267,7 @@ func TestPendingDropsAreSentAfterRestore(t *testing.T) {
 	if n := l.tb.PendingReleases(); n != 0 {
 		t.Fatalf("it owes Redis %d locks, which cannot be asked", n)
 	}
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.collect()
 	if len(l.ops) != 2 || l.ops[0].Kind != redisop.Drop || l.ops[1].Kind != redisop.Drop {
 		t.Fatalf("operations: %+v", l.ops)
@@ -376,7 +376,7 @@ func TestRestoredHoldEndsAtItsDeadline(t *testing.T) {
 	l.want("s1 lost hold=3 max_hold")
 	l.killed(time.Minute)
 	l.want("s1 lost hold=1 expired")
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.collect()
 	if len(l.ops) != 3 {
 		t.Fatalf("giving back: %+v", l.ops)
@@ -419,7 +419,7 @@ func TestUnservedSessionIsRestoredAsGivenUp(t *testing.T) {
 	l.tb.Suspend(l.now, 1)
 	l.collect()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.redis(redisop.Renew, redisop.Done)
 	l.pass(28600 * time.Millisecond)
 	l.quiet() // not renewed
@@ -436,7 +436,7 @@ func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
 	l.killed(time.Second)
 	l.tb.Close(l.now, 1)
 	l.tb.Suspend(l.now, 2)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.collect()
 	kinds := map[string]redisop.OpKind{}
 	for _, op := range l.ops {
@@ -609,7 +609,7 @@ func TestLostPrecedesLeaseAfterRestore(t *testing.T) {
 	l.killed(time.Second)
 	l.tb.Resume(1, locktable.Peer{})
 	l.tb.ForceRelease(l.now, 2, protocol.ForceRelease{ID: 1, Name: "a"})
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.collect()
 	for _, op := range l.ops {
 		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
@@ -628,7 +628,7 @@ func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(5 * time.Second)
 	l.tb.Suspend(l.now, 2) // it cannot come back
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.collect()
 	for _, op := range l.ops {
 		if op.LeaseMS < 24_900 {
@@ -650,7 +650,7 @@ func TestStaleLongDeadlineDoesNotSuppressLeaseEvents(t *testing.T) {
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.redis(redisop.Renew, redisop.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
@@ -675,7 +675,7 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.redis(redisop.Renew, redisop.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
@@ -721,7 +721,7 @@ func TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight(t *testing.T) {
 	l.takes(1, "a", crash(time.Minute))
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.collect()
 	sent := l.now
 	l.tb.Close(l.now, 1)
@@ -738,17 +738,17 @@ func TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight(t *testing.T) {
 func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
-	l.tb.Down(l.now, "gone")
-	l.tb.Up(l.now, true, false)
+	l.tb.Down(l.now, 0, "gone")
+	l.tb.Up(l.now, 0, true, false)
 	l.collect()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	if op := l.redis(redisop.Take, redisop.Done); op.RequireExisting || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	l.collect()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.redis(redisop.Renew, redisop.KeyMissing)
 	l.want("s1 lost hold=1 deleted")
 }
@@ -851,7 +851,7 @@ func TestHandoffSurvivesDeathAfterEveryCall(t *testing.T) {
 		if row := l.row("a"); row.Hold != want.hold {
 			t.Errorf("after %d calls hold %d is restored, want %d", calls, row.Hold, want.hold)
 		}
-		l.tb.Up(l.now, false, false)
+		l.tb.Up(l.now, 0, false, false)
 		l.collect()
 		if len(l.ops) != 1 || l.ops[0].Kind != want.kind || l.ops[0].HoldID != want.num {
 			t.Errorf("after %d calls: %+v, want a %v for hold %d", calls, l.ops, want.kind, want.num)
@@ -879,7 +879,7 @@ func TestTwoHandoffsSurviveDeathAfterEveryCall(t *testing.T) {
 		l.collect()
 		l.journal.killAfter = -1
 		l.killed(time.Second)
-		l.tb.Up(l.now, false, false)
+		l.tb.Up(l.now, 0, false, false)
 		l.collect()
 		if len(l.ops) != 2 {
 			t.Fatalf("after %d calls: operations %+v, want one for each lock", calls, l.ops)
@@ -991,7 +991,7 @@ func TestHoldWithoutASessionEnds(t *testing.T) {
 	l.takes(1, "a")
 	l.journal.sessions = l.journal.sessions[1:]
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	for end := l.now + int64(lease+time.Second); l.now < end; {
 		if l.collect(); len(l.ops) > 0 {
 			l.redis(l.ops[0].Kind, redisop.Done)

@@ -174,12 +174,12 @@ func TestEachOperationLeavesTheKeyForTheWholeKeep(t *testing.T) {
 	}
 	r.acquire(1, "a", owner(1)) // another entry
 	r.keepsFor(r.redis(redisop.Renew, redisop.Done), left())
-	r.tb.Up(r.now, true, false) // Redis may have lost its data: the hold is asserted
+	r.tb.Up(r.now, 0, true, false) // Redis may have lost its data: the hold is asserted
 	r.keepsFor(r.redis(redisop.Take, redisop.Done), left())
 	r.log = nil
 	r.tb.Close(r.now, 1)
 	r.isKept(left())
-	r.tb.Up(r.now, true, false)
+	r.tb.Up(r.now, 0, true, false)
 	r.keepsFor(r.redis(redisop.Take, redisop.Done), left())
 	r.isKept(left())
 }
@@ -196,7 +196,7 @@ func TestKeepDoesNotMakeADeadlineLater(t *testing.T) {
 		r.acquire(1, "a", owner(1))
 		r.answerAll()
 	}
-	r.tb.Down(r.now, "gone")
+	r.tb.Down(r.now, 0, "gone")
 	r.log = nil
 	r.pass(lease)
 	r.want("s1 lost hold=1 expired")
@@ -401,7 +401,7 @@ func TestKeepIsRestored(t *testing.T) {
 			tt.after(l)
 			l.want()
 			l.isKept(45 * time.Second)
-			l.tb.Up(l.now, false, false)
+			l.tb.Up(l.now, 0, false, false)
 			l.keepsFor(l.redis(redisop.Renew, redisop.Done), 45*time.Second)
 			l.isKept(45 * time.Second)
 			l.pass(45*time.Second - time.Millisecond)

@@ -184,19 +184,19 @@ func TestLingeringEnds(t *testing.T) {
 		},
 		"the sidecar stops": func(r *rig) { r.tb.DropWaiters(r.now) },
 		"Redis may have lost its data": func(r *rig) {
-			r.tb.Down(r.now, "gone")
+			r.tb.Down(r.now, 0, "gone")
 			r.quiet()
-			r.tb.Up(r.now, true, true)
+			r.tb.Up(r.now, 0, true, true)
 		},
 		"Redis was away for longer": func(r *rig) {
-			r.tb.Down(r.now, "gone")
+			r.tb.Down(r.now, 0, "gone")
 			r.pass(10 * time.Millisecond)
 			r.quiet()
-			r.tb.Up(r.now, false, true)
+			r.tb.Up(r.now, 0, false, true)
 		},
 		"the sidecar has its channel no more": func(r *rig) {
-			r.tb.Down(r.now, "gone")
-			r.tb.Up(r.now, false, false)
+			r.tb.Down(r.now, 0, "gone")
+			r.tb.Up(r.now, 0, false, false)
 		},
 		"a ticket that was left behind got the lock": func(r *rig) { r.transfer(1, 900) },
 	} {
@@ -592,7 +592,7 @@ func TestOnlyAReleasedLockLingers(t *testing.T) {
 // The successor of a process that dies drops what lingered.
 func TestLockThatLingersIsInTheJournal(t *testing.T) {
 	l := newRestartHarness(t)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	l.release(1, warmUp(&l.rig))
 	l.lingers()
 	hold := l.journal.lastHoldID
@@ -600,7 +600,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 		t.Fatalf("stored while it lingers: %+v", m)
 	}
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	if op := l.redis(redisop.Drop, redisop.Done); op.HoldID != hold {
 		t.Errorf("the successor drops %+v", op)
 	}
@@ -608,7 +608,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 
 	// A lock of whose holds Redis does not have the last one is renewed for that one.
 	l = newRestartHarness(t)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	for h, i := warmUp(&l.rig), 0; i < 5; i++ {
 		l.release(1, h)
 		l.acquire(1, "a")
@@ -616,7 +616,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 	}
 	l.quiet()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	if op := l.redis(redisop.Renew, redisop.Done); op.HoldID != l.lastHold() {
 		t.Errorf("the successor renews %+v", op)
 	}

@@ -18,7 +18,7 @@ func (t *Table) lockFor(name string) *lock {
 		l.timer.Value = l
 		l.claim.Reset()
 		l.memory = t.contests.Remember(name)
-		l.group = t.groupOf(name)
+		l.group, l.shard = t.groupOf(name), t.routeOf(name)
 		t.byName[name] = l
 		t.locks = append(t.locks, l)
 		t.cells += Cells(name)

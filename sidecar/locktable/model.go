@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
@@ -34,6 +35,7 @@ type Table struct {
 	holds    pool[hold]
 	windows  claim.Windows
 
+	hasMore    bool // reconcile: the lock has more requests to answer than one step may. Outside of it it means nothing
 	isStopping bool // no lock lingers any more
 
 	searches uint64 // for wait cycles, so far
@@ -42,11 +44,12 @@ type Table struct {
 	lastNum     uint64 // last hold id used
 	renewalSeed uint64 // of the offsets of renewal groups
 	renewals    renewalPace
-	dirty       dirtySet // what is not in the journal yet
-	shard       shard
-	leaseQueue  []*session // that may need a lease event
-	now         int64      // of the last change
-	stats       Stats      // without what there is at one moment
+	dirty       dirtySet        // what is not in the journal yet
+	shards      []shard         // by redisop.Shard
+	routes      []redisop.Shard // by slot; nil: there is one shard
+	leaseQueue  []*session      // that may need a lease event
+	now         int64           // of the last change
+	stats       Stats           // without what there is at one moment
 }
 
 // timed is what a timer of the wheel belongs to: a lock, a request, or a session that is over and has
@@ -73,8 +76,8 @@ type lock struct {
 	slot    uint32             // of the journal; 0: none
 	memory  contest.Memory
 	isDirty bool  // in dirtySet.locks
-	hasMore bool  // more requests to answer than one step may
 	group   uint8 // in which it counts: see groupOf
+	shard   redisop.Shard
 
 	claim claim.Claim
 	holds *hold  // linked by hold.next

@@ -288,11 +288,11 @@ func TestTicketOfAWaiterThatIsGoneIsNotUsedForTheNext(t *testing.T) {
 		take := r.waitsInOrder(1, 1000)
 		r.pass(time.Millisecond)
 		r.acquire(2, "a", fair)
-		r.tb.Down(r.now, "connection lost")
+		r.tb.Down(r.now, 0, "connection lost")
 		r.redis(redisop.Arrive, outcome)
 		r.cancel(1, first)
 		r.want("s1 refused canceled")
-		r.tb.Up(r.now, false, true)
+		r.tb.Up(r.now, 0, false, true)
 		r.untilAsked(time.Minute)
 		r.arrive(3000, 900)
 		if moved := r.waitsInOrder(1, 4000); moved.Ticket != take.HoldID || moved.Arrived != 3000 {
@@ -456,7 +456,7 @@ func TestTicketIsNotUsedIfAnArriveMayPassLater(t *testing.T) {
 func TestLockInOrderPassesOnHereWhileRedisIsAway(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{})
 	r.arrive(1000, 900)
-	r.tb.Down(r.now, "connection lost")
+	r.tb.Down(r.now, 0, "connection lost")
 	r.redis(redisop.Arrive, redisop.Unknown)
 	r.release(1, 1)
 	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")

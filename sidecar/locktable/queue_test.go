@@ -19,7 +19,7 @@ import (
 func newListeningRig(t *testing.T, cfg locktable.Config) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
 	r.tb = connect(newTable(cfg, r.now))
-	r.tb.Up(r.now, false, true)
+	r.tb.Up(r.now, 0, false, true)
 	for s := range locktable.SessionID(4) {
 		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
 	}
@@ -239,7 +239,7 @@ func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
 			r, asked := setUp(t)
 			r.untilAsked(7 * time.Second)
 			if outcome == redisop.Unknown {
-				r.tb.Down(r.now, "gone")
+				r.tb.Down(r.now, 0, "gone")
 			}
 			r.redis(redisop.Take, outcome)
 			r.transfer(1, 32)
@@ -365,10 +365,10 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 	}
 	t.Run("its Drop is lost with the connection", func(t *testing.T) {
 		r := setUp(t)
-		r.tb.Down(r.now, "gone")
+		r.tb.Down(r.now, 0, "gone")
 		r.redis(redisop.Drop, redisop.Unknown)
 		r.acquire(2, "a")
-		r.tb.Up(r.now, false, true)
+		r.tb.Up(r.now, 0, false, true)
 		dropOfTicket(r, redisop.Done)
 		r.want()
 		if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
@@ -425,9 +425,9 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 	})
 	t.Run("its result is lost", func(t *testing.T) {
 		r := setUp(t)
-		r.tb.Down(r.now, "gone")
+		r.tb.Down(r.now, 0, "gone")
 		r.redis(redisop.Take, redisop.Unknown)
-		r.tb.Up(r.now, false, true)
+		r.tb.Up(r.now, 0, false, true)
 		r.tokens = 200
 		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 granted hold=3 token=201 count=1")
@@ -463,10 +463,10 @@ func TestTransferOfALockThatIsNotKnownIsGivenBack(t *testing.T) {
 
 func TestTransferOfALockThatIsNotKnownIsTakenByAClientThatAsks(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
-	r.tb.Down(r.now, "gone")
+	r.tb.Down(r.now, 0, "gone")
 	r.transfer(1, 32)
 	r.acquire(1, "a")
-	r.tb.Up(r.now, false, true)
+	r.tb.Up(r.now, 0, false, true)
 	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 }
@@ -1047,7 +1047,7 @@ func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
 	r.acquire(1, "a")
 	r.refusedTake(noTicket, redisop.NotRecalled, 20_000)
 	r.want("subscribe a")
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.pass(10 * time.Millisecond)
 	r.refusedTake(noTicket, redisop.NotRecalled, 20_000)
 	for range 3 {
@@ -1062,7 +1062,7 @@ func TestHostThatMayNotSubscribePollsAHolderThatIsNoSidecar(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	r.refusedTake(0, redisop.RecallMissed, 20_000)
-	r.tb.Unsubscribed(r.now, "a") // the ACL denies it
+	r.tb.Unsubscribed(r.now, 0, "a") // the ACL denies it
 	for range 10 {
 		if d := r.untilAsked(50 * time.Millisecond); d < 12*time.Millisecond || d > 40*time.Millisecond {
 			t.Errorf("it asks again after %v", d)
@@ -1072,7 +1072,7 @@ func TestHostThatMayNotSubscribePollsAHolderThatIsNoSidecar(t *testing.T) {
 		}
 	}
 	// With a subscription it only refreshes its ticket.
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	if d := r.untilAsked(7 * time.Second); d < 5*time.Second {
 		t.Errorf("subscribed, it asks again after %v", d)
@@ -1115,10 +1115,10 @@ func TestTicketsAskAgainAfterAnOutage(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
 		r.queued(3)
-		r.tb.Down(r.now, "gone")
+		r.tb.Down(r.now, 0, "gone")
 		r.pass(time.Minute)
 		r.quiet()
-		r.tb.Up(r.now, false, isListening)
+		r.tb.Up(r.now, 0, false, isListening)
 		op := r.redis(redisop.Take, redisop.HeldByOther)
 		if want := uint64(btoi(isListening)); op.Ticket != want || op.Enqueue != isListening {
 			t.Errorf("listening %v: %+v", isListening, op)
@@ -1138,8 +1138,8 @@ func btoi(b bool) int {
 func TestTakeThatEnqueuedMayEndAfterTheChannelIsGone(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	id := r.acquire(1, "a")
-	r.tb.Down(r.now, "gone")
-	r.tb.Up(r.now, false, false)
+	r.tb.Down(r.now, 0, "gone")
+	r.tb.Up(r.now, 0, false, false)
 	r.cancel(1, id)
 	r.redis(redisop.Take, redisop.Unknown)
 	r.want("s1 refused canceled")
@@ -1151,14 +1151,14 @@ func TestTakeThatEnqueuedMayEndAfterTheChannelIsGone(t *testing.T) {
 // this sidecar. The successor drops both; its clients ask again.
 func TestTicketIsInTheJournal(t *testing.T) {
 	l := newRestartHarness(t)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	l.acquire(1, "a")
 	l.queued(0)
 	if m := l.journal.snapshot(); len(m.Locks) != 1 || m.Locks[0].MaxHoldID != 1 {
 		t.Fatalf("stored while the ticket stands: %+v", m.Locks)
 	}
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	l.collect()
 	l.transfer(1, 32) // the predecessor's
 	l.want()
@@ -1176,14 +1176,14 @@ func TestTicketIsInTheJournal(t *testing.T) {
 // a dead process whose successor does not know.
 func TestTicketThatWasGivenUpIsDroppedBeforeTheNextOne(t *testing.T) {
 	l := newRestartHarness(t)
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	id := l.acquire(1, "a")
 	l.queued(1)
 	l.cancel(1, id)
-	l.tb.Down(l.now, "gone")
+	l.tb.Down(l.now, 0, "gone")
 	l.redis(redisop.Drop, redisop.Unknown)
 	l.acquire(2, "a")
-	l.tb.Up(l.now, false, true)
+	l.tb.Up(l.now, 0, false, true)
 	l.collect()
 	if m := l.journal.snapshot(); len(m.Locks) != 1 {
 		t.Fatalf("stored while the drop is in flight: %+v", m.Locks)
@@ -1228,13 +1228,13 @@ func TestTicketOfATakeWithoutAResultMayStand(t *testing.T) {
 	setUp := func(t *testing.T) (r *rig, id uint64) {
 		r = newListeningRig(t, locktable.Config{})
 		id = r.acquire(1, "a")
-		r.tb.Down(r.now, "gone")
+		r.tb.Down(r.now, 0, "gone")
 		r.redis(redisop.Take, redisop.Unknown)
 		return r, id
 	}
 	t.Run("its client still waits", func(t *testing.T) {
 		r, _ := setUp(t)
-		r.tb.Up(r.now, false, true)
+		r.tb.Up(r.now, 0, false, true)
 		if op := r.queued(1); op.Ticket != 1 || op.HoldID != 2 {
 			t.Errorf("asking again: %+v", op)
 		}
@@ -1244,7 +1244,7 @@ func TestTicketOfATakeWithoutAResultMayStand(t *testing.T) {
 	t.Run("its client has gone", func(t *testing.T) {
 		r, id := setUp(t)
 		r.cancel(1, id)
-		r.tb.Up(r.now, false, true)
+		r.tb.Up(r.now, 0, false, true)
 		if op := r.redis(redisop.Drop, redisop.Done); op.Ticket != 1 || op.HoldID != 1 {
 			t.Errorf("the drop: %+v", op)
 		}
@@ -1342,9 +1342,9 @@ func TestHostThatLostItsSubscriptionPolls(t *testing.T) {
 	r.acquire(1, "a")
 	r.refusedTake(0, redisop.RecallMissed, 20_000)
 	r.want("subscribe a")
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.refusedTake(0, redisop.RecallMissed, 20_000)
-	r.tb.Unsubscribed(r.now, "a")
+	r.tb.Unsubscribed(r.now, 0, "a")
 	for range 3 {
 		if d := r.untilAsked(time.Second); d > 40*time.Millisecond {
 			t.Errorf("it asks after %v", d)
@@ -1361,7 +1361,7 @@ func TestMessageOfAnOwnReleaseHasTheKeyLookedAtOnce(t *testing.T) {
 	r.others = 1
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 2)
 	r.redis(redisop.Drop, redisop.Done)
@@ -1458,7 +1458,7 @@ func TestOwnSubscriptionIsOfNoOtherProgram(t *testing.T) {
 	r.others = 1
 	r.acquire(1, "a")
 	r.refusedTake(0, redisop.RecallMissed, 20_000)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
 	r.redis(redisop.Take, redisop.Done) // which draws tokens

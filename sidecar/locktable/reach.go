@@ -1,17 +1,63 @@
 package locktable
 
-import "time"
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // shardOf returns the shard that has a lock.
-func (t *Table) shardOf(*lock) *shard { return &t.shard }
+func (t *Table) shardOf(l *lock) *shard { return &t.shards[l.shard] }
 
-// Silence is how long Redis has owed answers without giving any.
-func (t *Table) Silence(now int64) time.Duration { return t.shard.silence(now) }
+// shardAt returns a shard, which may be one that was not known.
+func (t *Table) shardAt(n redisop.Shard) *shard {
+	for int(n) >= len(t.shards) {
+		t.shards = append(t.shards, shard{})
+	}
+	return &t.shards[n]
+}
+
+// routeOf is which shard has the slot of a name.
+func (t *Table) routeOf(name string) redisop.Shard {
+	if t.routes == nil {
+		return 0
+	}
+	return t.routes[t.cfg.SlotOf(name)]
+}
+
+// setRoutes notes which shards have slots, and reports whether any slot has another one than before.
+func (t *Table) setRoutes(ranges []redisop.SlotRange) (changed bool) {
+	for _, r := range ranges {
+		t.shardAt(r.Shard)
+		for slot := int(r.First); slot <= int(r.Last); slot++ {
+			if was := t.routes[slot]; was != r.Shard {
+				t.shards[was].slots--
+				t.shards[r.Shard].slots++
+				t.routes[slot], changed = r.Shard, true
+			}
+		}
+	}
+	return changed
+}
+
+// areUp reports whether each shard that has slots can be asked.
+func (t *Table) areUp() bool {
+	for i := range t.shards {
+		if s := &t.shards[i]; s.slots > 0 && !s.isUp() {
+			return false
+		}
+	}
+	return true
+}
 
 // Paused notes that the caller took no input for long until now: the host was suspended, or
 // the process stopped. A result of Redis may have arrived meanwhile that it has not read, so
 // no time before now counts as a silence of Redis.
-func (t *Table) Paused(now int64) { t.shard.paused = now }
+func (t *Table) Paused(now int64) {
+	for i := range t.shards {
+		t.shards[i].paused = now
+	}
+}
 
 // tryUntil is when a request that waits for the next result of Redis only is answered at the
 // latest.
@@ -24,12 +70,32 @@ func (t *Table) isSilent(now int64, l *lock) bool {
 	return t.shardOf(l).silence(now) >= t.cfg.TryWithin
 }
 
-// IsSilent reports whether Redis has been silent for so long that an acquire that does not
-// wait is not to wait for it.
-func (t *Table) IsSilent(now int64) bool { return t.shard.silence(now) >= t.cfg.TryWithin }
+// Silence is how long Redis has owed answers without giving any; of several shards, the one that has
+// been silent for longest.
+func (t *Table) Silence(now int64) (longest time.Duration) {
+	for i := range t.shards {
+		longest = max(longest, t.shards[i].silence(now))
+	}
+	return longest
+}
 
-// SilentAt is when IsSilent will be true, if Redis gives no answer until then; false: it
-// owes none.
-func (t *Table) SilentAt() (int64, bool) {
-	return t.shard.silentSince() + int64(t.cfg.TryWithin), t.shard.owed > 0
+// TryWithin is Config.TryWithin.
+func (t *Table) TryWithin() time.Duration { return t.cfg.TryWithin }
+
+// IsSilent reports whether a shard has been silent for so long that an acquire that does not
+// wait is not to wait for it.
+func (t *Table) IsSilent(now int64, n redisop.Shard) bool {
+	return t.shardAt(n).silence(now) >= t.cfg.TryWithin
+}
+
+// SilentAt is when the next shard will be silent for so long, if it gives no answer until then; false:
+// none owes any, or all that do are silent already.
+func (t *Table) SilentAt(now int64) (at int64, ok bool) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		if due := s.silentSince() + int64(t.cfg.TryWithin); s.owed > 0 && due > now && (!ok || due < at) {
+			at, ok = due, true
+		}
+	}
+	return at, ok
 }

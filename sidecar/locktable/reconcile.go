@@ -17,7 +17,7 @@ import (
 // and marks what the journal has to store.
 func (t *Table) reconcile(now int64, l *lock) {
 	t.now = now
-	l.hasMore = false
+	t.hasMore = false
 	a := moment.At(now)
 	for t.endDueHold(&a, l) || t.grantNext(now, l) {
 		a.Next = moment.Never // of what has changed
@@ -32,9 +32,9 @@ func (t *Table) reconcile(now int64, l *lock) {
 	}
 	t.markDirty(l)
 	switch {
-	case l.hasMore && l.holds != nil: // in the backlog, nothing of the hold would be done when it is due
+	case t.hasMore && l.holds != nil: // in the backlog, nothing of the hold would be done when it is due
 		t.arm(&l.timer, now)
-	case l.hasMore:
+	case t.hasMore:
 		t.wheel.Defer(&l.timer)
 	case a.Next == moment.Never:
 		t.wheel.Remove(&l.timer)
@@ -138,7 +138,7 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 }
 
 func (t *Table) send(now int64, l *lock, op *redisop.Op) {
-	op.Name, op.User = l.name, redisop.NoUser
+	op.Name, op.User, op.Shard = l.name, redisop.NoUser, l.shard
 	if l.user != nil {
 		op.User = l.user.uid
 	}
@@ -182,9 +182,9 @@ func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
 	}
 	switch q.contest.UpdateSubscription(&t.contests, a, waitsSince, heldSince) {
 	case contest.Subscribe:
-		t.emit(Effect{Kind: Subscribe, Name: l.name})
+		t.emit(Effect{Kind: Subscribe, Name: l.name, Shard: l.shard})
 	case contest.Unsubscribe:
-		t.emit(Effect{Kind: Unsubscribe, Name: l.name})
+		t.emit(Effect{Kind: Unsubscribe, Name: l.name, Shard: l.shard})
 	}
 	if q.waiters.head == nil && len(q.confirms) == 0 && q.contest.IsIdle(a, l.claim.State().IsOurs()) {
 		l.queue = nil

@@ -14,7 +14,7 @@ import (
 func TestTableAtRestRemembersNothing(t *testing.T) {
 	now, token := int64(time.Hour), uint64(0)
 	tb := New(Config{}, now)
-	tb.Up(now, false, false)
+	tb.Up(now, 0, false, false)
 	settle := func() {
 		for effects := tb.Effects(); len(effects) > 0; effects = tb.Effects() {
 			var ops []redisop.Op

@@ -15,7 +15,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 	if l == nil {
 		panic("locktable: a result for a lock that is not known: " + r.Name)
 	}
-	t.shardOf(l).onResult(now)
+	t.shardAt(r.Shard).onResult(now)
 	if r.Outcome < redisop.NotSent {
 		t.contests.NoteAnswer(now - r.Sent)
 		t.stats.Scripts.Observe(ShortTimes, time.Duration(now-r.Sent))
@@ -142,6 +142,13 @@ func (t *Table) Result(now int64, r redisop.Result) {
 			}
 		default:
 			t.denyWaiters(l, r.Msg)
+		}
+	}
+	if op.Since.Has(claim.Moved) {
+		// It was executed by the shard that had the lock before, whose data the present one may lack.
+		c.OnDataLost()
+		if l.queue != nil {
+			l.queue.contest.OnUp(now, t.shardOf(l).isListening)
 		}
 	}
 	t.reconcile(now, l)

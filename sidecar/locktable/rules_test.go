@@ -247,7 +247,7 @@ func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 300, Listeners: listeners(1)})
 	r.pass(290 * time.Millisecond)
 	r.quiet()
@@ -264,7 +264,7 @@ func TestMessageDuringACheckHasTheKeyCheckedAgain(t *testing.T) {
 	r.acquire(2, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.pass(150 * time.Millisecond)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.message("a")
 	r.redis(redisop.Check, redisop.Done)
 	r.pass(20 * time.Millisecond)
@@ -335,7 +335,7 @@ func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false, false)
+	l.tb.Up(l.now, 0, false, false)
 	l.redis(redisop.Renew, redisop.Refused)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
@@ -385,7 +385,7 @@ func TestTimerThatCanWaitDoesNotPutOffTheRenewal(t *testing.T) {
 	const others = 20_200
 	r := newRig(t)
 	r.tb = connect(newTable(locktable.Config{Lease: 3 * time.Second}, r.now))
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
 	renewed := false
@@ -592,7 +592,7 @@ func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 	t.Run("an operation was sent", func(t *testing.T) {
 		r := newRig(t)
 		r.tb = connect(newTable(locktable.Config{Tokens: 1}, r.now))
-		r.tb.Up(r.now, false, false)
+		r.tb.Up(r.now, 0, false, false)
 		for s := range locktable.SessionID(3) {
 			r.tb.Open(r.now, s+1, locktable.Peer{})
 		}
@@ -633,7 +633,7 @@ func TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline(t *testing.T) {
 	r.redis(redisop.Renew, redisop.Refused)
 	r.pass(110 * time.Millisecond)
 	r.redis(redisop.Renew, redisop.Done)
-	r.tb.Down(r.now, "gone")
+	r.tb.Down(r.now, 0, "gone")
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +30s")
 	r.pass(25 * time.Second)
 	r.want()
@@ -719,7 +719,7 @@ func TestHostThatCannotReachRedisDoesNotYield(t *testing.T) {
 			r.redis(redisop.Take, redisop.Done)
 			r.pass(60 * time.Millisecond) // longer than HandoffTime
 			if tt.down {
-				r.tb.Down(r.now, "gone")
+				r.tb.Down(r.now, 0, "gone")
 			}
 			r.want("s1 granted hold=1 token=1 count=1")
 			r.release(1, 1)
@@ -735,18 +735,18 @@ func TestHostThatYieldsDropsTheLockAfterAnOutage(t *testing.T) {
 	r.others = 40 // so many that a host seldom retries at once
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	hold := r.redis(redisop.Take, redisop.Done).HoldID
 	r.acquire(2, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.pass(60 * time.Millisecond) // longer than HandoffTime
 	r.release(1, hold)
-	r.tb.Down(r.now, "gone")
+	r.tb.Down(r.now, 0, "gone")
 	r.redis(redisop.Drop, redisop.Unknown)
 	r.message("a")
 	r.pass(time.Second)
 	r.quiet()
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.redis(redisop.Drop, redisop.Done)
 	r.pass(9 * time.Millisecond)
 	r.quiet() // it backs off

@@ -195,9 +195,9 @@ func (s *scenario) command(line string) {
 	case "table":
 		s.start(a)
 	case "up":
-		s.table.Up(s.now, a.has("data-lost"), true)
+		s.table.Up(s.now, 0, a.has("data-lost"), true)
 	case "down":
-		s.table.Down(s.now, "Redis is down")
+		s.table.Down(s.now, 0, "Redis is down")
 	case "acquire":
 		s.acquire(a)
 	case "release":
@@ -214,7 +214,7 @@ func (s *scenario) command(line string) {
 	case "message":
 		s.message(a)
 	case "subscribed":
-		s.table.Subscribed(s.now, a.next())
+		s.table.Subscribed(s.now, 0, a.next())
 	case "advance":
 		s.advance(a.parse(a.next()))
 	case "restart":
@@ -237,7 +237,7 @@ func (s *scenario) start(a *arguments) {
 	s.journal = newRecordJournal()
 	s.cfg.Journal = s.journal
 	s.table = locktable.New(s.cfg, s.now)
-	s.table.Up(s.now, false, true)
+	s.table.Up(s.now, 0, false, true)
 }
 
 // session returns the session of a client. It is opened when the client is first named.
@@ -368,7 +368,7 @@ func (s *scenario) restart(dataLost bool) {
 	s.table = locktable.New(s.cfg, s.now)
 	s.table.Restore(s.now, snapshot)
 	s.conn = redisop.NewConn(2)
-	s.table.Up(s.now, dataLost, true)
+	s.table.Up(s.now, 0, dataLost, true)
 }
 
 func (s *scenario) show(lock string) {

@@ -2,11 +2,13 @@ package locktable
 
 import "time"
 
-// shard is one Redis: whether it can be asked, and whether it answers. A shard has some of the locks;
-// today there is one, which has all. What is known of a lock is in the lock.
+// shard is one Redis: whether it can be asked, and whether it answers. A shard has some of the locks: a
+// Redis that is no Cluster has all, and a master of a Cluster those of its slots. What is known of a
+// lock is in the lock.
 type shard struct {
 	phase shardPhase
 	cause string // of shardDown, for people
+	slots int    // it has so many slots; without Clusters: all
 
 	isListening bool // this sidecar has its own channel there: it may stand in queues, and locks may linger
 

@@ -45,7 +45,7 @@ func Clone(t *Table, j Journal) *Table {
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
 		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
-		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shard: t.shard, now: t.now, stats: t.stats,
+		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: slices.Clone(t.routes), now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
 	n.cfg.Journal = j
@@ -85,7 +85,7 @@ func (s *session) clone(n *Table) *session {
 // addClone adds a copy of another table's lock.
 func (t *Table) addClone(l *lock) {
 	c := &lock{
-		name: l.name, index: l.index, slot: l.slot, memory: l.memory, group: l.group,
+		name: l.name, index: l.index, slot: l.slot, memory: l.memory, group: l.group, shard: l.shard,
 	}
 	c.timer.Value = c
 	c.claim = claim.Clone(&l.claim)
@@ -172,11 +172,14 @@ func NextDeadline(t *Table) (at int64, ok bool) {
 // sessions: see DescribeSession. Nothing depends on arrivals unless a request has wanted strict
 // order or may come that does: mayBeInOrder.
 func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool) {
-	r := &t.shard
-	d.Value(uint64(r.phase)<<2 | bit(r.isListening)<<1 | bit(t.isStopping))
-	d.Value(uint64(r.owed))
-	if r.owed > 0 {
-		d.Time(max(r.silentSince(), now-int64(t.cfg.TryWithin)))
+	d.Value(bit(t.isStopping))
+	for i := range t.shards {
+		s := &t.shards[i]
+		d.Value(uint64(s.slots)<<3 | uint64(s.phase)<<1 | bit(s.isListening))
+		d.Value(uint64(s.owed))
+		if s.owed > 0 {
+			d.Time(max(s.silentSince(), now-int64(t.cfg.TryWithin)))
+		}
 	}
 	d.Number(t.lastNum)
 	contest.DescribeShared(d, &t.contests)
@@ -191,6 +194,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		return
 	}
 	contest.DescribeMemory(d, &t.contests, now, &l.memory)
+	d.Value(uint64(l.shard))
 	d.Value(bit(l.timer.Pending()))
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))

@@ -80,9 +80,9 @@ func TestRefusedAcquiresAreCounted(t *testing.T) {
 	r.tb = connect(newTable(locktable.Config{MaxHolds: 1}, r.now))
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
-	r.tb.Down(r.now, "no way")
+	r.tb.Down(r.now, 0, "no way")
 	r.acquire(1, "a", wait(0)) // unavailable
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "b") // limit
@@ -218,7 +218,7 @@ func TestNamesAreCountedByTheFirstPatternThatMatches(t *testing.T) {
 
 	r := newRig(t)
 	r.tb = connect(newTable(locktable.Config{NamePatterns: []locktable.NamePattern{"invoice:*", "*"}}, r.now))
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	for _, name := range []string{"invoice:1", "invoice:2", "other"} {
 		r.acquire(1, name)

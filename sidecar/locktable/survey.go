@@ -10,7 +10,7 @@ func (t *Table) Stats() Stats {
 	s := t.stats
 	s.Groups = slices.Clone(s.Groups)
 	s.Sessions, s.Locks, s.Holds, s.Waiters = len(t.sessions), len(t.locks), len(t.byHold), t.waiting
-	s.Unstored, s.IsRedisUp, s.RoundTrip = t.Unstored(), t.shard.isUp(), t.contests.RoundTrip()
+	s.Unstored, s.IsRedisUp, s.RoundTrip = t.Unstored(), t.areUp(), t.contests.RoundTrip()
 	return s
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
@@ -27,6 +28,10 @@ func New(cfg Config, now int64) *Table {
 	chance := cfg.Chance
 	if chance == nil {
 		chance = rand.NewPCG(cfg.Seed, 0x10c4)
+	}
+	t.shards = []shard{{slots: redisop.Slots}}
+	if cfg.SlotOf != nil {
+		t.routes = make([]redisop.Shard, redisop.Slots)
 	}
 	t.stats.Groups = make([]GroupStats, 1+len(cfg.NamePatterns))
 	rng := rand.New(chance)

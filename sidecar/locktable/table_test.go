@@ -35,7 +35,7 @@ const (
 func newRig(t *testing.T) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
 	r.tb = connect(newTable(locktable.Config{}, r.now))
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	for s := range locktable.SessionID(4) {
 		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
 	}
@@ -409,7 +409,7 @@ func TestOnlyTheHeadOfTheQueueAsksRedis(t *testing.T) {
 	r.redis(redisop.Take, redisop.HeldByOther)
 	r.want("subscribe a")
 	r.quiet()
-	r.tb.Subscribed(r.now, "a") // something may have been published before
+	r.tb.Subscribed(r.now, 0, "a") // something may have been published before
 	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Message(r.now, redisop.Message{Name: "a"})
 	r.redis(redisop.Take, redisop.Done)
@@ -420,7 +420,7 @@ func TestAMessageDuringATakeIsNotForgotten(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.tb.Message(r.now, redisop.Message{Name: "a"}) // the take that is in flight may have run before
 	r.redis(redisop.Take, redisop.HeldByOther)
 	r.redis(redisop.Take, redisop.Done)
@@ -431,7 +431,7 @@ func TestARemoteLockIsAskedForAgainWhenItsTTLEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.redis(redisop.Take, redisop.HeldByOther) // 20 s to live
 	r.pass(4900 * time.Millisecond)
 	r.quiet()
@@ -498,7 +498,7 @@ func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 	r.redis(redisop.Take, redisop.Done)
 	r.pass(renewed)
 	r.redis(redisop.Renew, redisop.Unknown)
-	r.tb.Down(r.now, "gone")
+	r.tb.Down(r.now, 0, "gone")
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.redisIsAskedAgain()
 	r.acquire(2, "b", wait(0))
@@ -507,7 +507,7 @@ func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 	r.want("s2 refused unavailable", "s2 refused unavailable")
 	r.pass(17100*time.Millisecond - time.Millisecond)
 	r.want("s1 lost hold=1 expired")
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.redis(redisop.Drop, redisop.Done)
 }
 
@@ -537,8 +537,8 @@ func TestAfterDataLossHoldsAreAssertedAgain(t *testing.T) {
 	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "b")
 	r.redis(redisop.Take, redisop.Done)
-	r.tb.Down(r.now, "gone")
-	r.tb.Up(r.now, true, false)
+	r.tb.Down(r.now, 0, "gone")
+	r.tb.Up(r.now, 0, true, false)
 	r.collect()
 	if len(r.ops) != 2 {
 		t.Fatalf("asserting: %+v", r.ops)
@@ -561,7 +561,7 @@ func TestUnneededSubscriptionEndsAfterAFewMessages(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
-	r.tb.Subscribed(r.now, "a")
+	r.tb.Subscribed(r.now, 0, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Message(r.now, redisop.Message{Name: "a"})
 	r.redis(redisop.Take, redisop.Done)
@@ -647,7 +647,7 @@ func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 	for _, locks := range []int{3 * perTick, 60 * perTick} {
 		r := newRig(t)
 		r.tb = connect(newTable(locktable.Config{Lease: lease}, r.now))
-		r.tb.Up(r.now, false, false)
+		r.tb.Up(r.now, 0, false, false)
 		for s := range locktable.SessionID(4) { // one may not have so many
 			r.tb.Open(r.now, s+1, locktable.Peer{})
 		}
@@ -874,10 +874,10 @@ func TestAnAmbiguousTakeIsAskedAgainOrDropped(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: name, Outcome: redisop.NotSent, Msg: "no connection"})
 	}
-	r.tb.Down(r.now, "gone")
+	r.tb.Down(r.now, 0, "gone")
 	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
 	r.want("s1 refused canceled")
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.collect()
 	kinds := map[string]redisop.OpKind{}
 	for _, op := range r.ops {
@@ -900,7 +900,7 @@ func TestRefusalOfRedisRefusesAllWaiters(t *testing.T) {
 func TestEachLimitIsNamedInItsRefusal(t *testing.T) {
 	r := newRig(t)
 	r.tb = connect(newTable(locktable.Config{MaxLocks: 3, MaxHolds: 2, MaxWaiters: 1}, r.now))
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
 	r.acquire(1, "a")
@@ -926,7 +926,7 @@ func TestEachLimitIsNamedInItsRefusal(t *testing.T) {
 func TestMaxHoldsCountsHolds(t *testing.T) {
 	r := newRig(t)
 	r.tb = connect(newTable(locktable.Config{MaxHolds: 2}, r.now))
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	for s := range locktable.SessionID(3) {
 		r.tb.Open(r.now, s+1, locktable.Peer{})
 	}
@@ -1055,8 +1055,8 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.Done)
 	r.pass(renewed)
-	r.tb.Down(r.now, "gone")
-	r.tb.Up(r.now, true, false) // the renewal that is in flight runs on what came up
+	r.tb.Down(r.now, 0, "gone")
+	r.tb.Up(r.now, 0, true, false) // the renewal that is in flight runs on what came up
 	r.redis(redisop.Renew, redisop.KeyMissing)
 	r.want("s1 granted hold=1 token=1 count=1")
 	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting || op.HoldID != 1 {

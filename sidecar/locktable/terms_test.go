@@ -129,7 +129,7 @@ func TestRefusalHidesProcessesOfOthers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
 			r.tb = connect(newTable(locktable.Config{}, r.now))
-			r.tb.Up(r.now, false, false)
+			r.tb.Up(r.now, 0, false, false)
 			r.tb.Open(r.now, 1, locktable.Peer{PID: 7, UID: 2000, Cmd: cmd})
 			r.tb.Open(r.now, 2, locktable.Peer{PID: 8, UID: 1000})
 			r.tb.Bind(2, &tt.terms)
@@ -185,7 +185,7 @@ func BenchmarkTerms(b *testing.B) {
 		b.Run(fmt.Sprint("entries=", terms != nil), func(b *testing.B) {
 			now := int64(time.Hour)
 			tb := newTable(locktable.Config{}, now)
-			tb.Up(now, false, false)
+			tb.Up(now, 0, false, false)
 			tb.Open(now, 1, locktable.Peer{})
 			tb.Bind(1, terms)
 			var token uint64
@@ -230,7 +230,7 @@ func TestWaitCycleHasNoNamesThatThePolicyHides(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
 			r.tb = connect(newTable(locktable.Config{}, r.now))
-			r.tb.Up(r.now, false, false)
+			r.tb.Up(r.now, 0, false, false)
 			r.tb.Open(r.now, 1, locktable.Peer{PID: 101, UID: 2000, Cmd: "payroll"})
 			r.tb.Open(r.now, 2, locktable.Peer{PID: 102, UID: tt.holder, Cmd: "payroll"})
 			r.tb.Open(r.now, 3, locktable.Peer{PID: 103, UID: 1000})

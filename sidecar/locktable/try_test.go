@@ -132,7 +132,7 @@ func TestSilenceCountsMoreThanAnOldAnswer(t *testing.T) {
 	r.acquire(1, "a")
 	r.redis(redisop.Take, redisop.HeldByOther)
 	r.pass(time.Millisecond)
-	r.tb.Subscribed(r.now, "a") // it asks again, and gets no answer
+	r.tb.Subscribed(r.now, 0, "a") // it asks again, and gets no answer
 	r.acquire(2, "a", wait(time.Second))
 	r.pass(time.Second + 4*time.Millisecond)
 	r.collect()
@@ -167,13 +167,13 @@ func TestRefusalNamesWhatKeptTheLock(t *testing.T) {
 	r.pass(4 * time.Millisecond)
 	r.refused(2, protocol.Timeout, "held by pid 100")
 
-	r.tb.Down(r.now, "Redis is away")
+	r.tb.Down(r.now, 0, "Redis is away")
 	r.acquire(3, "b")
 	r.acquire(2, "b", wait(0))
 	r.refused(2, protocol.Unavailable, "Redis is away")
 
 	r.acquire(2, "b", wait(time.Millisecond))
-	r.tb.Down(r.now, "Redis does not accept the password")
+	r.tb.Down(r.now, 0, "Redis does not accept the password")
 	r.pass(4 * time.Millisecond)
 	r.refused(2, protocol.Unavailable, "Redis does not accept the password")
 	r.acquire(2, "b", wait(0))

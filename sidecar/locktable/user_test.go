@@ -15,7 +15,7 @@ import (
 func newUsersRig(t *testing.T, cfg locktable.Config, uids ...int64) *rig {
 	r := newRig(t)
 	r.tb = connect(locktable.New(cfg, r.now))
-	r.tb.Up(r.now, false, false)
+	r.tb.Up(r.now, 0, false, false)
 	for i, uid := range uids {
 		r.tb.Open(r.now, locktable.SessionID(i+1), locktable.Peer{UID: uid})
 	}

@@ -102,8 +102,8 @@ func (l *lock) blockerSince(since int64) (local *Peer, field string) {
 }
 
 // leaveRest has Work reconcile the lock again: it has more requests than one step may answer.
-func (t *Table) leaveRest(l *lock) {
-	l.hasMore = true
+func (t *Table) leaveRest() {
+	t.hasMore = true
 	t.budget -= t.cfg.MaxWork
 }
 
@@ -125,7 +125,7 @@ func (t *Table) answerConfirms(l *lock) {
 		}
 	}
 	if q.confirms = q.confirms[n:]; len(q.confirms) > 0 {
-		t.leaveRest(l)
+		t.leaveRest()
 		return
 	}
 	q.confirms, q.refusal = nil, ""

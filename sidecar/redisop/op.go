@@ -61,6 +61,7 @@ type Op struct {
 	LeaseMS          uint32 // time to live of the key, ms
 	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 	Reserve          uint16 // Take: tokens to draw; 0 draws none
+	Shard            Shard  // that has the lock
 	Kind             OpKind
 	RequireExisting  bool // Take: a missing key is not set
 	AfterPendingDrop bool // Take: it is pipelined after a Drop of the same lock that has no result yet
@@ -176,7 +177,8 @@ type Result struct {
 	Listeners Listeners
 	Kind      OpKind
 	Outcome   Outcome
-	Made      bool // Take, Done, Reserve > 0: there was no token counter, and now there is one
+	Shard     Shard // of the Op
+	Made      bool  // Take, Done, Reserve > 0: there was no token counter, and now there is one
 
 	// The queue.
 	Passed       bool   // Drop, Done: the lock went to the first of the queue

@@ -78,7 +78,7 @@ func runPairs(b *testing.B, s *server, width, replicas int) {
 	}
 	r := open(b, s.url(), replicated(replicas), func(c *Config) {
 		c.OnResults = onResults
-		c.OnUp = func(bool, bool, Identity) { close(ready) }
+		c.OnUp = func(redisop.Shard, bool, bool, Identity) { close(ready) }
 	})
 	store = r.Store
 	<-ready

@@ -35,6 +35,7 @@ const (
 // none.
 type commands struct {
 	cfg       Config
+	shard     redisop.Shard
 	dial      *dialer                // what the first URL says
 	server    atomic.Pointer[dialer] // the way to the server that was connected last; before: dial
 	sentinels *sentinels             // who know where the server is; nil: the URL does
@@ -445,7 +446,7 @@ func (c *commands) onConnected(s *readyConn) {
 	c.server.Store(s.dial)
 	c.why = ""
 	if c.cfg.OnUp != nil {
-		c.cfg.OnUp(lost, listening, s.id)
+		c.cfg.OnUp(c.shard, lost, listening, s.id)
 	}
 	c.number++
 	p := newPipe(c, s)
@@ -485,7 +486,7 @@ func (c *commands) onDown(err error) {
 	c.why = err.Error()
 	c.cfg.Log.Warn("redis is down", "reason", c.why)
 	if c.cfg.OnDown != nil {
-		c.cfg.OnDown(err)
+		c.cfg.OnDown(c.shard, err)
 	}
 }
 
@@ -520,7 +521,7 @@ func (c *commands) onDisconnect() {
 		c.deliver(results, nil)
 	}
 	if len(unsubscribed) > 0 && c.cfg.OnUnsubscribed != nil {
-		c.cfg.OnUnsubscribed(unsubscribed)
+		c.cfg.OnUnsubscribed(c.shard, unsubscribed)
 	}
 }
 
@@ -557,10 +558,10 @@ func (c *commands) hand(d *delivery) {
 		c.cfg.OnMessages(d.messages)
 	}
 	if len(d.subscribed) > 0 && c.cfg.OnSubscribed != nil {
-		c.cfg.OnSubscribed(d.subscribed)
+		c.cfg.OnSubscribed(c.shard, d.subscribed)
 	}
 	if len(d.unsubscribed) > 0 && c.cfg.OnUnsubscribed != nil {
-		c.cfg.OnUnsubscribed(d.unsubscribed)
+		c.cfg.OnUnsubscribed(c.shard, d.unsubscribed)
 	}
 }
 
@@ -574,7 +575,7 @@ func (c *commands) deliver(results []redisop.Result, raised *Identity) {
 func (c *commands) unsent(ops []redisop.Op) []redisop.Result {
 	results := make([]redisop.Result, len(ops))
 	for i, op := range ops {
-		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.NotSent, Msg: c.why}
+		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: redisop.NotSent, Msg: c.why}
 	}
 	return results
 }

@@ -262,7 +262,7 @@ func TestOneConnectionAndNoMore(t *testing.T) {
 		ops = append(ops, takeOp(fmt.Sprint("lock:", i), 1))
 	}
 	r.ask(ops...)
-	r.Subscribe("lock:1")
+	r.Subscribe(0, "lock:1")
 	recv(t, r.subscribed, "subscription")
 	a.ScriptFlush(ctx)
 	r.ask(ops...)
@@ -361,7 +361,7 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 func TestRestartOfRedisIsLossOfData(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
-	r.Subscribe("lock")
+	r.Subscribe(0, "lock")
 	recv(t, r.subscribed, "subscription")
 	first := r.one(takeOp("lock", 1)).Token
 
@@ -499,7 +499,7 @@ func TestDemotedMasterIsLeft(t *testing.T) {
 	s, other := startRedis(t), startRedis(t)
 	a := s.admin()
 	r := connected(t, s.url())
-	r.Subscribe("lock")
+	r.Subscribe(0, "lock")
 	recv(t, r.subscribed, "subscription")
 	must(a.ReplicaOf(ctx, "127.0.0.1", other.port).Result())
 	res := r.one(takeOp("lock", 1))
@@ -718,7 +718,7 @@ func TestLeastPermissions(t *testing.T) {
 			t.Errorf("%+v: %+v", op, res)
 		}
 	}
-	r.Subscribe("a")
+	r.Subscribe(0, "a")
 	recv(t, r.subscribed, "subscription")
 	// Without INFO nobody can tell whether it is the same data.
 	s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
@@ -766,7 +766,7 @@ func TestPermissions(t *testing.T) {
 		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(0) {
 			t.Errorf("it reaches no subscriber: %+v", res)
 		}
-		r.Subscribe("a")
+		r.Subscribe(0, "a")
 		recv(t, r.subscribed, "subscription")
 		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != (redisop.Listeners{State: redisop.Uncountable}) {
 			t.Errorf("it reaches a subscriber: %+v", res)
@@ -852,7 +852,7 @@ func TestTLSUserPasswordAndDatabase(t *testing.T) {
 	relay(t, l, s.socket())
 	defer l.Close()
 	r := connected(t, "rediss://alice:secret@"+l.Addr().String()+"/3?skip_verify=true")
-	r.Subscribe("lock")
+	r.Subscribe(0, "lock")
 	recv(t, r.subscribed, "subscription")
 	op := takeOp("lock", 1)
 	op.CountListeners = true
@@ -1052,7 +1052,7 @@ func TestCloseSendsWhatIsQueued(t *testing.T) {
 func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = time.Hour })
-	r.Subscribe("lock")
+	r.Subscribe(0, "lock")
 	recv(t, r.subscribed, "subscription")
 	s.signal(syscall.SIGSTOP)
 	var ops []redisop.Op
@@ -1081,7 +1081,7 @@ func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
 
 func TestCloseWhileRedisIsAway(t *testing.T) {
 	r := open(t, "redis://127.0.0.1:"+freePort(t))
-	r.Subscribe("lock")
+	r.Subscribe(0, "lock")
 	r.down()
 	r.Do([]redisop.Op{dropOp("a", 1)})
 	if err := r.Close(ctx); err != nil {

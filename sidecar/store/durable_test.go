@@ -135,7 +135,7 @@ func TestResultsAreWithheldUntilReplicasConfirm(t *testing.T) {
 			messages(ms)
 		}
 	})
-	r.Subscribe("watched")
+	r.Subscribe(0, "watched")
 	recv(t, r.subscribed, "subscription")
 	short := takeOp("b", 1)
 	short.LeaseMS = 2000

@@ -262,8 +262,8 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		ups:     make(chan upped, 100), downs: make(chan error, 100), degraded: make(chan string, 100),
 		subscribed: make(chan string, 10000), unsubscribed: make(chan string, 10000), messages: make(chan string, 10000),
 	}
-	each := func(to chan string) func([]string) {
-		return func(names []string) {
+	each := func(to chan string) func(redisop.Shard, []string) {
+		return func(_ redisop.Shard, names []string) {
 			for _, n := range names {
 				to <- n
 			}
@@ -273,9 +273,9 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		URL: url, UUID: ourUUID,
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
 		OnResults:      func(rs []redisop.Result, _ *Identity) { r.results <- rs },
-		OnUp:           func(lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
-		OnDown:         func(err error) { r.downs <- err },
-		OnDegraded:     func(why string) { r.degraded <- why },
+		OnUp:           func(_ redisop.Shard, lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
+		OnDown:         func(_ redisop.Shard, err error) { r.downs <- err },
+		OnDegraded:     func(_ redisop.Shard, why string) { r.degraded <- why },
 		OnSubscribed:   each(r.subscribed),
 		OnUnsubscribed: each(r.unsubscribed),
 		OnMessages: func(messages []redisop.Message) {

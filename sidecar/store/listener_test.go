@@ -45,7 +45,7 @@ func TestPublishedReleaseIsReceived(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)
 		for _, name := range []string{"invoice:42", "order:{7}:x", "odd{", "with space", "ключ"} {
-			r.Subscribe(name)
+			r.Subscribe(0, name)
 			if got := recv(t, r.subscribed, "subscription"); got != name {
 				t.Fatalf("got %q, want %q", got, name)
 			}
@@ -62,7 +62,7 @@ func TestPublishedReleaseIsReceived(t *testing.T) {
 			if got := recv(t, r.messages, "message"); got != name {
 				t.Errorf("got %q, want %q", got, name)
 			}
-			r.Unsubscribe(name)
+			r.Unsubscribe(0, name)
 			listeners(t, b.admin, name, 0)
 		}
 	})
@@ -76,12 +76,12 @@ func TestOneOfTwoNamesWithOneChannelIsSubscribed(t *testing.T) {
 	r := connected(t, s.url())
 	next := func(name string) { // the order of what the listener does is the order of our calls
 		t.Helper()
-		r.Subscribe(name)
+		r.Subscribe(0, name)
 		if got := recv(t, r.subscribed, "subscription"); got != name {
 			t.Errorf("the subscription of %q is confirmed, want %q", got, name)
 		}
 	}
-	r.Subscribe("{a}")
+	r.Subscribe(0, "{a}")
 	next("b")
 	listeners(t, a, "a", 0)
 	next("a")
@@ -91,10 +91,10 @@ func TestOneOfTwoNamesWithOneChannelIsSubscribed(t *testing.T) {
 	if got := names(t, r.messages, 2, "message"); !got["a"] || !got["b"] {
 		t.Errorf("messages of %v", got)
 	}
-	r.Unsubscribe("{a}")
+	r.Unsubscribe(0, "{a}")
 	next("c")
 	listeners(t, a, "a", 1)
-	r.Unsubscribe("a")
+	r.Unsubscribe(0, "a")
 	listeners(t, a, "a", 0)
 }
 
@@ -104,13 +104,13 @@ func TestChannelOfASidecarIsNeverThatOfALock(t *testing.T) {
 	a := s.admin()
 	r := connected(t, s.url())
 	for _, id := range []string{ourUUID, otherUUID} {
-		r.Subscribe("{locksidecar}:" + id)
-		r.Subscribe("b")
+		r.Subscribe(0, "{locksidecar}:" + id)
+		r.Subscribe(0, "b")
 		if got := recv(t, r.subscribed, "subscription"); got != "b" {
 			t.Errorf("the subscription of %q is confirmed", got)
 		}
-		r.Unsubscribe("{locksidecar}:" + id)
-		r.Unsubscribe("b")
+		r.Unsubscribe(0, "{locksidecar}:" + id)
+		r.Unsubscribe(0, "b")
 		listeners(t, a, "b", 0)
 	}
 	for id, want := range map[string]int64{ourUUID: 1, otherUUID: 0} {
@@ -126,7 +126,7 @@ func TestThousandSubscriptions(t *testing.T) {
 	r := connected(t, s.url())
 	const n = 1050
 	for i := range n {
-		r.Subscribe(fmt.Sprint(i))
+		r.Subscribe(0, fmt.Sprint(i))
 	}
 	names(t, r.subscribed, n, "subscription")
 	for i := range n {
@@ -139,7 +139,7 @@ func TestThousandSubscriptions(t *testing.T) {
 	names(t, r.unsubscribed, n, "end of subscription")
 	names(t, r.subscribed, n, "subscription")
 	for i := range n {
-		r.Unsubscribe(fmt.Sprint(i))
+		r.Unsubscribe(0, fmt.Sprint(i))
 	}
 	listeners(t, a, fmt.Sprint(n-1), 0)
 	if len(r.unsubscribed) != 0 {
@@ -152,12 +152,12 @@ func TestSubscribeIsAlwaysConfirmed(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
 	for range 200 {
-		r.Subscribe("lock")
+		r.Subscribe(0, "lock")
 		recv(t, r.subscribed, "subscription")
-		r.Unsubscribe("lock")
+		r.Unsubscribe(0, "lock")
 	}
 	for range 200 {
-		r.Subscribe("lock")
+		r.Subscribe(0, "lock")
 		recv(t, r.subscribed, "subscription")
 	}
 }
@@ -174,9 +174,9 @@ func TestChangingMinds(t *testing.T) {
 		for i := range 2000 {
 			name := fmt.Sprintf("%d:%d", round, random.IntN(30))
 			if wanted[name] = random.IntN(2) == 0; wanted[name] {
-				r.Subscribe(name)
+				r.Subscribe(0, name)
 			} else {
-				r.Unsubscribe(name)
+				r.Unsubscribe(0, name)
 			}
 			if i%100 == 0 {
 				a.Ping(ctx) // lets some of it out
@@ -188,7 +188,7 @@ func TestChangingMinds(t *testing.T) {
 		for name, want := range wanted {
 			if want {
 				listeners(t, a, name, 1)
-				r.Unsubscribe(name)
+				r.Unsubscribe(0, name)
 			}
 		}
 		for name := range wanted {
@@ -202,13 +202,13 @@ func TestSilentSubscriptionIsGivenUp(t *testing.T) {
 	t.Parallel()
 	s := startRedis(t)
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
-	r.Subscribe("a")
+	r.Subscribe(0, "a")
 	recv(t, r.subscribed, "subscription")
 	s.signal(syscall.SIGSTOP)
 	if got := recv(t, r.unsubscribed, "end of subscription"); got != "a" {
 		t.Errorf("got %q", got)
 	}
-	r.Subscribe("b")
+	r.Subscribe(0, "b")
 	s.signal(syscall.SIGCONT)
 	if got := names(t, r.subscribed, 2, "subscription"); !got["a"] || !got["b"] {
 		t.Errorf("got %v", got)
@@ -220,7 +220,7 @@ func TestUnansweredSubscriptionEndsTheConnection(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
 	s.signal(syscall.SIGSTOP)
-	r.Subscribe("a")
+	r.Subscribe(0, "a")
 	r.down()
 	s.signal(syscall.SIGCONT)
 	if got := recv(t, r.subscribed, "subscription"); got != "a" {
@@ -240,10 +240,10 @@ func TestDeniedChannelsDoNotPoisonOthers(t *testing.T) {
 	ok, denied := 0, 0
 	for i := range 350 {
 		if i%90 == 7 {
-			r.Subscribe(fmt.Sprint("no", i))
+			r.Subscribe(0, fmt.Sprint("no", i))
 			denied++
 		} else {
-			r.Subscribe(fmt.Sprint("ok", i))
+			r.Subscribe(0, fmt.Sprint("ok", i))
 			ok++
 		}
 	}
@@ -262,7 +262,7 @@ func TestDeniedChannelsDoNotPoisonOthers(t *testing.T) {
 	}
 	// Permitted now, and asked again.
 	s.admin().ACLSetUser(ctx, "some", "allchannels")
-	r.Subscribe("no7")
+	r.Subscribe(0, "no7")
 	for recv(t, r.subscribed, "subscription") != "no7" {
 	}
 }
@@ -271,7 +271,7 @@ func TestDeniedSubscriptionsAreReported(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("deaf", "~*", "&*", "+@all", "-subscribe", "-ping"))
 	for i := range 10 {
-		r.Subscribe(fmt.Sprint(i))
+		r.Subscribe(0, fmt.Sprint(i))
 	}
 	names(t, r.unsubscribed, 10, "denial")
 	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
@@ -286,7 +286,7 @@ func TestOwnChannelThatIsDenied(t *testing.T) {
 	if r.up().listening {
 		t.Error("OnUp says that messages to this sidecar are received")
 	}
-	r.Subscribe("a")
+	r.Subscribe(0, "a")
 	recv(t, r.subscribed, "subscription")
 	if res := r.one(takeOp("a", 1)); res.Outcome != redisop.Done {
 		t.Errorf("%+v", res)
@@ -360,7 +360,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 			}
 		}
 	}
-	r.Subscribe("a")
+	r.Subscribe(0, "a")
 	next()
 	io.WriteString(conn, "-BUSY Redis is busy running a script.\r\n")
 	if args := next(); args[0] != "subscribe" || args[1] != channelOf("a") {
@@ -371,7 +371,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 		t.Errorf("subscribed: %q", name)
 	}
 	// The same with the end of a subscription.
-	r.Unsubscribe("a")
+	r.Unsubscribe(0, "a")
 	next()
 	io.WriteString(conn, "-BUSY Redis is busy running a script.\r\n")
 	if args := next(); args[0] != "unsubscribe" || args[1] != channelOf("a") {
@@ -386,7 +386,7 @@ func TestListenerWaitsForRedis(t *testing.T) {
 	s := startRedis(t)
 	s.stop()
 	r := open(t, s.url())
-	r.Subscribe("lock")
+	r.Subscribe(0, "lock")
 	r.down()
 	s.start()
 	if r.up().lost {

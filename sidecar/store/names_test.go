@@ -245,7 +245,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			key, counter, channel := "app1:"+name, "redisson_lock_token:"+derived, "redisson_lock__channel:"+derived
 			more := takeOp(name, 2) // of which the subscribers are counted by the script
 			more.RequireExisting, more.CountListeners = true, true
-			r.Subscribe(name)
+			r.Subscribe(0, name)
 			if got := recv(t, r.subscribed, "subscription"); got != name {
 				t.Errorf("the subscription of %q is confirmed for %q", name, got)
 			}
@@ -289,7 +289,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			}
 			keys, err := b.admin.Keys(ctx, "app1:*").Result()
 			expect("keys that are left", keys, err)
-			r.Unsubscribe(name)
+			r.Unsubscribe(0, name)
 			listeners(t, b.admin, key, 0)
 		}
 	})
@@ -307,7 +307,7 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 		url := s.userURL(fmt.Sprint("prefix", len(prefix)), append(rules, least...)...)
 		r := connected(t, url, func(c *Config) { c.KeyPrefix = prefix })
 		for _, name := range []string{"lock", "{a}b"} {
-			r.Subscribe(name)
+			r.Subscribe(0, name)
 			recv(t, r.subscribed, "subscription")
 			for _, op := range []redisop.Op{takeOp(name, 1), renewOp(name, 1), dropOp(name, 1)} {
 				if res := r.one(op); res.Outcome != redisop.Done {
@@ -325,7 +325,7 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 			!strings.Contains(res.Msg, `the lock "lock"`) || !strings.Contains(res.Msg, `the keys "app2:lock" and "redisson_lock_token:{app2:lock}"`) {
 			t.Errorf("a prefix that is not permitted: %+v", res)
 		}
-		other.Subscribe("lock")
+		other.Subscribe(0, "lock")
 		recv(t, other.unsubscribed, "denial")
 		if log := other.logged(); !strings.Contains(log, "redisson_lock__channel:{app2:* and redisson_lock__channel:app2:*") {
 			t.Errorf("the log does not say which channels: %s", log)

@@ -590,7 +590,7 @@ func (p *pipeline) onResults(answer reply) error {
 	}
 	at := len(p.results)
 	for _, op := range p.flight.head(cl.ops) {
-		p.results = append(p.results, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})
+		p.results = append(p.results, redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: cl.sent, Conn: p.conn})
 	}
 	if err := p.decode(&cl, answer, p.results[at:]); err != nil {
 		p.results = p.results[:at] // they are still under way
@@ -717,7 +717,7 @@ func (p *pipeline) close(why string) ([]redisop.Result, []*query) {
 			outcome = redisop.NotSent
 		}
 		for _, op := range p.flight.head(cl.ops) {
-			results = append(results, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Outcome: outcome, Msg: why})
+			results = append(results, redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: cl.sent, Outcome: outcome, Msg: why})
 		}
 		p.flight.drop(cl.ops)
 	}

@@ -213,8 +213,8 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 	for _, size := range []int{1, 2, 7, 64, 4000, len(stream)} {
 		url, greeted := greet(t)
 		got := make(chan string, 100)
-		names := func(what string) func([]string) {
-			return func(names []string) { got <- what + " " + strings.Join(names, " ") }
+		names := func(what string) func(redisop.Shard, []string) {
+			return func(_ redisop.Shard, names []string) { got <- what + " " + strings.Join(names, " ") }
 		}
 		r := connected(t, url, func(c *Config) {
 			c.Timeout = patience
@@ -243,11 +243,11 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 			r.Do([]redisop.Op{takeOp(name, 1)})
 			expect("evalsha")
 		}
-		r.Subscribe("x")
+		r.Subscribe(0, "x")
 		expect("subscribe")
 		r.Do([]redisop.Op{takeOp("d", 1)})
 		expect("evalsha")
-		r.Subscribe("y")
+		r.Subscribe(0, "y")
 		expect("subscribe")
 		r.Do([]redisop.Op{takeOp("e", 1)})
 		expect("evalsha")
@@ -278,9 +278,9 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 			}
 		}
 		c.OnMessages = func(messages []redisop.Message) { got <- "message " + messages[0].Name }
-		c.OnSubscribed = func(names []string) { got <- "subscribed " + names[0] }
-		c.OnUnsubscribed = func(names []string) { got <- "unsubscribed " + strings.Join(names, " ") }
-		c.OnDown = func(error) {
+		c.OnSubscribed = func(_ redisop.Shard, names []string) { got <- "subscribed " + names[0] }
+		c.OnUnsubscribed = func(_ redisop.Shard, names []string) { got <- "unsubscribed " + strings.Join(names, " ") }
+		c.OnDown = func(redisop.Shard, error) {
 			select {
 			case got <- "down":
 			default: // there is no Redis any more
@@ -290,9 +290,9 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	conn := recv(t, greeted, "connection")
 	pipeOf(r.Store)
 	in := bufio.NewReader(conn)
-	r.Subscribe("x")
+	r.Subscribe(0, "x")
 	must(readCommand(in))
-	r.Subscribe("y")
+	r.Subscribe(0, "y")
 	must(readCommand(in))
 	r.Do([]redisop.Op{takeOp("a", 1)})
 	must(readCommand(in))
@@ -313,7 +313,7 @@ func TestMessagesAreASignOfLife(t *testing.T) {
 	defer conn.Close()
 	p := pipeOf(r.Store)
 	mu := &r.Store.commands.mu
-	r.Subscribe("x")
+	r.Subscribe(0, "x")
 	in := bufio.NewReader(conn)
 	must(readCommand(in))
 	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
@@ -351,7 +351,7 @@ func TestConfirmationThatWasNotRequestedEndsTheConnection(t *testing.T) {
 		conn := recv(t, greeted, "connection")
 		pipeOf(r.Store)
 		if !strings.HasPrefix(sent, ">3\r\n"+bulk("subscribe")) {
-			r.Subscribe("a")
+			r.Subscribe(0, "a")
 			must(readCommand(bufio.NewReader(conn)))
 		}
 		io.WriteString(conn, sent)
@@ -373,11 +373,11 @@ func TestUnrequestedUnsubscribeOfTheOwnChannelEndsTheConnection(t *testing.T) {
 		pipeOf(r.Store)
 		if isUnsubscribing {
 			in := bufio.NewReader(conn)
-			r.Subscribe("a")
+			r.Subscribe(0, "a")
 			must(readCommand(in))
 			io.WriteString(conn, confirmation("subscribe", channelOf("a")))
 			recv(t, r.subscribed, "subscription")
-			r.Unsubscribe("a")
+			r.Unsubscribe(0, "a")
 			must(readCommand(in))
 		}
 		io.WriteString(conn, confirmation("unsubscribe", ownChannel(ourUUID)))

@@ -197,6 +197,6 @@ func (c *commands) reportDegraded(why string) {
 		c.cfg.Log.Warn("redis is degraded: it refuses acquires", "reason", why)
 	}
 	if c.cfg.OnDegraded != nil {
-		c.cfg.OnDegraded(why)
+		c.cfg.OnDegraded(c.shard, why)
 	}
 }

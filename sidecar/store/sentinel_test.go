@@ -463,10 +463,10 @@ func TestMoveWhileAConnectionIsTakenIntoUseEndsIt(t *testing.T) {
 	var once sync.Once
 	r := open(t, s.url(), func(c *Config) {
 		up := c.OnUp
-		c.OnUp = func(lost, listening bool, id Identity) {
+		c.OnUp = func(n redisop.Shard, lost, listening bool, id Identity) {
 			<-opened
 			once.Do(func() { store.commands.onMoved(promoted.tcp()) })
-			up(lost, listening, id)
+			up(n, lost, listening, id)
 		}
 	})
 	store = r.Store

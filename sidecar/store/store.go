@@ -80,19 +80,19 @@ type Config struct {
 	// OnDown, at the start of an outage and when its reason changes: err is the sentence that
 	// an operator reads.
 	OnResults func(results []redisop.Result, raised *Identity)
-	OnUp      func(dataLost, listening bool, id Identity)
-	OnDown    func(err error)
+	OnUp      func(n redisop.Shard, dataLost, listening bool, id Identity)
+	OnDown    func(n redisop.Shard, err error)
 
 	// OnDegraded: Redis is connected, but refuses acquires, or too few replicas confirm them, with the sentence that an operator
 	// reads; "": it does not any more. After OnUp it does not, until this is called.
-	OnDegraded func(why string)
+	OnDegraded func(n redisop.Shard, why string)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
 	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the
 	// connection was lost they come back by themselves.
 	// OnMessages: something was published on the channels of locks, or to this sidecar.
-	OnSubscribed   func(names []string)
-	OnUnsubscribed func(names []string)
+	OnSubscribed   func(n redisop.Shard, names []string)
+	OnUnsubscribed func(n redisop.Shard, names []string)
 	OnMessages     func(messages []redisop.Message)
 
 	// OnQuestion: the sidecar with the uuid from asked this one. OnAnswer: a sidecar answered,
@@ -242,10 +242,10 @@ func (s *Store) RoundTrip() time.Duration { return time.Duration(s.commands.roun
 
 // Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
-func (s *Store) Subscribe(name string) { s.commands.subscribe(name) }
+func (s *Store) Subscribe(n redisop.Shard, name string) { s.commands.subscribe(name) }
 
 // Unsubscribe ends Subscribe. A callback that is under way may still arrive.
-func (s *Store) Unsubscribe(name string) { s.commands.unsubscribe(name) }
+func (s *Store) Unsubscribe(n redisop.Shard, name string) { s.commands.unsubscribe(name) }
 
 // Close sends what is queued, for as long as ctx allows, and ends the
 // connection. What could not be sent by then has the result NotSent, what has

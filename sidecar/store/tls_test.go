@@ -83,7 +83,7 @@ func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
 		if got := r.one(takeOp("x", 1)); got.Outcome != redisop.Done || got.Token == 0 {
 			t.Errorf("a lock over TLS: %+v", got)
 		}
-		r.Subscribe("x")
+		r.Subscribe(0, "x")
 		if name := recv(t, r.subscribed, "OnSubscribed"); name != "x" {
 			t.Errorf("subscribed to %q", name)
 		}

@@ -543,7 +543,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal does not wait behind answers that are left",
 		file: "sidecar/locktable/reconcile.go",
-		old:  "	case l.hasMore && l.holds != nil:",
+		old:  "	case t.hasMore && l.holds != nil:",
 		new:  "	case false:",
 		by:   tableTest("TestRenewalIsNotKeptBackByAnswersThatAreLeft"),
 	},
@@ -738,8 +738,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "an acquire that does not wait is answered when Redis cannot be reached any more",
 		file: "sidecar/locktable/connection.go",
-		old:  "reason\n	}\n	for i := len(t.locks) - 1; i >= 0; i-- {\n		t.reconcile(now, t.locks[i])\n	}\n",
-		new:  "reason\n	}\n",
+		old:  "		if l := t.locks[i]; l.shard == n {\n			t.reconcile(now, l)",
+		new:  "		if l := t.locks[i]; l.shard != n {\n			t.reconcile(now, l)",
 		by:   simulation,
 	},
 	{

@@ -7,8 +7,8 @@ var storeMutants = []mutant{
 	{
 		rule: "the send time of an operation is from before it was written",
 		file: "sidecar/store/pipeline.go",
-		old:  `redisop.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
-		new:  `redisop.Result{Kind: op.Kind, Name: op.Name, Sent: p.now, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
+		old:  `redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: cl.sent, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
+		new:  `redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: p.now, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
 		by:   test("sidecar/store", "TestSendTimeIsFromBeforeTheOperationIsWritten"),
 	},
 	{

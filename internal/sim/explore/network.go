@@ -19,7 +19,7 @@ func (w *world) connect(h *host) {
 	if h.process.listens {
 		h.conn.requests = push(h.conn.requests, request{kind: locktable.Subscribe})
 	}
-	h.process.table.Up(w.now, false, true)
+	h.process.table.Up(w.now, 0, false, true)
 	w.drain(h)
 }
 
@@ -39,7 +39,7 @@ func (w *world) giveUp(i int) {
 	t := h.process.table
 	unanswered, subscribed := h.conn.unanswered, h.conn.subscribed
 	w.loseConnection(h)
-	t.Down(w.now, "Redis cannot be reached")
+	t.Down(w.now, 0, "Redis cannot be reached")
 	w.drain(h)
 	for _, r := range unanswered {
 		if h.process == nil {
@@ -48,7 +48,7 @@ func (w *world) giveUp(i int) {
 		w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Outcome: redisop.Unknown, Sent: r.sent, Msg: "connection lost"})
 	}
 	if h.process != nil && subscribed {
-		t.Unsubscribed(w.now, lockName)
+		t.Unsubscribed(w.now, 0, lockName)
 		w.drain(h)
 	}
 }
@@ -316,7 +316,7 @@ func (w *world) deliver(i int) {
 			return
 		}
 		h.conn.subscribed = true
-		h.process.table.Subscribed(w.now, lockName)
+		h.process.table.Subscribed(w.now, 0, lockName)
 	}
 	w.drain(h)
 }

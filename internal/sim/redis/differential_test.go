@@ -182,7 +182,7 @@ func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	r.store, err = store.Open(store.Config{
 		URL: d.url(&l), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
 		OnResults: func(rs []redisop.Result, raised *store.Identity) { r.results <- delivery{rs, raised} },
-		OnUp:      func(_, _ bool, id store.Identity) { up <- id },
+		OnUp:      func(_ redisop.Shard, _, _ bool, id store.Identity) { up <- id },
 	})
 	if err != nil {
 		return err

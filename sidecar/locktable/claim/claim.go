@@ -252,6 +252,12 @@ func (c *Claim) OnDataLost() {
 	}
 }
 
+// OnMoved notes that another shard of Redis has the lock, which may lack what the one before had.
+func (c *Claim) OnMoved() {
+	c.OnDataLost()
+	c.Note(Moved)
+}
+
 // RestoreLock makes the claim that of a lock in a predecessor's journal.
 func (c *Claim) RestoreLock(maxHoldID uint64) { c.state, c.maxHoldID = Uncertain, maxHoldID }
 

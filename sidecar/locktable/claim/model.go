@@ -156,6 +156,7 @@ const (
 	LockMayBeFree                        // a release was published, or Redis is reached again
 	KeyMayHaveChanged                    // by another program
 	DataMayBeLost                        // Redis may have lost its data
+	Moved                                // another shard has the lock
 )
 
 // Has reports whether an event is among these.

@@ -100,9 +100,10 @@ func (c *Claim) GivesBack(id uint64) bool {
 	return false
 }
 
-// IsReleasing reports whether a Drop is the one operation in flight.
+// IsReleasing reports whether a Drop is the one operation in flight, after which a Take may be sent to
+// the same shard.
 func (c *Claim) IsReleasing() bool {
-	return c.phase == windowOne && c.op.Kind == redisop.Drop && c.state.IsOurs()
+	return c.phase == windowOne && c.op.Kind == redisop.Drop && c.state.IsOurs() && !c.op.Since.Has(Moved)
 }
 
 // MayStep reports whether an operation may be sent: none is in flight, or a Drop, after which a Take

@@ -60,7 +60,7 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 			}
 			l.store.Recycle(rs)
 		},
-		OnUp: func(bool, bool, store.Identity) { close(up) },
+		OnUp: func(redisop.Shard, bool, bool, store.Identity) { close(up) },
 	})
 	if err != nil {
 		return nil, err

@@ -53,7 +53,7 @@ func (e *rawEvalsha) prepare() error {
 		URL: e.Redis, UUID: state.NewUUID().String(),
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		OnResults: func(rs []redisop.Result, _ *store.Identity) { e.results(rs) },
-		OnUp: func(bool, bool, store.Identity) {
+		OnUp: func(redisop.Shard, bool, bool, store.Identity) {
 			select {
 			case e.up <- struct{}{}:
 			default:
