@@ -435,7 +435,12 @@ func (m *StatusOK) unpack(id uint64, o *object) {
 		OldestHold:   o.age(fieldOldestHold),
 		RenewalsLate: o.number(fieldRenewalsLate),
 		Hidden:       o.text(fieldHidden, 0),
+		ShardCount:   o.number(fieldShardCount),
 	}}
+	o.each(fieldShards, func(at int) int {
+		m.Shards = append(m.Shards, ShardRow{})
+		return m.Shards[len(m.Shards)-1].unpack(o.p, at)
+	})
 	o.each(fieldLost, func(at int) int {
 		var l object
 		end := o.p.object(at, &l)
@@ -455,6 +460,28 @@ func (m *StatusOK) unpack(id uint64, o *object) {
 			Back: r.number(fieldBack), Away: r.number(fieldAway),
 		}
 	}
+}
+
+// unpack decodes the shard at the offset and returns the offset after it.
+func (r *ShardRow) unpack(p *parser, at int) int {
+	var o object
+	end := p.object(at, &o)
+	if p.connError != nil {
+		return end
+	}
+	o.require(fieldSlots)
+	o.require(fieldRedis)
+	*r = ShardRow{
+		Address:     o.text(fieldAddress, 0),
+		Slots:       o.number(fieldSlots),
+		Redis:       o.text(fieldRedis, 0),
+		Degraded:    o.bool(fieldDegraded, false),
+		RoundTripNS: o.int(fieldRoundTripNS, 0, 0, math.MaxInt64),
+		Held:        o.number(fieldHeld),
+		Waiting:     o.number(fieldWaiting),
+		Unsent:      o.number(fieldUnsent),
+	}
+	return end
 }
 
 // number returns a field that counts something; absent: 0.
@@ -598,6 +625,9 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		RemoteField: o.text(fieldRemoteField, 0),
 		RemoteHost:  o.text(fieldRemoteHost, 0),
 		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),
+		InCluster:   o.has(fieldSlot),
+		Slot:        uint16(o.int(fieldSlot, 0, 0, MaxSlot)),
+		Shard:       o.text(fieldShard, 0),
 		Grants:      uint32(o.int(fieldGrants, 0, 0, math.MaxUint32)),
 		Waiting:     o.number(fieldWaiting),
 	}

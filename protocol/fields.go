@@ -108,6 +108,14 @@ const (
 	fieldEntries
 	fieldPassed
 
+	fieldSlot
+	fieldShard
+	fieldShards
+	fieldShardCount
+	fieldAddress
+	fieldSlots
+	fieldUnsent
+
 	fields // the number of fields
 )
 
@@ -132,6 +140,7 @@ var fieldNames = [fields]string{
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
 	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
 	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldField: "field", fieldEntries: "entries", fieldPassed: "passed",
+	fieldSlot: "slot", fieldShard: "shard", fieldShards: "shards", fieldShardCount: "shard_count", fieldAddress: "address", fieldSlots: "slots", fieldUnsent: "unsent",
 	fieldRemoteHost: "remote_host", fieldHost: "host", fieldHosts: "hosts", fieldAfterHost: "after_host", fieldStartedMS: "started_ms",
 }
 
@@ -329,6 +338,20 @@ func fieldOf(key []byte) field {
 		return fieldEntries
 	case "passed":
 		return fieldPassed
+	case "slot":
+		return fieldSlot
+	case "shard":
+		return fieldShard
+	case "shards":
+		return fieldShards
+	case "shard_count":
+		return fieldShardCount
+	case "address":
+		return fieldAddress
+	case "slots":
+		return fieldSlots
+	case "unsent":
+		return fieldUnsent
 	}
 	return 0
 }
@@ -341,7 +364,7 @@ func nesting(f field) int {
 		return MaxDepth + 1 // the map
 	case fieldWaiters:
 		return MaxDepth + 2 // array, waiter
-	case fieldEvents, fieldLost, fieldOwners, fieldQueue:
+	case fieldEvents, fieldLost, fieldOwners, fieldQueue, fieldShards:
 		return MaxDepth + 2 // array, event
 	case fieldLock, fieldHolder:
 		return MaxDepth + 3 // row, waiters

@@ -168,7 +168,7 @@ func isTruncated(m any) bool {
 		for _, w := range r.Waiters {
 			cmd = max(cmd, len(w.Cmd))
 		}
-		return cmd > MaxCmd || len(r.RemoteField) > MaxField || len(r.Waiters) > MaxWaiters
+		return cmd > MaxCmd || len(r.RemoteField) > MaxField || len(r.Shard) > MaxField || r.Shard != "" && !r.InCluster || len(r.Waiters) > MaxWaiters
 	}
 	switch m := m.(type) {
 	case *Err:
@@ -219,7 +219,11 @@ func isTruncated(m any) bool {
 			long = long || len(l.Reason) > MaxClient
 			size += len(l.Reason) + 20
 		}
-		return long || size > ListRoom-4*MaxMessage
+		for _, s := range m.Shards {
+			long = long || len(s.Address) > MaxField || len(s.Redis) > MaxReason
+			size += len(s.Address) + len(s.Redis) + 150
+		}
+		return long || len(m.Shards) > MaxShards || size > ListRoom-4*MaxMessage
 	case *EventsOK:
 		size := 0
 		for i := range m.Events {

@@ -27,8 +27,12 @@ const (
 	MaxField   = 256  // bytes of a row's remote_field
 	MaxWaiters = 16   // waiters of a row
 	MaxOwners  = 32   // owners, and places in a queue, of the answer to who
+	MaxShards  = 64   // shards of the answer to status
+	MaxReason  = 400  // bytes of a shard's redis
 	MaxTicket  = 128  // bytes of a session's ticket
 	MaxClaims  = 4096 // holds in one claim
+
+	MaxSlot = 16383 // the last slot of a Redis Cluster
 
 	HelloTimeout = 5 * time.Second // from connect to hello
 

@@ -51,7 +51,7 @@ var everyRequest = []Request{
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
 	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true, KeepLeftMS: 12,
-	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), Waiting: 11,
+	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), InCluster: true, Slot: MaxSlot, Shard: strings.Repeat("s", MaxField), Waiting: 11,
 	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, WaitedMS: 16}, {}},
 }
 
@@ -78,6 +78,10 @@ var everyReply = []Reply{
 		Queue: []OwnerRow{{Field: "h", WaitedMS: 3}}, Queued: 4, Holder: &fullRow, Trouble: "t",
 	}},
 	&PingOK{ID: 1, NowNS: 2, Redis: "ok", Degraded: true, RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:", Trouble: "t"},
+	&StatusOK{ID: 1, StatusRow: StatusRow{
+		NowNS: 2, StartedNS: 1, Version: "0.1", Redis: "not ok", Degraded: true, Held: 3,
+		Shards: []ShardRow{{Slots: 4, Redis: "none has them"}, {"10.0.0.7:6379", 5, "out of memory", true, 6, 7, 8, 9}}, ShardCount: 10,
+	}},
 	&ConfirmOK{ID: 1},
 	&ByeOK{ID: 1},
 	&ClaimOK{ID: 1},
@@ -144,7 +148,7 @@ func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 21 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 23 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }
@@ -195,6 +199,31 @@ func TestRowsOfListRoomFitIntoAFrame(t *testing.T) {
 	got, err := decodeReply(body, "list")
 	if err != nil || len(got.(*ListOK).Locks) != len(m.Locks) {
 		t.Errorf("%d rows were written, read: %v", len(m.Locks), err)
+	}
+}
+
+// The longest status fits into a frame: of more shards, the first ones are sent.
+func TestAnswerToStatusFitsIntoAFrame(t *testing.T) {
+	long := strings.Repeat("x", MaxMessage)
+	oldest := &AgeRow{strings.Repeat("n", MaxName), 1 << 62, 1 << 40, 1 << 32, long, 1 << 40}
+	m := StatusOK{1<<63 - 1, StatusRow{
+		NowNS: 1 << 62, StartedNS: 1 << 62, Version: long, Redis: long, Degraded: true, RedisAddress: long, RedisRunID: long, KeyPrefix: long,
+		RoundTripNS: 1 << 62, Trouble: long, Sessions: 1 << 30, Held: 1 << 30, Waiting: 1 << 30, OldestWaiter: oldest, OldestHold: oldest,
+		RenewalsLate: 1 << 30, Restart: &RestartRow{long, 1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30}, Hidden: long, ShardCount: 1 << 30,
+	}}
+	for range 10 {
+		m.Lost = append(m.Lost, LossRow{Reason(long), 1 << 30})
+	}
+	for range 2 * MaxShards {
+		m.Shards = append(m.Shards, ShardRow{long, 1 << 14, long, true, 1 << 62, 1 << 30, 1 << 30, 1 << 30})
+	}
+	body, err := NewReader(bytes.NewReader(m.Append(nil))).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeReply(body, "status")
+	if err != nil || len(got.(*StatusOK).Shards) != MaxShards || got.(*StatusOK).ShardCount != 1<<30 {
+		t.Errorf("%d bytes: %v", len(body), err)
 	}
 }
 

@@ -123,7 +123,7 @@ type StatusRow struct {
 	RedisAddress string
 	RedisRunID   string
 	KeyPrefix    string
-	RoundTripNS  int64  // of the last command that Redis answered; 0: there was none
+	RoundTripNS  int64  // of the last command that Redis answered, of several shards the longest; 0: there was none
 	Trouble      string // why clients cannot connect, or why a restart would end their locks; "": neither is the case
 
 	Sessions, Held, Waiting int
@@ -133,6 +133,21 @@ type StatusRow struct {
 	Lost                    []LossRow
 	Restart                 *RestartRow // nil: no sidecar before this one left its state
 	Hidden                  string      // what the policy hides from the client, in one sentence; "": nothing
+
+	Shards     []ShardRow // of a Cluster, those in trouble first; the first MaxShards of them
+	ShardCount int        // how many there are; 0: Redis is no Cluster
+}
+
+// ShardRow is one master of a Cluster that has slots, or the slots that have no master.
+type ShardRow struct {
+	Address     string // host and port; "": these slots have no master
+	Slots       int
+	Redis       string // "ok", or one sentence that says what is wrong; truncated to MaxReason bytes
+	Degraded    bool   // the master is connected, but refuses acquires
+	RoundTripNS int64  // of the last command that it answered; 0: there was none
+	Held        int    // holds of locks of these slots
+	Waiting     int    // requests that wait for such locks
+	Unsent      int    // operations that wait to be sent to it
 }
 
 // AgeRow is the oldest waiter or hold of a StatusRow.
@@ -264,6 +279,10 @@ type LockRow struct {
 	RemoteField string // truncated to MaxField bytes
 	RemoteHost  string // name of the host of the sidecar that has it; "": not known, or no sidecar has it
 	RemoteTTLMS int64  // -1: the key does not expire
+
+	InCluster bool   // Redis is a Cluster
+	Slot      uint16 // of the name, InCluster
+	Shard     string // address of the master that has the slot; "": none has it, or not InCluster
 
 	Grants  uint32      // first entries of local owners since the sidecar knows the name
 	Waiting int         // local waiters
@@ -451,7 +470,27 @@ func (m StatusOK) Append(dst []byte) []byte {
 		w.endMap(outer)
 	}
 	w.textIf("hidden", m.Hidden, MaxMessage)
+	if n := min(len(m.Shards), MaxShards); n > 0 {
+		w.array("shards", n)
+		for i := range m.Shards[:n] {
+			w.shard(&m.Shards[i])
+		}
+	}
+	w.intIf("shard_count", int64(m.ShardCount))
 	return w.finish()
+}
+
+func (w *writer) shard(r *ShardRow) {
+	outer := w.beginMap()
+	w.textIf("address", r.Address, MaxField)
+	w.int("slots", int64(r.Slots))
+	w.text("redis", r.Redis, MaxReason)
+	w.boolIf("degraded", r.Degraded)
+	w.intIf("roundtrip_ns", r.RoundTripNS)
+	w.intIf("held", int64(r.Held))
+	w.intIf("waiting", int64(r.Waiting))
+	w.intIf("unsent", int64(r.Unsent))
+	w.endMap(outer)
 }
 
 func (w *writer) age(k string, r *AgeRow) {
@@ -620,6 +659,10 @@ func (w *writer) row(r *LockRow) {
 	w.textIf("remote_field", r.RemoteField, MaxField)
 	w.textIf("remote_host", r.RemoteHost, MaxClient)
 	w.intIf("remote_ttl_ms", r.RemoteTTLMS)
+	if r.InCluster {
+		w.uint("slot", uint64(r.Slot))
+		w.textIf("shard", r.Shard, MaxField)
+	}
 	w.uintIf("grants", uint64(r.Grants))
 	w.intIf("waiting", int64(r.Waiting))
 	if n := min(len(r.Waiters), MaxWaiters); n > 0 {

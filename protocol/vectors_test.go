@@ -385,6 +385,8 @@ type fieldsOf struct {
 	RenewalsLate int        `json:"renewals_late"`
 	Lost         []LossRow
 	Restart      *RestartRow
+	Shards       []shardFields
+	ShardCount   int `json:"shard_count"`
 
 	RemoteHost string `json:"remote_host"`
 	PID, UID   int64
@@ -404,6 +406,17 @@ type ownerFields struct {
 	Field, Sidecar, Host string
 	Entries              int64
 	WaitedMS             int64 `json:"waited_ms"`
+}
+
+type shardFields struct {
+	Address     string
+	Slots       int
+	Redis       string
+	Degraded    bool
+	RoundTripNS int64 `json:"roundtrip_ns"`
+	Held        int
+	Waiting     int
+	Unsent      int
 }
 
 type ageFields struct {
@@ -452,6 +465,8 @@ type rowFields struct {
 	KeepLeftMS  int64  `json:"keep_left_ms"`
 	RemoteField string `json:"remote_field"`
 	RemoteTTLMS int64  `json:"remote_ttl_ms"`
+	Slot        *uint16
+	Shard       string
 	Grants      uint32
 	RemoteHost  string `json:"remote_host"`
 	Waiting     int
@@ -472,6 +487,10 @@ func (r rowFields) row() LockRow {
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
 		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
 	}
+	if r.Slot != nil {
+		row.InCluster, row.Slot = true, *r.Slot
+	}
+	row.Shard = r.Shard
 	for _, w := range r.Waiters {
 		row.Waiters = append(row.Waiters, WaiterRow(w))
 	}
@@ -614,9 +633,13 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		}
 		return ok
 	case "status":
+		var shards []ShardRow
+		for _, s := range m.Shards {
+			shards = append(shards, ShardRow(s))
+		}
 		return &StatusOK{m.ID, StatusRow{
 			m.NowNS, m.StartedNS, m.Version, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
-			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart, m.Hidden,
+			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart, m.Hidden, shards, m.ShardCount,
 		}}
 	case "who":
 		ok := &WhoOK{m.ID, WhoRow{Redis: m.Redis, Key: m.Key, Msg: m.Msg, TTLMS: m.TTLMS, Queued: m.Queued, Trouble: m.Trouble}}

@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 const (
@@ -133,21 +134,27 @@ func redactFor(cl *session) func(*numberedEvent, *protocol.EventRow) bool {
 
 // recordDown records that there is no connection to Redis. It is an event again if the reason is
 // another one.
-func (l *loop) recordDown(now int64, why string) {
-	if l.downFor == "" {
+func (l *loop) recordDown(now int64, n redisop.Shard, why string) {
+	if l.shards.slotsOf(n) == 0 {
+		return // a former master of a Cluster, or all slots have one
+	}
+	if l.downFor[n] == "" {
 		l.counters.redisDowns++
 	}
-	if l.downFor != why {
+	if l.downFor[n] != why {
 		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventRedisDown, Msg: why})
 	}
-	l.downFor = why
+	if l.downFor == nil {
+		l.downFor = make(map[redisop.Shard]string)
+	}
+	l.downFor[n] = why
 }
 
 // recordUp records that there is a connection to Redis again. The first one of a daemon is no event.
-func (l *loop) recordUp(now int64, isDataLost bool) {
-	if l.downFor != "" {
+func (l *loop) recordUp(now int64, n redisop.Shard, isDataLost bool) {
+	if l.downFor[n] != "" {
 		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventRedisUp})
-		l.downFor = ""
+		delete(l.downFor, n)
 	}
 	if isDataLost {
 		l.counters.dataLosses++

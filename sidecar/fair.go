@@ -17,7 +17,8 @@ type fairQueue struct {
 	processes map[processKey]*peerProcess
 	byUID     map[int64]*peerUser
 	conns     int
-	len       int // requests
+	len       int            // requests
+	held      []*peerProcess // that have requests, and are idle: see pop
 }
 
 // processKey identifies a process. If the process is not visible here (pid 0), each connection
@@ -129,8 +130,9 @@ func (q *fairQueue) push(p *peerProcess, requests []request) {
 	q.users.activate(&p.user.flow, userQuantum)
 }
 
-// pop removes the request whose turn it is and stores it in r; false: there is none.
-func (q *fairQueue) pop(r *request) bool {
+// pop removes the request whose turn it is and stores it in r; false: there is none. A process whose next
+// request is held back has no turn until resume.
+func (q *fairQueue) pop(r *request, isHeld func(*request) bool) bool {
 	for {
 		uf := q.users.pick(userQuantum)
 		if uf == nil {
@@ -149,6 +151,12 @@ func (q *fairQueue) pop(r *request) bool {
 			q.removeIfUnused(p)
 			continue
 		}
+		if isHeld != nil && isHeld(&p.queue[p.head]) {
+			if u.processes.drained(pf); pf.phase == flowIdle {
+				q.held = append(q.held, p)
+			}
+			continue
+		}
 		*r = p.queue[p.head]
 		p.queue[p.head] = request{} // keep no reference to its memory
 		p.head++
@@ -164,6 +172,21 @@ func (q *fairQueue) pop(r *request) bool {
 		return true
 	}
 }
+
+// resume gives the processes that were held back their turns again.
+func (q *fairQueue) resume() {
+	for i, p := range q.held {
+		q.held[i] = nil
+		if p.len() > 0 {
+			p.user.processes.activate(&p.flow, processQuantum)
+			q.users.activate(&p.user.flow, userQuantum)
+		}
+	}
+	q.held = q.held[:0]
+}
+
+// hasTurns reports whether a process has a request that is not held back, as far as that is known.
+func (q *fairQueue) hasTurns() bool { return q.users.fresh.head != nil || q.users.old.head != nil }
 
 // charge subtracts the cost of a request from the deficits of the process and its user.
 func (p *peerProcess) charge(ns int64) {

@@ -12,6 +12,8 @@ type fairLoop struct {
 	q    fairQueue
 	cost map[*peerProcess]int64 // of one request, ns
 	used map[*peerProcess]int64 // of the loop's time, ns
+
+	isHeld func(*request) bool
 }
 
 func newFairLoop(t *testing.T) *fairLoop {
@@ -39,7 +41,7 @@ func (f *fairLoop) push(p *peerProcess, first uint64, n int) {
 // next does one request, and returns its process and number; nil: there was none.
 func (f *fairLoop) next() (*peerProcess, uint64) {
 	var r request
-	if !f.q.pop(&r) {
+	if !f.q.pop(&r, f.isHeld) {
 		return nil, 0
 	}
 	p := r.conn.sender
@@ -253,5 +255,39 @@ func TestFairQueueGivesAnOftenIdleSenderItsShare(t *testing.T) {
 	}
 	if n, part := f.used[idle]/f.cost[idle], int64(1000/(others+1)); n > part {
 		t.Errorf("%d of 1000 requests were its own, its part is %d", n, part)
+	}
+}
+
+// A request that is held back keeps those after it of its process back, and of no other one.
+func TestProcessWhoseRequestIsHeldBackKeepsNoOtherBack(t *testing.T) {
+	f := newFairLoop(t)
+	slow, same, other := f.connect(1, 1, 1), f.connect(1, 2, 1), f.connect(2, 3, 1)
+	f.isHeld = func(r *request) bool { return r.release.Hold == 100 }
+	f.push(slow, 100, 2)
+	f.push(same, 1, 2)
+	f.push(other, 11, 2)
+	got := make(map[*peerProcess]int)
+	for p, _ := f.next(); p != nil; p, _ = f.next() {
+		got[p]++
+	}
+	if got[slow] != 0 || got[same] != 2 || got[other] != 2 {
+		t.Errorf("%d requests of the process that is held back were done, and %d and %d of the others, want 0, 2 and 2", got[slow], got[same], got[other])
+	}
+	if f.q.hasTurns() {
+		t.Error("a process has a turn although all requests are held back")
+	}
+	f.push(slow, 102, 1) // it is looked at once more, and waits
+	if p, _ := f.next(); p != nil || f.q.hasTurns() {
+		t.Error("the process that is held back has a turn")
+	}
+	f.isHeld = nil
+	f.q.resume()
+	for want := uint64(100); want < 103; want++ {
+		if p, n := f.next(); p != slow || n != want {
+			t.Errorf("request %d was done, want %d", n, want)
+		}
+	}
+	if p, _ := f.next(); p != nil {
+		t.Error("a request was done twice")
 	}
 }

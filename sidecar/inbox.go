@@ -21,6 +21,7 @@ type event struct {
 	messages  []redisop.Message
 	redis     store.Identity
 	names     []string
+	routes    []redisop.SlotRange
 	text      string
 	body      []byte
 	done      chan struct{}
@@ -40,6 +41,7 @@ const (
 	redisMessages     // messages
 	redisUp           // shard; flag: data may be lost; listening; redis
 	redisDown         // shard; text
+	redisRoute        // routes
 	redisSubscribed   // shard; names
 	redisUnsubscribed // shard; names
 )
@@ -174,7 +176,7 @@ func (b *inbox) wake() {
 func (b *inbox) hasInput() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.events) > 0 || b.requests.len > 0 && !b.redisBacklogged
+	return len(b.events) > 0 || b.requests.hasTurns() && b.requests.len > 0 && !b.redisBacklogged
 }
 
 // swapEvents returns the events, and continues with these emptied ones.
@@ -195,14 +197,22 @@ func (b *inbox) setRedisBacklogged(on bool) {
 }
 
 // nextRequest removes the next request and stores it in r; false: there is none. First it
-// charges the process of the request before for cost, the time that this took in the loop, ns.
-func (b *inbox) nextRequest(before *peerProcess, cost int64, r *request) bool {
+// charges the process of the request before for cost, the time that this took in the loop, ns. A process
+// whose next request isHeld waits until resumeHeld.
+func (b *inbox) nextRequest(before *peerProcess, cost int64, r *request, isHeld func(*request) bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if before != nil {
 		before.charge(cost)
 	}
-	return b.requests.pop(r)
+	return b.requests.pop(r, isHeld)
+}
+
+// resumeHeld has the processes looked at again whose requests were held back.
+func (b *inbox) resumeHeld() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.requests.resume()
 }
 
 // charge charges a process for the time of its last request in a step, ns.

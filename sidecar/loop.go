@@ -33,24 +33,26 @@ type loop struct {
 	overflowUID int64
 	policy      *policy.Policy // nil: there is none
 
-	inbox inbox
-	redis atomic.Pointer[redisHealth]
+	inbox  inbox
+	redis  atomic.Pointer[redisHealth]
+	shards shardHealths
 
 	// incomplete is what the state file does not have, and what to do; "": it has every lock and client.
 	incomplete atomic.Pointer[string]
 
-	running         sync.Mutex  // the first in the order of locks: it is locked with none held
-	finishing       atomic.Bool // finish has locked running, and sleeps with it
-	table           *locktable.Table
-	store           *store.Store
-	pids            *pidWatch
-	state           *state.File // nil: nothing is kept for a successor
-	sessions        map[locktable.SessionID]*session
-	ledger          policy.Ledger
-	last            locktable.SessionID // newest session
-	newRedis        *store.Identity     // what a successor must know of Redis, if it changed in this step
-	stopping        bool
-	redisBacklogged bool // requests wait, because too many operations wait to be sent: see step
+	running          sync.Mutex  // the first in the order of locks: it is locked with none held
+	finishing        atomic.Bool // finish has locked running, and sleeps with it
+	table            *locktable.Table
+	store            *store.Store
+	pids             *pidWatch
+	state            *state.File // nil: nothing is kept for a successor
+	sessions         map[locktable.SessionID]*session
+	ledger           policy.Ledger
+	last             locktable.SessionID // newest session
+	newRedis         *store.Identity     // what a successor must know of Redis, if it changed in this step
+	stopping         bool
+	redisBacklogged  bool                   // requests wait, because too many operations wait to be sent: see step
+	backloggedShards map[redisop.Shard]bool // the same of the requests for locks of these, in a Cluster
 
 	events  []event // emptied, for the next takeEvents
 	request request // the one that is being done
@@ -65,7 +67,7 @@ type loop struct {
 	losses       lossWindow
 	takeover     takeover
 	crash        crash
-	downFor      string // why there is no connection to Redis, as the newest event says; "": there is one
+	downFor      map[redisop.Shard]string // why there is no connection to a shard, as the newest event says; none: there is one
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
@@ -197,7 +199,7 @@ func (l *loop) next(now int64) (at int64, ok bool) {
 		return now, true
 	}
 	at, ok = l.table.Next()
-	if silent, owed := l.table.SilentAt(now); l.redisBacklogged && owed && (!ok || silent < at) {
+	if silent, owed := l.table.SilentAt(now); (l.redisBacklogged || len(l.backloggedShards) > 0) && owed && (!ok || silent < at) {
 		at, ok = silent, true
 	}
 	return at, ok
@@ -219,8 +221,7 @@ func (l *loop) step() (now int64) {
 		l.flushSuppressed()
 	}
 	l.takeEvents(now)
-	// Until Redis has answered something, or is known to be silent.
-	l.redisBacklogged = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now, 0)
+	l.findBacklogs(now)
 	l.inbox.setRedisBacklogged(l.redisBacklogged)
 	if !l.redisBacklogged {
 		l.table.Work(now)
@@ -233,6 +234,41 @@ func (l *loop) step() (now int64) {
 	}
 	l.counters.steps.Observe(locktable.ShortTimes, time.Since(begin))
 	return now
+}
+
+// findBacklogs finds out for which locks requests are to wait, until Redis has answered something, or is
+// known to be silent. In a Cluster, a shard that is slow keeps back the processes that want locks of it,
+// and no others.
+func (l *loop) findBacklogs(now int64) {
+	l.redisBacklogged = false
+	if len(l.backloggedShards) > 0 {
+		clear(l.backloggedShards)
+		l.inbox.resumeHeld()
+	}
+	l.store.Unsent(func(n redisop.Shard, unsent int) {
+		switch {
+		case unsent <= maxUnsent || l.table.IsSilent(now, n):
+		case n == 0:
+			l.redisBacklogged = true
+		default:
+			if l.backloggedShards == nil {
+				l.backloggedShards = make(map[redisop.Shard]bool)
+			}
+			l.backloggedShards[n] = true
+		}
+	})
+}
+
+// isHeld reports whether a request is for a lock of a shard that is slow.
+func (l *loop) isHeld(r *request) bool {
+	switch r.kind {
+	case clientAcquire:
+		return l.backloggedShards[l.table.ShardOf(r.acquire.Name)]
+	case clientRelease:
+		n, ok := l.table.ShardOfHold(r.release.Hold)
+		return ok && l.backloggedShards[n]
+	}
+	return false
 }
 
 func (l *loop) takeEvents(now int64) {
@@ -253,7 +289,11 @@ func (l *loop) takeRequests(now int64) {
 	begin := time.Now()
 	last := time.Duration(0)
 	cost := int64(0)
-	for last < requestTime && l.inbox.nextRequest(from, cost, &l.request) {
+	var isHeld func(*request) bool
+	if len(l.backloggedShards) > 0 {
+		isHeld = l.isHeld
+	}
+	for last < requestTime && l.inbox.nextRequest(from, cost, &l.request, isHeld) {
 		from = l.request.conn.sender
 		l.onRequest(now, &l.request)
 		if l.request.kind.isLast() {
@@ -322,10 +362,15 @@ func (l *loop) onEvent(now int64, e *event) {
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
 		l.table.Up(now, e.shard, e.flag, e.listening)
-		l.recordUp(now, e.flag)
+		l.recordUp(now, e.shard, e.flag)
 	case redisDown:
 		l.table.Down(now, e.shard, e.text)
-		l.recordDown(now, e.text)
+		l.recordDown(now, e.shard, e.text)
+	case redisRoute:
+		l.table.Route(now, e.routes)
+		if l.shards.slotsOf(0) == 0 {
+			l.recordUp(now, 0, false) // each slot has a master
+		}
 	case redisSubscribed:
 		for _, name := range e.names {
 			l.table.Subscribed(now, e.shard, name)
@@ -388,6 +433,11 @@ func (l *loop) onRequest(now int64, in *request) {
 		if why := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); why != "" {
 			l.table.CountRefusal(in.acquire.Name, protocol.Denied)
 			l.refuse(c, in.acquire.ID, protocol.Denied, why+"; choose another name")
+			return
+		}
+		if why := l.store.Splits(in.acquire.Name); why != "" {
+			l.table.CountRefusal(in.acquire.Name, protocol.BadRequest)
+			l.refuse(c, in.acquire.ID, protocol.BadRequest, why)
 			return
 		}
 		l.table.Acquire(now, cl.id, in.acquire)
@@ -485,6 +535,7 @@ func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 			hidden++
 			return hidden < maxHidden
 		}
+		l.locate(&row)
 		size += row.Size()
 		if size > pageSize && len(m.Locks) > 0 {
 			return false
@@ -526,9 +577,9 @@ func (l *loop) applyEffects() {
 		case locktable.Redis:
 			l.ops = append(l.ops, e.Op)
 		case locktable.Subscribe:
-			l.store.Subscribe(e.Shard, e.Name)
+			l.store.Subscribe(e.Op.Shard, e.Name)
 		case locktable.Unsubscribe:
-			l.store.Unsubscribe(e.Shard, e.Name)
+			l.store.Unsubscribe(e.Op.Shard, e.Name)
 		}
 	}
 	if len(l.ops) > 0 {

@@ -20,10 +20,16 @@ import (
 // end ends it; then no operation may be in flight.
 func unserved(t *testing.T) (s *Server, end func()) {
 	t.Helper()
+	return unservedBy(t, "redis://127.0.0.1:1") // refuses connections
+}
+
+// unservedBy is unserved with the URL of a Redis.
+func unservedBy(t *testing.T, redis string) (s *Server, end func()) {
+	t.Helper()
 	s, err := Listen(Config{
 		Socket: filepath.Join(t.TempDir(), "s"),
 		State:  StateNone,
-		Redis:  "redis://127.0.0.1:1", // refuses connections
+		Redis:  redis,
 		Log:    slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -82,7 +82,10 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.sessions = make(map[locktable.SessionID]*session)
 	s.misplaced.Store(new(string))
 	s.incomplete.Store(new(string))
-	s.redis.Store(&redisHealth{status: "Redis has not been reached yet"})
+	s.redis.Store(&redisHealth{status: notReached})
+	if store.IsCluster(cfg.Redis) {
+		s.shards.ofCluster()
+	}
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
@@ -117,6 +120,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnUp:          s.redisUp,
 		OnDown:        s.redisDown,
 		OnDegraded:    s.redisDegraded,
+		OnRoute:       s.redisRoute,
 		ProbeInterval: probeInterval,
 		OnSubscribed: func(n redisop.Shard, names []string) {
 			s.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
@@ -168,6 +172,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
 	table := cfg.table()
+	table.SlotOf = s.store.SlotOf()
 	if cfg.OtherHosts != OtherHostsNone {
 		s.names.lookUp = s.store.Host
 		table.Contest.HostName = s.names.of
@@ -243,16 +248,6 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 	}
 }
 
-// redisHealth is what is known of the connection to Redis.
-type redisHealth struct {
-	status     string // "ok", or one sentence that says what is wrong
-	runID      string // of the server; "": there is no connection, or the server does not tell
-	isDegraded bool   // Redis is connected, but refuses acquires: status says why
-}
-
-// isUp reports whether there is a connection.
-func (h *redisHealth) isUp() bool { return h.isDegraded || h.status == "ok" }
-
 // Redis is "ok", or says in one sentence what is wrong.
 func (s *Server) Redis() string { return s.redis.Load().status }
 
@@ -296,23 +291,28 @@ func (s *Server) redisResults(results []redisop.Result, raised *store.Identity) 
 }
 
 func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id store.Identity) {
-	s.setHealth(&redisHealth{status: "ok", runID: id.RunID})
+	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: "ok", runID: id.RunID} }, s.setHealth)
 	signal(s.redisIsUp)
 	s.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})
 }
 
 // redisDegraded has why Redis refuses acquires; "": it does not.
 func (s *Server) redisDegraded(n redisop.Shard, why string) {
-	h := &redisHealth{status: "ok", runID: s.redis.Load().runID}
-	if why != "" {
-		h.status, h.isDegraded = why, true
-	}
-	s.setHealth(h)
+	s.shards.set(n, func(h *redisHealth) {
+		if h.status, h.isDegraded = "ok", why != ""; why != "" {
+			h.status = why
+		}
+	}, s.setHealth)
+}
+
+func (s *Server) redisRoute(ranges []redisop.SlotRange) {
+	s.shards.route(ranges, s.setHealth)
+	s.submitEvent(event{kind: redisRoute, routes: ranges})
 }
 
 func (s *Server) redisDown(n redisop.Shard, err error) {
 	why := err.Error()
-	s.setHealth(&redisHealth{status: why})
+	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: why} }, s.setHealth)
 	s.submitEvent(event{kind: redisDown, shard: n, text: why})
 }
 

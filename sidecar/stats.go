@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
 // Stats is what a sidecar has counted since it started, and what there is at one moment.
@@ -31,6 +32,10 @@ type Stats struct {
 	Policy     []policy.Refused    // what each entry of the policy has refused, as Config.Policy
 	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
 	Database   int                 // the number of the database in Redis
+
+	Shards          []Shard         // of a Cluster; nil: Redis is none
+	TopologyChanges uint64          // how often slots had other masters than before, of a Cluster
+	Redirects       store.Redirects // of a Cluster
 }
 
 // counters is what the loop counts beside the table.
@@ -88,6 +93,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	redis := s.redis.Load()
 	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.startedAt
 	st.Redis, st.RedisUp, st.Degraded, st.RedisRunID = redis.status, redis.isUp(), redis.isDegraded, redis.runID
+	st.Shards, st.TopologyChanges, st.Redirects = s.shardStates(&survey), s.store.TopologyChanges(), s.store.Redirects()
 	st.Ignored, st.Database = s.store.IgnoredMessages(), s.store.Database()
 	return &st, nil
 }
@@ -99,6 +105,7 @@ func (s *Server) Rows(ctx context.Context, names []string) ([]protocol.LockRow, 
 		var rows []protocol.LockRow
 		for _, name := range names {
 			if row, ok := s.table.Info(now, name); ok {
+				s.locate(&row)
 				rows = append(rows, row)
 			}
 		}

@@ -64,6 +64,7 @@ const surveyTimeout = 2 * time.Second
 type statusRequest struct {
 	*protocol.Status
 	survey  *locktable.Survey // nil: the loop did not make one in time
+	shards  []Shard           // of a Cluster; nil: Redis is none
 	trouble string
 }
 
@@ -76,7 +77,7 @@ func (s *Server) prepareStatus(m *protocol.Status) *statusRequest {
 	v := *m
 	r := &statusRequest{Status: &v}
 	if survey, _, err := s.survey(ctx); err == nil {
-		r.survey = &survey
+		r.survey, r.shards = &survey, s.shardStates(&survey)
 	}
 	r.trouble, _ = s.Trouble()
 	return r
@@ -97,7 +98,13 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 		Sessions: len(l.sessions), Held: stats.Holds, Waiting: stats.Waiters,
 		RenewalsLate: r.survey.RenewalsLate, Lost: l.losses.rows(now),
 	}}
-	if silence := l.table.Silence(now); m.Redis == "ok" && silence >= l.table.TryWithin() {
+	if r.shards != nil {
+		why, all := l.noteSilence(now, r.shards)
+		if m.Redis == "ok" && why != "" {
+			m.Redis, m.Degraded = why, !all
+		}
+		addShards(&m.StatusRow, r.shards)
+	} else if silence := l.table.Silence(now); m.Redis == "ok" && silence >= l.table.TryWithin() {
 		m.Redis = fmt.Sprintf("Redis has not answered for %v", silence.Round(time.Millisecond))
 	}
 	for i := range r.survey.Groups {

@@ -17,6 +17,7 @@ type fakeSidecar struct {
 
 	// Fixed when it starts.
 	lease     time.Duration // of every grant; it is never renewed
+	inCluster bool          // Redis is a Cluster
 	redis     func() string // returns the status of Redis; nil: "ok"
 	trouble   string        // what ping reports
 	onRelease func()        // called before a release is answered; nil: nothing
@@ -180,8 +181,8 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			}}
 		}
 		return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
-			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease)},
-			{Name: "a", State: protocol.StateBusy},
+			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease), InCluster: f.inCluster, Slot: 3300},
+			{Name: "a", State: protocol.StateBusy, InCluster: f.inCluster},
 		}}
 	case *protocol.Events:
 		// There are two, which are sent one at a time.

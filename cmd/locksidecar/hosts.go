@@ -100,7 +100,7 @@ func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out 
 		if h.err != nil {
 			v.Error = h.err.Error()
 		} else {
-			v.Locks = viewLocks(h.locks, c.Name, nil)
+			v.Locks = viewLocks(h.locks, c.filter(), nil)
 		}
 		hosts = append(hosts, v)
 	}

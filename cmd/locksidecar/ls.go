@@ -13,12 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/internal/display"
+	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 type lsCmd struct {
 	socketFlag
 	Name namePattern `arg:"" optional:"" help:"Only the lock with this name; with * at the end, the locks whose names start so."`
+	Slot *int        `placeholder:"N" help:"Only locks of this slot of a Redis Cluster, 0 to 16383."`
 	All  bool        `help:"Every host that uses the same Redis, each with its locks."`
 	JSON bool        `help:"Print a JSON array, sorted by name."`
 }
@@ -44,6 +46,7 @@ Examples:
     locksidecar ls invoice:42
     locksidecar ls 'invoice:*'
     locksidecar ls --all
+    locksidecar ls --slot 7629
     locksidecar ls --json | jq '.[] | select(.waiting > 10) | .name'
 
 Fields of --json; those in brackets are absent where they do not apply:
@@ -52,6 +55,7 @@ Fields of --json; those in brackets are absent where they do not apply:
     [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan,
      keep_left_ms]
     [remote_field, remote_ttl_ms, remote_host, remote_pid, remote_cmd]
+    [slot, shard: of a Redis Cluster; the address of the master that has the slot, if one has it]
     of a waiter: session, pid, uid, user, cmd, owner, waited_ms
 
 With --all, the array is of hosts, sorted by name. user is then a number:
@@ -60,6 +64,26 @@ With --all, the array is of hosts, sorted by name. user is then a number:
     [error]
 
 ` + exitTable
+}
+
+func (c *lsCmd) Validate() error {
+	if c.Slot != nil && (*c.Slot < 0 || *c.Slot > protocol.MaxSlot) {
+		return fmt.Errorf("--slot is %d; a Redis Cluster has the slots 0 to %d", *c.Slot, protocol.MaxSlot)
+	}
+	return nil
+}
+
+// filter returns which locks are to be listed.
+func (c *lsCmd) filter() lockFilter { return lockFilter{c.Name, c.Slot} }
+
+// lockFilter selects locks by name, and by slot.
+type lockFilter struct {
+	name namePattern
+	slot *int // nil: any
+}
+
+func (f lockFilter) matches(row *locksidecar.LockInfo) bool {
+	return f.name.matches(row.Name) && (f.slot == nil || row.InCluster && row.Slot == *f.slot)
 }
 
 func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
@@ -75,7 +99,7 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	locks := viewLocks(rows, c.Name, make(display.UserNames))
+	locks := viewLocks(rows, c.filter(), make(display.UserNames))
 	findHolders(ctx, sidecar, locks)
 	if c.JSON {
 		e := json.NewEncoder(out)
@@ -83,16 +107,20 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 		return e.Encode(locks)
 	}
 	if len(locks) == 0 {
-		_, err = fmt.Fprintln(out, nothingListed(c.Name, rows))
+		_, err = fmt.Fprintln(out, nothingListed(c.filter(), rows))
 		return err
 	}
 	_, err = io.WriteString(out, lockTable(locks, width(out)))
 	return err
 }
 
-// nothingListed says that none of the locks of this host match a pattern, and which command would
+// nothingListed says that none of the locks of this host match a filter, and which command would
 // find what was meant.
-func nothingListed(pattern namePattern, rows []locksidecar.LockInfo) string {
+func nothingListed(filter lockFilter, rows []locksidecar.LockInfo) string {
+	pattern := filter.name
+	if filter.slot != nil {
+		return noneInSlot(filter, rows)
+	}
 	if pattern == "" {
 		return "no process of this host holds a lock or waits for one"
 	}
@@ -101,19 +129,31 @@ func nothingListed(pattern namePattern, rows []locksidecar.LockInfo) string {
 		return fmt.Sprintf("no process of this host holds a lock whose name starts with %q, or waits for one; locksidecar ls --all %s asks all hosts", strings.TrimSuffix(string(pattern), "*"), quoteForShell(string(pattern)))
 	}
 	text := fmt.Sprintf("no process of this host holds the lock %q or waits for it; %s asks Redis and other hosts", string(pattern), whoCommand(string(pattern)))
-	if n := len(viewLocks(rows, longer, nil)); n > 0 {
+	if n := len(viewLocks(rows, lockFilter{name: longer}, nil)); n > 0 {
 		text += fmt.Sprintf("\nnames that start so: %d; locksidecar ls %s lists them", n, quoteForShell(string(longer)))
 	}
 	return text
 }
 
-// viewLocks returns the locks whose names a pattern matches, sorted. users is nil for locks of
+// noneInSlot is nothingListed for a filter with a slot.
+func noneInSlot(filter lockFilter, rows []locksidecar.LockInfo) string {
+	text := fmt.Sprintf("no process of this host holds a lock of slot %d, or waits for one", *filter.slot)
+	if filter.name != "" {
+		text = fmt.Sprintf("no process of this host holds a lock of slot %d that matches %q, or waits for one", *filter.slot, string(filter.name))
+	}
+	if len(rows) > 0 && !slices.ContainsFunc(rows, func(r locksidecar.LockInfo) bool { return r.InCluster }) {
+		text += "; its locks have no slots: Redis is no Cluster, or the sidecar is of an older version"
+	}
+	return text
+}
+
+// viewLocks returns the locks that a filter matches, sorted by name. users is nil for locks of
 // another host, whose users are not those of this one.
-func viewLocks(rows []locksidecar.LockInfo, pattern namePattern, users display.UserNames) []lockView {
+func viewLocks(rows []locksidecar.LockInfo, filter lockFilter, users display.UserNames) []lockView {
 	now := time.Now()
 	locks := make([]lockView, 0, len(rows))
 	for _, row := range rows {
-		if pattern.matches(row.Name) {
+		if filter.matches(&row) {
 			locks = append(locks, viewLock(&row, now, users))
 		}
 	}
@@ -143,6 +183,8 @@ type lockView struct {
 	KeepLeftMS  int64                 `json:"keep_left_ms,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
 	RemoteTTLMS *int64                `json:"remote_ttl_ms,omitempty"`
+	Slot        *int                  `json:"slot,omitempty"`
+	Shard       string                `json:"shard,omitempty"`
 	Grants      uint64                `json:"grants,omitempty"`
 	RemoteHost  string                `json:"remote_host,omitempty"`
 	RemotePID   int                   `json:"remote_pid,omitempty"`
@@ -165,6 +207,10 @@ type waiterView struct {
 
 func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames) lockView {
 	v := lockView{Name: row.Name, State: row.State, Grants: row.Grants, Waiting: row.Waiting, Waiters: []waiterView{}}
+	if row.InCluster {
+		slot := row.Slot
+		v.Slot, v.Shard = &slot, row.Shard
+	}
 	switch row.State {
 	case locksidecar.LockHeld:
 		held, left := row.Held.Milliseconds(), max(0, row.Deadline.Sub(now).Milliseconds())

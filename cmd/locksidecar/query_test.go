@@ -26,7 +26,7 @@ func TestLsSortsAndFilters(t *testing.T) {
 	if out := expectExit(t, start(t, f, "ls", "b*"), 0, ""); !strings.Contains(out, "\nb ") || strings.Contains(out, "\na ") {
 		t.Errorf("ls of a pattern printed %q", out)
 	}
-	if out := nothingListed("f:", []locksidecar.LockInfo{{Name: "f:1"}, {Name: "g"}}); !strings.HasSuffix(out, "\nnames that start so: 1; locksidecar ls 'f:*' lists them") {
+	if out := nothingListed(lockFilter{name: "f:"}, []locksidecar.LockInfo{{Name: "f:1"}, {Name: "g"}}); !strings.HasSuffix(out, "\nnames that start so: 1; locksidecar ls 'f:*' lists them") {
 		t.Errorf("ls of the beginning of a name prints %q", out)
 	}
 	if out := expectExit(t, start(t, f, "ls", "none*"), 0, ""); !strings.Contains(out, "ls --all 'none*' asks all hosts") {
@@ -34,6 +34,31 @@ func TestLsSortsAndFilters(t *testing.T) {
 	}
 	if out := expectExit(t, start(t, f, "ls", "--json", "nothing"), 0, ""); out != "[]\n" {
 		t.Errorf("ls --json nothing printed %q", out)
+	}
+}
+
+func TestLsListsTheLocksOfASlot(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) { f.inCluster = true })
+	if out := expectExit(t, start(t, f, "ls", "--slot", "0"), 0, ""); !strings.Contains(out, "\na ") || strings.Contains(out, "\nb ") {
+		t.Errorf("ls of slot 0 printed\n%s", out)
+	}
+	if out := expectExit(t, start(t, f, "ls", "--slot=3300", "b*", "--json"), 0, ""); !strings.Contains(out, `"slot": 3300`) || strings.Contains(out, `"name": "a"`) {
+		t.Errorf("ls of slot 3300 printed\n%s", out)
+	}
+	for args, want := range map[[2]string]string{
+		{"--slot=7", ""}:      "no process of this host holds a lock of slot 7, or waits for one\n",
+		{"--slot=3300", "a*"}: "no process of this host holds a lock of slot 3300 that matches \"a*\", or waits for one\n",
+	} {
+		if out := expectExit(t, start(t, f, "ls", args[0], args[1]), 0, ""); out != want {
+			t.Errorf("ls %v printed %q", args, out)
+		}
+	}
+	for _, slot := range []string{"-1", "16384"} {
+		expectExit(t, start(t, f, "ls", "--slot="+slot), exitUsage, "a Redis Cluster has the slots 0 to 16383")
+	}
+	single := startFake(t)
+	if out := expectExit(t, start(t, single, "ls", "--slot=0"), 0, ""); !strings.Contains(out, "its locks have no slots: Redis is no Cluster") {
+		t.Errorf("ls of a slot without a Cluster printed %q", out)
 	}
 }
 

@@ -132,7 +132,7 @@ func parseRedis(raw, where string) (redisTarget, error) {
 
 func badRedis(where string) error {
 	return fmt.Errorf("the Redis URL of %s is not one; write redis://user:password@host:6379/0, rediss://… for TLS, "+
-		"redis+sentinel://user:password@sentinel:26379,sentinel:26379/master/0 or unix:///path/to/redis.sock, and percent-encode what is not a letter or a digit in the password", where)
+		"redis+sentinel://user:password@sentinel:26379,sentinel:26379/master/0, redis+cluster://user:password@node:6379,node:6379 or unix:///path/to/redis.sock, and percent-encode what is not a letter or a digit in the password", where)
 }
 
 func hasPassword(raw string) bool {

@@ -25,7 +25,7 @@ type settings struct {
 	Socket          string   `toml:"socket" default:"${socket}" placeholder:"PATH" help:"Where clients connect (default: ${default})."`
 	SocketMode      fileMode `toml:"socket_mode" default:"${socket_mode}" placeholder:"OCTAL" help:"File mode of the socket; who can write to it can lock (default: ${default})."`
 	SocketGroup     string   `toml:"socket_group" placeholder:"GROUP" help:"Group of the socket (default: that of the daemon)."`
-	Redis           string   `toml:"redis" placeholder:"URL" help:"redis://, rediss://, redis+sentinel:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
+	Redis           string   `toml:"redis" placeholder:"URL" help:"redis://, rediss://, redis+sentinel://, redis+cluster:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
 	RedisFile       string   `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
 	RedisCA         string   `toml:"redis_ca" placeholder:"FILE" help:"For rediss://: PEM file of the authorities that sign the certificate of Redis (default: those of the host)."`
 	RedisCert       string   `toml:"redis_cert" placeholder:"FILE" help:"For rediss://: PEM file of the certificate that Redis asks for."`

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ type statusCmd struct {
 func (statusCmd) Help() string {
 	return `Prints how the sidecar and its locks are: since when it runs, how Redis is and how long its last round trip took,
 the oldest waiter and the oldest hold with their processes, renewals that are late, the losses of the last hour, and what
-the last restart took over. If a policy hides locks from you, the oldest are those that you may see. Exit code 0 means
+the last restart took over; of a Redis Cluster also how each master is, those in trouble first. If a policy hides locks from you, the oldest are those that you may see. Exit code 0 means
 that the sidecar answered; locksidecar ping is a health check.
 
 Example:
@@ -35,6 +36,8 @@ Fields of --json; those in brackets are absent where they do not apply:
     sessions, held, waiting, renewals_late, lost_last_hour: an object with the reasons and their counts
     [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: state, pid, …]
     [restart: reason, held, sessions, ended, back, away]
+    [shards, shard_count: the masters of a Redis Cluster, those in trouble first, 64 at most, and how many there are:
+     [address (absent: no master has these slots),] slots, redis, [degraded, roundtrip_us,] held, waiting, unsent]
 
 ` + exitTable
 }
@@ -96,6 +99,8 @@ type statusView struct {
 	OldestHold   *oldestView    `json:"oldest_hold,omitempty"`
 	OldestWaiter *oldestView    `json:"oldest_waiter,omitempty"`
 	Restart      *restartView   `json:"restart,omitempty"`
+	Shards       []shardView    `json:"shards,omitempty"`
+	ShardCount   int            `json:"shard_count,omitempty"`
 	lost         []locksidecar.LossCount
 	runsFor      time.Duration
 }
@@ -123,6 +128,18 @@ type holderView struct {
 	isHidden    bool
 }
 
+// shardView is a master of a Cluster, or the slots that have none.
+type shardView struct {
+	Address     string `json:"address,omitempty"`
+	Slots       int    `json:"slots"`
+	Redis       string `json:"redis"`
+	Degraded    bool   `json:"degraded,omitempty"`
+	RoundTripUS *int64 `json:"roundtrip_us,omitempty"`
+	Held        int    `json:"held"`
+	Waiting     int    `json:"waiting"`
+	Unsent      int    `json:"unsent"`
+}
+
 type restartView struct {
 	Reason   string `json:"reason,omitempty"`
 	Held     int    `json:"held"`
@@ -140,14 +157,23 @@ func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *
 		OldestHold: viewOldest(s.OldestHold, users), OldestWaiter: viewOldest(s.OldestWaiter, users), Restart: (*restartView)(s.Restart),
 		LostLastHour: make(map[string]int), lost: s.Lost, Started: s.Started, runsFor: now.Sub(s.Started),
 	}
-	if s.RoundTrip != 0 {
-		us := s.RoundTrip.Microseconds()
-		v.RoundTripUS = &us
+	v.RoundTripUS, v.ShardCount = microsOf(s.RoundTrip), s.ShardCount
+	for _, r := range s.Shards {
+		v.Shards = append(v.Shards, shardView{r.Address, r.Slots, r.Redis, r.Degraded, microsOf(r.RoundTrip), r.Held, r.Waiting, r.Unsent})
 	}
 	for _, l := range s.Lost {
 		v.LostLastHour[string(l.Reason)] = l.Count
 	}
 	return v
+}
+
+// microsOf returns a round trip in microseconds; nil: there was none.
+func microsOf(roundTrip time.Duration) *int64 {
+	if roundTrip == 0 {
+		return nil
+	}
+	us := roundTrip.Microseconds()
+	return &us
 }
 
 func viewOldest(r *locksidecar.Oldest, users display.UserNames) *oldestView {
@@ -183,6 +209,8 @@ func (v *statusView) text() string {
 		place += fmt.Sprintf(", key prefix %q", v.KeyPrefix)
 	}
 	switch {
+	case v.Degraded && v.ShardCount > 1:
+		line("REDIS", "degraded, it refuses acquires of some locks: %s (%s)", v.Redis, place)
 	case v.Degraded:
 		line("REDIS", "degraded, it refuses acquires: %s (%s)", v.Redis, place)
 	case v.Redis != "ok":
@@ -192,6 +220,7 @@ func (v *statusView) text() string {
 	default:
 		line("redis", "serves; the last round trip took %s (%s)", describeMicros(*v.RoundTripUS), place)
 	}
+	b.WriteString(v.shardTable())
 	which := ""
 	if v.Hidden != "" {
 		line("HIDDEN", "%s; the numbers count those of all users", v.Hidden)
@@ -230,6 +259,43 @@ func (v *statusView) text() string {
 	} else {
 		label, text := v.Restart.describe()
 		line(label, "%s", text)
+	}
+	return b.String()
+}
+
+// maxShardLines is how many shards are printed at most, besides those in trouble.
+const maxShardLines = 12
+
+var shardHeader = []string{"MASTER", "SLOTS", "ROUND TRIP", "HELD", "WAITING", "UNSENT", "REDIS"}
+
+// shardTable renders the masters of a Cluster, below the line about Redis; "": it is none.
+func (v *statusView) shardTable() string {
+	if len(v.Shards) == 0 {
+		return ""
+	}
+	rows := [][]string{shardHeader}
+	for i := range v.Shards {
+		s := &v.Shards[i]
+		if i >= maxShardLines && s.Redis == "ok" {
+			break
+		}
+		trip := "none yet"
+		if s.RoundTripUS != nil {
+			trip = describeMicros(*s.RoundTripUS)
+		}
+		if s.Address == "" {
+			trip = ""
+		}
+		rows = append(rows, []string{
+			cmp.Or(s.Address, "none"), strconv.Itoa(s.Slots), trip, strconv.Itoa(s.Held), strconv.Itoa(s.Waiting), strconv.Itoa(s.Unsent), s.Redis,
+		})
+	}
+	var b strings.Builder
+	for text := range strings.Lines(alignRows(rows, 0)) {
+		fmt.Fprintf(&b, "%-9s %s", "", text)
+	}
+	if more := v.ShardCount - (len(rows) - 1); more > 0 {
+		fmt.Fprintf(&b, "%-9s … %d more\n", "", more)
 	}
 	return b.String()
 }

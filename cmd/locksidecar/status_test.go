@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -40,8 +41,31 @@ func statuses() map[string]*statusView {
 	memberView := viewStatus(&member, now, users)
 	memberView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockHeld, Held: ms(61_200)}, users)
 
-	idle := locksidecar.Status{Started: now.Add(-2 * time.Second), Version: "0.1.0", Redis: "ok", RedisAddress: "127.0.0.1:6379/0", Sessions: 1}
-	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "idle": viewStatus(&idle, now, users)}
+	cluster := busy
+	cluster.Redis, cluster.Degraded, cluster.RedisAddress = "2 of 3 masters of the Cluster are connected; Redis at 10.0.0.8:6379 refuses connections", true, "10.0.0.7:6379,10.0.0.8:6379"
+	cluster.RedisRunID = ""
+	cluster.Shards, cluster.ShardCount = []locksidecar.ShardStatus{
+		{Slots: 12, Redis: "no master of the Cluster has the slot of this lock"},
+		{Address: "10.0.0.8:6379", Slots: 5449, Redis: "Redis at 10.0.0.8:6379 refuses connections\x1b[2J", Held: 12, Waiting: 3, Unsent: 1},
+		{Address: "10.0.0.9:6379", Slots: 5461, Redis: "Redis at 10.0.0.9:6379 is out of memory", Degraded: true, RoundTrip: 213_400, Held: 12},
+		{Address: "10.0.0.7:6379", Slots: 5462, Redis: "ok", RoundTrip: 198_000, Held: 13},
+	}, 4
+
+	// More masters than are printed and sent. All serve but one.
+	large := idleStatus(now)
+	large.Shards = append(large.Shards, locksidecar.ShardStatus{Address: "10.0.1.9:6379", Slots: 82, Redis: "Redis at 10.0.1.9:6379 refuses connections"})
+	for i := range 63 {
+		large.Shards = append(large.Shards, locksidecar.ShardStatus{Address: fmt.Sprintf("10.0.0.%d:6379", i+1), Slots: 82, Redis: "ok", RoundTrip: 198_000})
+	}
+	large.ShardCount = 200
+
+	idle := idleStatus(now)
+	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "idle": viewStatus(&idle, now, users), "cluster": viewStatus(&cluster, now, users), "large": viewStatus(&large, now, users)}
+}
+
+// idleStatus is that of a sidecar that was just started.
+func idleStatus(now time.Time) locksidecar.Status {
+	return locksidecar.Status{Started: now.Add(-2 * time.Second), Version: "0.1.0", Redis: "ok", RedisAddress: "127.0.0.1:6379/0", Sessions: 1}
 }
 
 func TestStatusPrintsALineForEachThing(t *testing.T) {

@@ -173,6 +173,13 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		return t.Format(time.DateTime)
 	}
 	line("STATE", "%s", v.state())
+	if l := cmp.Or(v.Here, v.Holder); l != nil && l.Slot != nil {
+		if l.Shard == "" {
+			line("SLOT", "%d, which no master of the Cluster has", *l.Slot)
+		} else {
+			line("SLOT", "%d, of the master at %s", *l.Slot, l.Shard)
+		}
+	}
 	switch h := v.Holder; {
 	case !v.isRead():
 		line("", "Redis was not read, so this may be out of date: %s", v.Redis)

@@ -50,6 +50,11 @@ func someOwnerships(now time.Time) (names []string, all []locksidecar.Ownership)
 	add("no Redis", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &waits})
 	add("no Redis, held", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &hold})
 	add("no Redis, not known", locksidecar.Ownership{Redis: "Redis refuses connections"})
+	placed, unplaced := hold, waits
+	placed.InCluster, placed.Slot, placed.Shard = true, 7629, "10.0.0.7:6379"
+	unplaced.InCluster = true
+	add("in a Cluster", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &placed})
+	add("no master has the slot", locksidecar.Ownership{Redis: "no master of the Cluster has it", Lock: &unplaced})
 	return names, all
 }
 

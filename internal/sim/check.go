@@ -115,6 +115,8 @@ type lockOnHost struct {
 	otherIssuedAt int64           // host clock: when the operation was issued that last found another owner
 	excusedUntil  int64           // world time
 	endedAt       int64           // world time: when the hold ended
+	dataLostAt    int64           // when the table was told last that Redis may have lost its data
+	movedAt       int64           // when the table was told last that another shard has the lock, or Redis answered that
 	tokens        tokenRanges
 
 	// Whether the table knows that other hosts wait, and what it does then.
@@ -143,11 +145,14 @@ type lockOnHost struct {
 	lastToken        uint64 // granted on this host
 	lastTokenDrawnAt int64  // world time
 
-	takenAt int64 // host clock: when the last Take was sent that Redis did
-	gone    goneKey
+	takenAt   int64 // host clock: when the last Take was sent that Redis did
+	confirmed int64 // host clock: until when the key lives at least, by the last Take or Renew
+	gone      goneKey
 
-	wantsMessages bool  // the table wants to be subscribed
-	inRedis       bool  // Redis has the subscription
+	wantsMessages bool          // the table wants to be subscribed
+	channelAt     redisop.Shard // where
+	inRedis       bool          // the shard inRedisAt has the subscription
+	inRedisAt     redisop.Shard
 	subscribed    bool  // and the table was told so
 	deafSince     int64 // world time: when the table was told that it has lost the subscription
 }

@@ -60,13 +60,13 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		if h.locks[n].wantsMessages {
 			w.violation(invariant.RedisSynced, n, "host %d subscribes twice", h.index)
 		}
-		w.subscribe(h, n)
+		w.subscribe(h, n, e.Op.Shard)
 	case locktable.Unsubscribe:
 		n := nameIndex(e.Name)
 		if !h.locks[n].wantsMessages {
 			w.violation(invariant.RedisSynced, n, "host %d unsubscribes from what it is not subscribed to", h.index)
 		}
-		w.unsubscribe(h, n)
+		w.unsubscribe(h, n, e.Op.Shard)
 		if l := &h.locks[n]; l.pollerUntil == h.clock(w.now)+rivalMemory {
 			l.pollerUntil = 0 // it may have unsubscribed before it read that only it is subscribed
 		}
@@ -247,7 +247,7 @@ func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 	l := &h.locks[n]
 	limit := int64(math.MaxInt64)
 	switch t := &w.plan.table; {
-	case !h.up: // no other host could get it
+	case !h.connOf(n).up: // no other host could get it
 		return
 	case l.waiting > 0 && (w.wantsOrder(h, n) || q.acquire.Fair): // its turn is that of its waiters
 	case l.waiting > 0 && (t.Contest.Turn > 0 || t.Contest.Alternate):
@@ -283,7 +283,7 @@ func (w *world) checkQuietRun(h *host, n int, now int64, q *request) {
 	if l.localGrants == 0 {
 		l.localGrantsSince = now
 	}
-	if l.localGrants++; l.localGrants > 2 && h.up && q.waits(now) && now-l.localGrantsSince >= l.quietRun(now) {
+	if l.localGrants++; l.localGrants > 2 && h.connOf(n).up && q.waits(now) && now-l.localGrantsSince >= l.quietRun(now) {
 		w.violation(invariant.FreeMoments, n, "host %d has handed the lock over %d times in %s, and never left it free", h.index, l.localGrants, time.Duration(now-l.localGrantsSince))
 	}
 }
@@ -408,7 +408,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	case protocol.Timeout:
 		timedOut := min(now, q.arrived+q.acquire.WaitMS*ms) // its host may have been suspended since
 		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || timedOut < l.freedUntil
-		silent := h.up && h.silence(now) >= tryWithin
+		silent := h.connOf(n).up && h.connOf(n).silence(now) >= tryWithin
 		switch {
 		case q.waits(now):
 			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
@@ -417,21 +417,21 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		case !inTheWay && now < q.arrived+tryWithin && l.otherIssuedAt < q.arrived:
 			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
 		case silent && l.hold.state == none && l.endedAt < w.now && l.otherIssuedAt < q.arrived: // the holds of a session end in parts
-			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.silence(now)))
+			w.violation(invariant.AnswersInTime, n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.connOf(n).silence(now)))
 		}
 	case protocol.Unavailable:
 		if q.waits(now) {
 			w.violation(invariant.AnswersInTime, n, "request %d of session %d was unavailable too early", q.id, s.id)
 		}
-		silent := h.silence(now) >= tryWithin || l.lateReplyAt >= q.arrived
+		silent := h.connOf(n).silence(now) >= tryWithin || l.lateReplyAt >= q.arrived
 		if since, is := w.inFlightSince(l); is {
 			silent = silent || now >= q.latest() || now-h.clock(since) >= tryWithin
 		}
 		silent = silent || l.arriving != noOp && now-h.clock(w.ops[l.arriving].issuedAt) >= tryWithin
-		if h.up && !h.conn.dead && l.lastOutcome < redisop.NotSent && w.now-h.troubleAt > sec && !silent {
+		if w.isReached(h, n) && l.lastOutcome < redisop.NotSent && w.now-h.troubleOf(n) > sec && !silent {
 			w.violation(invariant.AnswersInTime, n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
 		}
-		w.check.meetIf(UnavailableInSilence, silent && h.up && !h.conn.dead)
+		w.check.meetIf(UnavailableInSilence, silent && w.isReached(h, n))
 	case protocol.Denied:
 		if w.now-l.deniedAt > eps {
 			w.violation(invariant.Answers, n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
@@ -525,6 +525,7 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 		// lock before the deadline.
 		early = !right && !c.fixed && l.refusedAt > 0 && w.now-l.refusedAt < h.longest &&
 			(c.deadline-now <= h.lease/4 || c.restored && h.longest > h.lease)
+		early = early || !right && !c.fixed && w.keepsOthersDown(h, s, n)
 		if right && !c.fixed {
 			w.checkNotRenewed(h, s, n)
 		}
@@ -532,7 +533,7 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 		right = c.maxHoldEnd > 0 && now >= c.maxHoldEnd
 	case protocol.Deleted:
 		right = l.lastOutcome == redisop.KeyMissing
-		if w.redis.names[n].lostAt <= h.dataLostAt && c.granted < h.clock(h.dataLostAt) {
+		if w.redis.names[n].lostAt <= l.dataLostAt && c.granted < h.clock(l.dataLostAt) {
 			w.violation(invariant.HoldsLast, n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
 		}
 	case protocol.Stolen:
@@ -615,8 +616,8 @@ func (w *world) checkNotRenewed(h *host, s *session, n int) {
 	l := &h.locks[n]
 	c := &l.hold
 	since, isInFlight := w.inFlightSince(l)
-	slow := !h.up || h.conn.dead || isInFlight && w.now-since > h.lease/10
-	if c.isBelieved() && !slow && w.now-max(h.troubleAt, l.refusedAt) > h.lease+h.lease/4+eps {
+	slow := !w.isReached(h, n) || isInFlight && w.now-since > h.lease/10
+	if c.isBelieved() && !slow && w.now-max(h.troubleOf(n), l.refusedAt) > h.lease+h.lease/4+eps {
 		w.violation(invariant.HoldsLast, n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 	}
 	// One deadline covers all watchdog holds of a session: the one that is confirmed for the
@@ -625,6 +626,27 @@ func (w *world) checkNotRenewed(h *host, s *session, n int) {
 		w.violation(invariant.HoldsLast, n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
 			c.num, s.id, clockString(h.worldTime(confirmed)))
 	}
+}
+
+// keepsOthersDown reports whether a hold of a Cluster is about to end, and with it the deadline of holds
+// of its session that other shards renewed.
+func (w *world) keepsOthersDown(h *host, s *session, n int) bool {
+	c := &h.locks[n].hold
+	isShorter := h.longest > h.lease // the lease, since a restart: of what the table knows, the checker does not know more
+	if !w.plan.cluster || !isShorter && min(c.deadline, c.confirmed)-h.clock(w.now) > h.lease/8+eps {
+		return false
+	}
+	for i := range w.plan.names {
+		o := &h.locks[i].hold
+		isSharing := i != n && o.session == s.id && !o.fixed && (o.isBelieved() || o.state == unbelieved)
+		isLonger := o.confirmed-c.confirmed >= h.lease/8
+		hasLonger := h.locks[i].confirmed-c.confirmed >= h.lease/8 // for the hold before this one
+		if isSharing && (isShorter || isLonger || hasLonger || o.state == unbelieved) {
+			w.check.meet(GivenUpForOthers)
+			return true
+		}
+	}
+	return false
 }
 
 // confirmedUntil returns until when all watchdog holds of a session are confirmed, as far
@@ -772,14 +794,11 @@ func (w *world) checkDeadlock(h *host, s *session, id uint64) {
 // checkNoWait checks that an acquire with wait 0 is there only while Redis is being asked,
 // or before it is known whether Redis can be.
 func (w *world) checkNoWait(h *host) {
-	if !h.upKnown {
-		return
-	}
 	for i := range h.sessions {
 		s := &h.sessions[i]
 		for j := range s.requests {
 			q := &s.requests[j]
-			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp {
+			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && h.connOf(int(q.name)).upKnown && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp {
 				w.violation(invariant.AnswersInTime, int(q.name), "request %d of session %d has wait 0, and waits", q.id, s.id)
 			}
 		}

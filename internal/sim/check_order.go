@@ -39,11 +39,11 @@ func (w *world) checkNewTicket(h *host, n int, o *operation, reply *redis.Reply)
 // that is done is the arrival of those that came before it as long as the lock stays there: the
 // table does not know its time, so that they arrive again with a later operation.
 func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
-	if w.ordered && o.op.Kind == redisop.Drop {
+	if w.isOrdered(n) && o.op.Kind == redisop.Drop {
 		w.forgetArrivals(h, n)
 	}
 	isKnown := reply.Arrived != 0
-	if isTaken := o.op.Kind == redisop.Take && reply.Outcome == redisop.Done && (!o.op.RequireExisting || o.op.Enqueue); !w.ordered || !isKnown && !isTaken {
+	if isTaken := o.op.Kind == redisop.Take && reply.Outcome == redisop.Done && (!o.op.RequireExisting || o.op.Enqueue); !w.isOrdered(n) || !isKnown && !isTaken {
 		return
 	}
 	for i := range h.sessions {
@@ -74,7 +74,7 @@ func (w *world) forgetArrivals(h *host, n int) {
 // checkOrder checks that no other acquire that still waits arrived at Redis before the one that
 // is granted.
 func (w *world) checkOrder(h *host, n int, q *request) {
-	if !w.ordered || !q.waits(h.clock(w.now)) { // a try, or one that goes on as a try
+	if !w.isOrdered(n) || !q.waits(h.clock(w.now)) { // a try, or one that goes on as a try
 		return
 	}
 	for _, g := range w.hosts {

@@ -17,8 +17,11 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 	l := &h.locks[n]
 	c := &l.hold
 	now := h.clock(w.now)
-	if !h.up {
+	if !h.conns[op.Shard].up {
 		w.violation(invariant.RedisDown, n, "host %d issues an operation while Redis is down", h.index)
+	}
+	if op.Shard != h.routes[n] {
+		w.violation(invariant.Routes, n, "host %d sends an operation to shard %d, and was told that shard %d has the lock: %s", h.index, op.Shard, h.routes[n], opString(op))
 	}
 	if op.Kind == redisop.Arrive {
 		if l.arriving != noOp {
@@ -107,6 +110,9 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
 		w.violation(invariant.OneOperation, n, "the Drop before it would undo %s", opString(op))
 	}
+	if before := &w.ops[l.inFlight].op; before.Shard != op.Shard {
+		w.violation(invariant.OneOperation, n, "host %d sends %s to shard %d while a Drop is in flight at shard %d", h.index, opString(op), op.Shard, before.Shard)
+	}
 	now := h.clock(w.now)
 	if l.pipelinedSince == 0 {
 		l.pipelinedSince = now
@@ -184,7 +190,7 @@ func (w *world) checkResult(h *host, o *operation) {
 	}
 	if r.Kind == redisop.Arrive {
 		if r.Outcome != redisop.Done {
-			h.troubleAt = w.now
+			w.noteTrouble(h, o)
 		} else if r.FirstArrived != 0 {
 			l.mayYield = true // to that host, if the key was this host's until its lease ended
 			l.waiting = max(1, l.waiting)
@@ -203,7 +209,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			l.refusedAt = w.now
 		}
 	} else if r.Outcome >= redisop.NotSent || w.now-o.issuedAt > h.lease/10 {
-		h.troubleAt = w.now
+		w.noteTrouble(h, o)
 	}
 	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Listeners.State != redisop.Uncounted {
 		l.listeners, l.forgotten, l.uncounted = r.Listeners.N, false, false
@@ -231,7 +237,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		if r.Kind == redisop.Drop {
 			break // the Take after it says what became of the key
 		}
-		if o.at >= w.redis.names[n].lostAt {
+		if o.at >= w.redis.names[n].lostAt && !o.isOutdated { // else it asserts the hold
 			w.check.lossKnown[h.index] |= 1 << n
 		}
 		first := h.first(n)
@@ -286,12 +292,16 @@ func (w *world) onDone(h *host, o *operation) {
 		c.confirmedBefore, c.confirmedAt = c.confirmed, now
 		c.confirmed = r.Sent + lease - lease/100 - 2*ms
 	}
+	if r.Kind != redisop.Check {
+		lease := int64(o.op.LeaseMS) * ms
+		l.confirmed = r.Sent + lease - lease/100 - 2*ms
+	}
 	if r.Kind != redisop.Take {
 		return
 	}
 	w.check.meetIf(GrantedToNone, !h.isObstructed(n, math.MaxUint64))
 	l.takenAt = r.Sent
-	if o.op.Reserve > 0 {
+	if o.op.Reserve > 0 && !o.isOutdated {
 		l.tokens.add(tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at})
 	}
 	l.mayYield = l.othersListen() || now < l.rivalUntil
@@ -307,8 +317,10 @@ func (w *world) checkDraw(n int, first, last, floor uint64) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
 		// The host of this draw has seen none of those that are larger, and Redis, whose
-		// clock was set back, has forgotten them.
-		if !name.counterLost || w.redis.jumpedBack == 0 || floor >= name.drawn {
+		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
+		// drawn from a new counter in fewer microseconds.
+		isAhead := int64(name.drawn) > w.time()
+		if !name.counterLost || w.redis.jumpedBack == 0 && !isAhead || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
 		w.check.meet(LowerTokenExcused)
@@ -331,12 +343,12 @@ func (w *world) checkWakeUp(n int) {
 	}
 	for _, g := range w.hosts {
 		l := &g.locks[n]
-		bound, since := longest, max(name.freedAt, g.troubleAt, l.refusedAt, l.endedAt)
+		bound, since := longest, max(name.freedAt, g.troubleOf(n), l.refusedAt, l.endedAt)
 		if l.wantsMessages && !l.subscribed && l.deafSince > 0 && !l.getsMessage {
 			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, l.deafSince)
 		}
-		if g.process != serving || g.suspended || !g.up || g.conn.dead || l.hold.state != none || w.now-since <= bound {
+		if g.process != serving || g.suspended || !w.isReached(g, n) || l.hold.state != none || w.now-since <= bound {
 			continue
 		}
 		for i := range g.sessions {
@@ -361,7 +373,7 @@ func (w *world) soon() int64 { return 16*w.slowest + 20*ms + 2*eps + yieldBackof
 // first of the queue listens.
 func (w *world) isFirstTold(n int) bool {
 	name := &w.redis.names[n]
-	return w.lossless && (name.takenFromAt == 0 || w.now-name.takenFromAt > pollInterval+sec)
+	return w.isLossless(n) && (name.takenFromAt == 0 || w.now-name.takenFromAt > pollInterval+sec)
 }
 
 // checkFirstListens is called when a foreign client releases a lock. It checks that
@@ -385,18 +397,18 @@ func (w *world) checkFirstListens(n int) {
 
 // checkBack checks that a host to which Redis is back asks at once for every lock that a
 // client waits for.
-func (w *world) checkBack(h *host) {
+func (w *world) checkBack(h *host, s redisop.Shard) {
 	now := h.clock(w.now)
 	for n := range w.plan.names {
 		l := &h.locks[n]
-		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && now >= max(l.droppedAt+yieldBackoff, l.freedUntil) && h.someoneWaits(n, now) {
+		if h.routes[n] == s && l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && now >= max(l.droppedAt+yieldBackoff, l.freedUntil) && h.someoneWaits(n, now) {
 			w.violation(invariant.WakeUps, n, "Redis is back, and host %d does not ask for the lock", h.index)
 		}
 	}
 }
 
 // noteMessage is called when a message from another sidecar reaches a host.
-func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64) {
+func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64, isCopy bool) {
 	l := &h.locks[n]
 	name := &w.redis.names[n]
 	w.expire(n)
@@ -406,7 +418,12 @@ func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64) {
 		if m.Conn == (redisop.Conn{}) {
 			m.Tokens = 0 // the store takes them out
 			w.check.meet(TransferNotProved)
-		} else {
+		}
+		if isCopy { // its tokens may be granted only after the message of the shard that executed the transfer
+			l.pausing = false // of what the table doubts, it asks Redis
+			break
+		}
+		if m.Conn != (redisop.Conn{}) {
 			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, sentAt})
 			h.floor.raise(h.clock(w.now), int64(m.LastToken))
 		}
@@ -474,12 +491,13 @@ func (w *world) checkGone(h *host, n int) {
 	if g.hold == 0 {
 		return
 	}
+	isElsewhere := l.inFlight != noOp && w.ops[l.inFlight].isOutdated // the operation in flight, at a shard that may not answer soon
 	switch c := &l.hold; {
 	case c.num != g.hold || c.state != live:
 		w.check.meetIf(LossFoundByMessage, g.byMessage)
 		w.check.meetIf(LossFoundInTime, !g.byMessage)
 		*g = goneKey{}
-	case !h.up || h.conn.dead || h.conn.late || max(h.troubleAt, l.refusedAt) > g.since-sec || h.resumedAt > g.since || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
+	case !w.isReached(h, n) || h.connOf(n).late || isElsewhere || max(h.troubleOf(n), l.refusedAt) > g.since-sec || h.resumedAt > g.since || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
 		*g = goneKey{} // the host could not, or has asserted the hold
 	case w.now <= g.until || !g.byMessage && (l.inFlight != noOp || l.dropPending != noOp):
 	default:

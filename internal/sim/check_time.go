@@ -54,6 +54,9 @@ func (w *world) auditLock(h *host, n int, now int64) {
 			w.violation(invariant.HoldsEnd, n, "hold %d of a detached session does not end", c.num)
 		}
 	}
+	if l := &h.locks[n]; l.wantsMessages && l.channelAt != h.routes[n] {
+		w.violation(invariant.Routes, n, "host %d is subscribed at shard %d, and was told that shard %d has the lock", h.index, l.channelAt, h.routes[n])
+	}
 	w.checkKeyCurrent(h, n, now)
 	w.checkGone(h, n)
 }
@@ -95,7 +98,7 @@ func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 	k := &w.redis.names[n].key
 	l := &h.locks[n]
 	if int(k.Owner) != h.index || w.now >= k.ExpireAt || w.redis.names[n].ghost || l.inFlight != noOp || l.dropPending != noOp || l.arriving != noOp ||
-		!h.up || h.conn.dead || w.now-max(h.troubleAt, l.refusedAt) < sec {
+		!w.isReached(h, n) || w.now-max(h.troubleOf(n), l.refusedAt) < sec {
 		return
 	}
 	c := &l.hold

@@ -46,13 +46,14 @@ func (e *engine) first(held []event) {
 
 // event is something that will happen. What its fields mean is up to its kind.
 type event struct {
-	at   int64
-	seq  uint32
-	gen  uint32 // of the connection or session that it belongs to
-	arg  int32
-	host int16
-	name int8
-	kind eventKind
+	at    int64
+	seq   uint32
+	gen   uint32 // of the connection or session that it belongs to
+	arg   int32
+	host  int16
+	name  int8
+	kind  eventKind
+	shard int8 // whose connection it belongs to
 }
 
 // eventKind says what happens. Each plan has kinds of its own.

@@ -13,30 +13,24 @@ func (w *world) drawFaults() {
 	w.after(r.magnitude(p.faultEvery>>4, 2*p.faultEvery), event{kind: evFault})
 	h := w.hosts[r.below(int64(len(w.hosts)))]
 	if r.oneIn(p.commandBreaks) && !h.isDown() {
-		w.breakConnection(h, false)
+		w.breakConnection(h, w.anyShard(), false)
 	}
-	if r.oneIn(p.redisRestarts) && !w.redis.down {
-		w.restartRedis()
+	if r.oneIn(p.redisRestarts) {
+		if s := w.anyShard(); !w.redis.shards[s].down {
+			w.restartRedis(s)
+		}
 	}
-	if r.oneIn(p.roleChanges) && !w.redis.down {
+	if r.oneIn(p.roleChanges) && !w.redis.shards[0].down {
 		w.changeRoles()
 	}
-	if r.oneIn(p.flushes) && !w.redis.down {
-		for n := range p.names {
-			w.destroy(n, "FLUSHALL")
-			w.loseCounter(n, redis.Counter{})
-			w.loseQueue(n)
+	if r.oneIn(p.flushes) {
+		if s := w.anyShard(); !w.redis.shards[s].down {
+			w.flush(s)
 		}
 	}
-	if r.oneIn(p.deletions) && !w.redis.down {
-		n := int(r.below(int64(p.names)))
-		if r.oneIn(3) {
-			w.loseQueue(n) // alone
-		} else {
-			w.destroy(n, "deleted by an operator")
-		}
-		if r.oneIn(4) {
-			w.loseCounter(n, redis.Counter{})
+	if r.oneIn(p.deletions) && !w.isEachDown() {
+		if n := int(r.below(int64(p.names))); !w.isDown(n) {
+			w.deleteSome(n)
 		}
 	}
 	if p.denied > 0 && r.oneIn(20) {
@@ -44,11 +38,12 @@ func (w *world) drawFaults() {
 		w.redis.names[n].denied = true
 		w.after(r.magnitude(ms, 5*sec), event{kind: evRepair, name: int8(n)})
 	}
-	if r.oneIn(p.overwrites) && !w.redis.down {
-		n := r.below(int64(p.names))
-		w.destroy(int(n), "overwritten with a string")
-		w.redis.names[n].overwritten = true
-		w.after(r.magnitude(ms, 5*sec), event{kind: evRepair, name: int8(n)})
+	if r.oneIn(p.overwrites) && !w.isEachDown() {
+		if n := int(r.below(int64(p.names))); !w.isDown(n) {
+			w.destroy(n, "overwritten with a string")
+			w.redis.names[n].overwritten = true
+			w.after(r.magnitude(ms, 5*sec), event{kind: evRepair, name: int8(n)})
+		}
 	}
 	if r.oneIn(p.brokenCounters) {
 		n := r.below(int64(p.names))
@@ -71,14 +66,47 @@ func (w *world) drawFaults() {
 	if r.oneIn(p.suspends) && !h.suspended && h.process != abandoned {
 		w.suspend(h, r.magnitude(maxLateness, 4*h.longest))
 	}
-	if r.oneIn(p.clockJumps) && !w.redis.down {
+	if r.oneIn(p.clockJumps) && !w.isEachDown() {
 		d := r.magnitude(ms, 2*h.longest)
 		if r.oneIn(2) {
 			d = -d
 		}
 		w.jumpClock(d)
 	}
-	if p.redisRestarts > 0 && !w.redis.down && r.oneIn(3) {
-		w.redis.keepSnapshot()
+	if p.redisRestarts|p.promotions > 0 {
+		if s := w.anyShard(); !w.redis.shards[s].down && r.oneIn(3) {
+			w.redis.keepSnapshot(s)
+		}
+	}
+	if p.cluster {
+		w.drawClusterFaults()
+	}
+}
+
+// deleteSome deletes a lock, its queue, or its counter from outside.
+func (w *world) deleteSome(n int) {
+	if w.random.oneIn(3) {
+		w.loseQueue(n) // alone
+	} else {
+		w.destroy(n, "deleted by an operator")
+	}
+	if w.random.oneIn(4) {
+		w.loseCounter(n, redis.Counter{})
+	}
+}
+
+// drawClusterFaults draws the faults that only a Cluster has.
+func (w *world) drawClusterFaults() {
+	p, r := &w.plan, &w.random
+	if r.oneIn(p.migrations) {
+		w.migrate()
+	}
+	if r.oneIn(p.promotions) {
+		w.promote(w.anyShard())
+	}
+	if r.oneIn(p.shardStalls) {
+		if s := w.anyShard(); !w.redis.shards[s].down && w.stallLeft(s) == 0 {
+			w.stall(s, r.magnitude(ms, 5*sec))
+		}
 	}
 }

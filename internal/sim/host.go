@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // process is the state of a host's sidecar.
@@ -31,7 +32,6 @@ type host struct {
 	table   lockTable
 
 	mayNotSubscribe bool
-	receivesUntil   int64 // until then Redis counts a connection of this host that is gone as a receiver
 	suspended       bool  // until resumeAt; events of the host are deferred until then
 	resumedAt       int64 // world time: when it last was resumed
 	resumeAt        int64
@@ -43,22 +43,18 @@ type host struct {
 	nextAt int64 // host clock: what the table said
 	spins  int   // times that it was woken at this time
 
-	undrained bool // the table has effects that were not carried out yet
-	up        bool // as the table was told
-	upKnown   bool // it was told whether Redis can be reached
-	conn      connection
-	floor     tokenFloor // what the store knows of tokens
+	undrained bool                    // the table has effects that were not carried out yet
+	conns     [maxShards]connection   // by the shard that they lead to
+	routes    [maxNames]redisop.Shard // which shard has the slot of a lock, as the table was told
+	floor     tokenFloor              // what the store knows of tokens
 	sessions  []session
 	locks     [maxNames]lockOnHost
 
-	usedHolds   map[uint64]bool // hold numbers
-	noWait      int             // acquires with wait 0 that have no answer
-	unanswered  int             // operations whose results the table does not have
-	silentSince int64           // host clock: when the table got a result last, or issued the first of them
-	closing     int             // sessions that were closed, and of which something is left in the table
-	detaching   bool            // a session was detached, and its requests may be left in the table
-	dataLostAt  int64           // when the table was told last that Redis may have lost data
-	troubleAt   int64           // when something last failed between the host and Redis
+	usedHolds map[uint64]bool // hold numbers
+	noWait    int             // acquires with wait 0 that have no answer
+	closing   int             // sessions that were closed, and of which something is left in the table
+	detaching bool            // a session was detached, and its requests may be left in the table
+	troubleAt int64           // when the host itself last failed, with all its connections
 }
 
 // isDown reports whether no process runs.
@@ -90,6 +86,9 @@ func (w *world) boot(h *host) {
 	cfg.Lease = time.Duration(h.lease)
 	cfg.Seed += uint64(h.index) + uint64(h.life)<<8
 	cfg.Journal = h.journal
+	if w.plan.cluster {
+		cfg.SlotOf = w.slotOf
+	}
 	if w.newTable != nil {
 		h.table = w.newTable(cfg, h.clock(w.now))
 	} else {
@@ -99,9 +98,7 @@ func (w *world) boot(h *host) {
 		h.locks[n].inFlight, h.locks[n].dropPending, h.locks[n].arriving, h.locks[n].unconfirmed = noOp, noOp, noOp, true
 	}
 	h.asleep = true
-	h.up, h.upKnown = false, false
-	h.conn.gen++
-	w.after(w.random.below(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
+	w.bootConnections(h)
 }
 
 // wake advances the table of a host, which wanted that about now.
@@ -154,8 +151,10 @@ func (w *world) drain(h *host) {
 	h.journal.growRoom(h.table)
 	effects := h.table.Effects()
 	h.journal.checkRoom(h.table)
-	h.journal.run, h.journal.floor = h.conn.run, h.floor
-	h.conn.script.isOpen = false
+	h.journal.run, h.journal.floor = h.conns[0].run, h.floor
+	for i := range h.conns {
+		h.conns[i].script.isOpen = false
+	}
 	for i := range effects {
 		w.apply(h, &effects[i])
 	}
@@ -183,14 +182,6 @@ func (w *world) drain(h *host) {
 	if w.plan.lateWakeups && w.phase == faulty && h.wakeAt > w.now && w.random.oneIn(4) {
 		h.wakeAt += w.random.below(maxLateness)
 	}
-}
-
-// silence returns how long Redis has replied nothing to a host that waits for a reply.
-func (h *host) silence(now int64) int64 {
-	if h.unanswered == 0 {
-		return 0
-	}
-	return now - h.silentSince
 }
 
 // suspend suspends a host: nothing runs there, and its clock continues.

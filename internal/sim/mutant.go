@@ -17,6 +17,8 @@ type Mutant struct {
 	mutate            func(t *mutantTable)
 	withoutTokenFloor bool           // the mutant is not in the table, but in the store
 	withoutOrigin     bool           // the same
+	acceptsCopies     bool           // the same
+	keepsFloor        bool           // the same
 	ignoresReplica    redisop.OpKind // the same
 	grantsTransfers   bool           // the same
 	deliversWithheld  bool           // the same
@@ -53,7 +55,8 @@ type mutantTable struct {
 	onClaim       func(s locktable.SessionID, req *protocol.Claim)
 	onDropWaiters func(now int64)
 	onMessage     func(now int64, m *redisop.Message) (forward bool)
-	ignoresDown   bool
+	onRoute       func(now int64, ranges []redisop.SlotRange)
+	onDown        func(now int64, n redisop.Shard, why string)
 	lateBy        int64 // timers
 
 	// Effects.
@@ -152,9 +155,19 @@ func (t *mutantTable) Message(now int64, m redisop.Message) {
 }
 
 func (t *mutantTable) Down(now int64, n redisop.Shard, why string) {
-	if !t.ignoresDown {
-		t.Table.Down(now, n, why)
+	if t.onDown != nil {
+		t.onDown(now, n, why)
+		return
 	}
+	t.Table.Down(now, n, why)
+}
+
+func (t *mutantTable) Route(now int64, ranges []redisop.SlotRange) {
+	if t.onRoute != nil {
+		t.onRoute(now, ranges)
+		return
+	}
+	t.Table.Route(now, ranges)
 }
 
 func (t *mutantTable) Next() (int64, bool) {

@@ -275,6 +275,66 @@ var Mutants = []Mutant{
 		Detected:      `two owners|was used before`,
 		withoutOrigin: true,
 	},
+
+	// A Cluster. tests/mutants has the rules that a mutant in front of the table cannot break.
+	{
+		Name:          "copy-of-a-transfer-accepted",
+		Rule:          "a transfer is not accepted from a shard that passes the message on",
+		Detected:      `two owners|was used before`,
+		acceptsCopies: true,
+	},
+	{
+		Name:       "floor-stays-at-a-move",
+		Rule:       "a host knows of tokens that it has seen at another shard",
+		Detected:   `Redis gives token \d+ after|token \d+ after`,
+		keepsFloor: true,
+	},
+	{
+		Name:     "moves-ignored",
+		Rule:     "a lock is asked for at the shard that has its slot now",
+		Detected: `and was told that shard \d has the lock`,
+		mutate: func(t *mutantTable) {
+			isRouted := false
+			t.onRoute = func(now int64, ranges []redisop.SlotRange) {
+				if !isRouted {
+					t.Table.Route(now, ranges)
+				}
+				isRouted = true
+			}
+		},
+	},
+	{
+		Name:     "subscription-not-moved",
+		Rule:     "the subscription of a lock moves with its slot",
+		Detected: `is subscribed at shard \d, and was told that shard \d has the lock`,
+		mutate: func(t *mutantTable) {
+			t.onEffect = change(func(*locktable.Effect) {})
+			t.onRoute = func(now int64, ranges []redisop.SlotRange) {
+				t.added = append(t.added, t.Table.Effects()...)
+				t.Table.Route(now, ranges)
+				for _, e := range t.Table.Effects() {
+					if e.Kind != locktable.Subscribe && e.Kind != locktable.Unsubscribe {
+						t.added = append(t.added, e)
+					}
+				}
+			}
+		},
+	},
+	{
+		Name:     "all-shards-down-with-one",
+		Rule:     "a shard that is down keeps no lock of another from being asked for",
+		Detected: `lost wake-up|though nothing kept|and still`,
+		mutate: func(t *mutantTable) {
+			t.onDown = func(now int64, s redisop.Shard, why string) {
+				t.Table.Down(now, s, why)
+				for _, other := range clusterShards {
+					if s != 0 && other != s {
+						t.Table.Down(now, other, why)
+					}
+				}
+			}
+		},
+	},
 	{
 		Name:           "place-by-clock-alone",
 		Rule:           "a ticket comes behind all others, also if Redis's clock was set back",
@@ -462,7 +522,7 @@ var Mutants = []Mutant{
 		Name:     "down-ignored",
 		Rule:     "no operation is issued while Redis is down",
 		Detected: `issues an operation while Redis is down`,
-		mutate:   func(t *mutantTable) { t.ignoresDown = true },
+		mutate:   func(t *mutantTable) { t.onDown = func(int64, redisop.Shard, string) {} },
 	},
 	{
 		Name:     "no-unsubscribe",

@@ -2,8 +2,8 @@ package sim
 
 import "github.com/locksidecar/locksidecar/sidecar/redisop"
 
-// The connection of a host: what is in flight on it, and what becomes of that when it
-// breaks.
+// The connections of a host, one to each shard: what is in flight on one, and what becomes of that
+// when it breaks.
 
 // operation is one Op on its way to Redis and back.
 type operation struct {
@@ -24,6 +24,9 @@ type operation struct {
 	unknown  bool // its reply is that Redis does not know the script
 	settled  bool // the table has its result
 	lost     bool // will not reach Redis
+
+	movedTo    redisop.Shard // the shard that has its lock, as the one answered that it was sent to; 0: that one had it
+	isOutdated bool          // the table was told since that another shard has its lock
 }
 
 const noOp = int32(-1) // the index of no operation
@@ -48,7 +51,23 @@ type connection struct {
 	inFlight  []int32
 	queue     []int32 // half duplex: waits for the reply to the batch before
 
-	isListening bool // Redis has its subscription of the host's own channel
+	isListening   bool  // Redis has its subscription of the host's own channel
+	isTried       bool  // the store tries to connect, or is connected
+	receivesUntil int64 // until then Redis counts a connection of this host that is gone as a receiver
+
+	up          bool  // as the table was told
+	upKnown     bool  // it was told whether the shard can be reached
+	unanswered  int   // operations whose results the table does not have
+	silentSince int64 // host clock: when the table got a result last, or issued the first of them
+	troubleAt   int64 // when something last failed between the host and the shard
+}
+
+// silence returns how long the shard has replied nothing to a host that waits for a reply.
+func (c *connection) silence(now int64) int64 {
+	if c.unanswered == 0 {
+		return 0
+	}
+	return now - c.silentSince
 }
 
 // script is one run of a script, for operations that a store sends at one time.
@@ -118,17 +137,17 @@ func (w *world) issue(h *host, op redisop.Op) {
 	o := &w.ops[i]
 	o.op, o.host, o.name, o.issuedAt = op, int16(h.index), int8(n), w.now
 	o.sentAt = h.clock(w.now)
-	o.res = redisop.Result{Kind: op.Kind, Name: op.Name}
+	o.res = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard}
 	if op.Kind == redisop.Arrive {
 		h.locks[n].arriving = i
 	} else {
 		h.locks[n].inFlight = i
 	}
-	if h.unanswered == 0 {
-		h.silentSince = h.clock(w.now)
+	c := &h.conns[op.Shard]
+	if c.unanswered == 0 {
+		c.silentSince = h.clock(w.now)
 	}
-	h.unanswered++
-	c := &h.conn
+	c.unanswered++
 	if !c.ok || w.random.oneIn(w.plan.unsent) {
 		o.queued = true
 		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
@@ -143,8 +162,7 @@ func (w *world) issue(h *host, op redisop.Op) {
 }
 
 // beginScript begins a script: what is sent next is executed in it.
-func (w *world) beginScript(h *host, unknown bool) {
-	c := &h.conn
+func (w *world) beginScript(c *connection, unknown bool) {
 	w.scripts++
 	c.script = script{number: w.scripts, unknown: unknown, isOpen: true}
 	c.lastExec = max(c.lastExec, w.now+w.lag())
@@ -152,16 +170,16 @@ func (w *world) beginScript(h *host, unknown bool) {
 
 // send sends an operation to Redis. What one host sends arrives in order.
 func (w *world) send(h *host, i int32) {
-	c := &h.conn
+	o := &w.ops[i]
+	c := &h.conns[o.op.Shard]
 	if !c.script.isOpen {
-		w.beginScript(h, w.random.oneIn(w.plan.unknownScript))
+		w.beginScript(c, w.random.oneIn(w.plan.unknownScript))
 	}
 	c.script.isOpen = w.plan.oneScriptPerBatch
-	o := &w.ops[i]
 	c.inFlight = append(c.inFlight, i)
 	o.gen, o.server, o.floor = c.gen, c.nextRun, c.floor
 	o.script, o.unknown = c.script.number, c.script.unknown
-	o.res.Conn = w.connOf(h)
+	o.res.Conn = w.connOf(c, o.op.Shard)
 	o.birth = h.floor.now(h.clock(w.now))
 	if w.withoutTokenFloor {
 		o.floor, o.birth = 1, 0 // only a counter that is not there is below it
@@ -186,11 +204,16 @@ func (w *world) arrive(i int32) {
 		w.after(o.at-w.now, event{kind: evExec, arg: i})
 		return
 	}
-	o.queued = false
 	if o.lost {
+		o.queued = false
 		w.freeOp(i)
 		return
 	}
+	if until := w.redis.shards[o.op.Shard].stalledUntil; until > w.now {
+		w.after(until-w.now, event{kind: evExec, arg: i}) // before what is sent during the stall
+		return
+	}
+	o.queued = false
 	h := w.hosts[o.host]
 	if !o.unknown {
 		o.executed, o.at = true, w.now
@@ -198,7 +221,7 @@ func (w *world) arrive(i int32) {
 		w.execute(h, o)
 		w.replicate(h, o)
 	}
-	c := &h.conn
+	c := &h.conns[o.op.Shard]
 	if o.settled || o.gen != c.gen || c.dead {
 		w.freeOp(i)
 		return
@@ -207,12 +230,12 @@ func (w *world) arrive(i int32) {
 		c.lastReply = max(c.lastReply, w.now+w.lag())
 		if c.sync.script == o.script && c.sync.isUnsynced {
 			c.lastReply += w.random.below(min(h.lease/10, 400*ms)) // the WAIT takes its time, and all results wait for it
-			h.troubleAt = w.now
+			c.troubleAt = w.now
 		}
 	}
 	c.replied = o.script
 	o.queued = true
-	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen})
+	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen, shard: int8(o.op.Shard)})
 }
 
 // onReply handles a reply of Redis that reaches the host. It has the results of all operations of
@@ -220,7 +243,8 @@ func (w *world) arrive(i int32) {
 func (w *world) onReply(h *host, e event) {
 	o := &w.ops[e.arg]
 	o.queued = false
-	c := &h.conn
+	shard := o.op.Shard
+	c := &h.conns[shard]
 	if o.settled || e.gen != c.gen || c.dead {
 		w.freeOp(e.arg)
 		return
@@ -250,26 +274,27 @@ func (w *world) onReply(h *host, e event) {
 		c.queue = c.queue[:0]
 	}
 	if isRefused { // the store ends the session
-		w.breakConnection(h, false)
+		w.breakConnection(h, shard, false)
 	}
 }
 
 // sendAgain sends an operation whose script Redis did not know. Those of one script are one script
 // again.
 func (w *world) sendAgain(h *host, i int32) {
-	if o, c := &w.ops[i], &h.conn; c.repeated != o.script {
+	o := &w.ops[i]
+	if c := &h.conns[o.op.Shard]; c.repeated != o.script {
 		c.repeated = o.script
-		w.beginScript(h, false)
+		w.beginScript(c, false)
 	}
 	w.send(h, i)
 }
 
-// connOf returns the connection of a host as its table knows it.
-func (w *world) connOf(h *host) redisop.Conn {
+// connOf returns a connection to a shard as the table of its host knows it.
+func (w *world) connOf(c *connection, s redisop.Shard) redisop.Conn {
 	if w.plan.namelessServers {
 		return redisop.Conn{}
 	}
-	return redisop.NewConn(h.conn.gen)
+	return redisop.NewConn(c.gen*maxShards + uint32(s))
 }
 
 // popInFlight returns the oldest operation in flight, which is in flight no more.
@@ -282,13 +307,18 @@ func (c *connection) popInFlight() int32 {
 // deliver gives the table the one result of an operation.
 func (w *world) deliver(h *host, i int32) {
 	o := &w.ops[i]
+	if o.movedTo != 0 && o.res.Msg == moved {
+		w.onMoved(h, int(o.name), o.op.Shard, o.movedTo)
+		o = &w.ops[i]
+	}
 	if o.op.Kind == redisop.Drop {
 		w.drainDeferred(h) // a Take may have been pipelined after it
 		o = &w.ops[i]
 	}
 	o.settled = true
-	h.unanswered--
-	h.silentSince = h.clock(w.now)
+	c := &h.conns[o.op.Shard]
+	c.unanswered--
+	c.silentSince = h.clock(w.now)
 	res := o.res
 	w.checkResult(h, o)
 	if w.trace.on {
@@ -309,7 +339,7 @@ func (w *world) deliver(h *host, i int32) {
 	w.freeOp(i)
 	token, now := int64(res.Token), h.clock(w.now)
 	h.floor.raise(now, token)
-	if c := &h.conn; token > c.clock.token+(now-c.clock.at)/µs+1_000_000 && token > c.floor {
+	if token > c.clock.token+(now-c.clock.at)/µs+1_000_000 && token > c.floor {
 		w.check.meet(FloorRaised)
 		c.floor = token
 	}
@@ -335,23 +365,23 @@ func (w *world) onNotSent(h *host, e event) {
 
 // breakConnection breaks the connection. Of what is on its way a first part arrives. The
 // rest is lost; or, if only the host has given up the connection, it may arrive much later.
-func (w *world) breakConnection(h *host, serverDied bool) {
-	c := &h.conn
+func (w *world) breakConnection(h *host, s redisop.Shard, serverDied bool) {
+	c := &h.conns[s]
 	if !c.ok || c.dead { // broken already
 		return
 	}
 	if w.trace.on {
-		w.trace.add(w, -1, h, "the connection breaks")
+		w.trace.add(w, -1, h, "the connection%s breaks", w.shardString(s))
 	}
 	c.dead, c.inRedis = true, false
-	w.endSubscriptions(h)
-	if !serverDied && c.isListening && w.isAtMaster(h) && w.random.oneIn(2) {
+	w.endSubscriptions(h, s)
+	if !serverDied && c.isListening && w.isAtMaster(h, s) && w.random.oneIn(2) {
 		// Redis does not know that the connection is gone.
-		h.receivesUntil = w.now + w.random.magnitude(ms, 60*sec)
+		c.receivesUntil = w.now + w.random.magnitude(ms, 60*sec)
 	}
 	c.late = w.plan.lateOps && !serverDied && w.random.oneIn(2)
 	c.lateAt = w.now + w.random.magnitude(ms, 10*sec)
-	h.troubleAt = w.now
+	c.troubleAt = w.now
 	arrive := w.random.below(int64(len(c.inFlight) + 1))
 	for _, i := range c.inFlight {
 		o := &w.ops[i]
@@ -367,51 +397,61 @@ func (w *world) breakConnection(h *host, serverDied bool) {
 			o.lost = true
 		}
 	}
-	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evConnectionLost, host: int16(h.index), gen: c.gen})
+	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evConnectionLost, host: int16(h.index), gen: c.gen, shard: int8(s)})
 }
 
 // onConnectionLost handles that the store has detected a dead connection.
-func (w *world) onConnectionLost(h *host, gen uint32) {
-	c := &h.conn
+func (w *world) onConnectionLost(h *host, s redisop.Shard, gen uint32) {
+	c := &h.conns[s]
 	if h.isDown() || gen != c.gen || !c.ok {
 		return
 	}
 	w.drainDeferred(h)
 	c.ok = false
-	h.troubleAt = w.now
+	c.troubleAt = w.now
 	back := w.random.magnitude(5*ms, 5*sec)
 	if w.phase != faulty {
 		back = w.random.magnitude(5*ms, 100*ms)
 	}
 	switch w.random.below(3) {
 	case 0:
-		w.failInFlight(h)
+		w.failInFlight(h, s)
 		w.drainDeferred(h)
-		w.reportDown(h)
+		w.reportDown(h, s)
 	case 1:
-		w.reportDown(h)
-		w.failInFlight(h)
+		w.reportDown(h, s)
+		w.failInFlight(h, s)
 	default:
-		w.reportDown(h)
-		w.after(w.random.below(back), event{kind: evFailInFlight, host: int16(h.index), gen: c.gen})
+		w.reportDown(h, s)
+		w.after(w.random.below(w.failsWithin(back)), event{kind: evFailInFlight, host: int16(h.index), gen: c.gen, shard: int8(s)})
 	}
-	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: c.gen})
+	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: c.gen, shard: int8(s)})
 }
 
-func (w *world) reportDown(h *host) {
-	if w.trace.on {
-		w.trace.add(w, -1, h, "down")
+// failsWithin is when the operations that a dead connection carried have their results at the latest,
+// if the store connects again in so long. In a Cluster, slots move while it is not connected, so it does
+// not wait for that.
+func (w *world) failsWithin(back int64) int64 {
+	if w.plan.cluster {
+		return min(back, 20*ms)
 	}
-	h.up, h.upKnown = false, true
-	h.table.Down(h.clock(w.now), 0, "Redis cannot be reached")
+	return back
+}
+
+func (w *world) reportDown(h *host, s redisop.Shard) {
+	if w.trace.on {
+		w.trace.add(w, -1, h, "down%s", w.shardString(s))
+	}
+	h.conns[s].up, h.conns[s].upKnown = false, true
+	h.table.Down(h.clock(w.now), s, "Redis cannot be reached")
 	w.drain(h)
-	w.reportUnsubscribed(h)
+	w.reportUnsubscribed(h, s)
 }
 
 // failInFlight gives the table the results of everything that the dead connection will not
 // reply to.
-func (w *world) failInFlight(h *host) {
-	c := &h.conn
+func (w *world) failInFlight(h *host, s redisop.Shard) {
+	c := &h.conns[s]
 	if h.isDown() {
 		return
 	}
@@ -424,7 +464,7 @@ func (w *world) failInFlight(h *host) {
 		case w.deliversWithheld && o.executed && o.res.Outcome == redisop.NotSynced:
 			o.res.Outcome, o.res.Msg = redisop.Done, ""
 		default:
-			o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
+			o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Shard: s, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
 		}
 		w.deliver(h, i)
 		w.afterInput(h)
@@ -439,68 +479,74 @@ func (w *world) failInFlight(h *host) {
 	}
 }
 
-// connect tries to connect to Redis.
-func (w *world) connect(h *host, gen uint32) {
-	c := &h.conn
+// connect tries to connect to a shard.
+func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
+	c := &h.conns[s]
 	if h.isDown() || gen != c.gen || c.ok {
 		return
 	}
-	if w.redis.down {
-		if !h.upKnown {
-			w.reportDown(h)
+	if !w.isWanted(h, s) {
+		c.isTried = false
+		return
+	}
+	if w.redis.shards[s].down {
+		if !c.upKnown {
+			w.reportDown(h, s)
 		}
-		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: gen})
+		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: gen, shard: int8(s)})
 		return
 	}
 	if w.plan.killsOld {
 		for i := range w.ops {
-			if o := &w.ops[i]; o.queued && !o.executed && o.host == int16(h.index) {
+			if o := &w.ops[i]; o.queued && !o.executed && o.host == int16(h.index) && o.op.Shard == s {
 				o.lost = true
 			}
 		}
 	}
-	w.failInFlight(h) // if it has not been done yet
+	w.failInFlight(h, s) // if it has not been done yet
 	c.gen++
 	now := h.clock(w.now)
 	h.floor.raise(now, w.time())
 	c.clock = tokenFloor{w.time(), now}
 	c.floor = max(w.time(), h.floor.now(now))
-	c.nextRun = w.redis.run
+	c.nextRun = w.redis.shards[s].run
 	c.dead, c.inRedis, c.isListening = false, true, !h.mayNotSubscribe
 	c.lastExec, c.lastReply = w.now, w.now
-	w.after(w.lag(), event{kind: evConnected, host: int16(h.index), gen: c.gen})
+	w.after(w.lag()+w.stallLeft(s), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
 }
 
 // onConnected handles that the store has connected.
 func (w *world) onConnected(h *host, e event) {
-	c := &h.conn
+	s := redisop.Shard(e.shard)
+	c := &h.conns[s]
 	if h.isDown() || e.gen != c.gen {
 		return
 	}
-	if w.redis.down || c.nextRun < w.redis.oldest || c.dead {
+	if shard := &w.redis.shards[s]; shard.down || c.nextRun < shard.oldest || c.dead {
 		c.dead, c.inRedis, c.isListening = true, false, false
-		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen})
+		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen, shard: int8(s)})
 		return
 	}
 	w.drainDeferred(h)
 	dataLost := c.run != 0 && c.run != c.nextRun
 	c.run = c.nextRun // the journal has it when the table's holds are known to be in doubt
 	c.ok = true
-	h.up, h.upKnown = true, true
-	h.troubleAt = w.now
+	c.up, c.upKnown = true, true
+	c.troubleAt = w.now
 	if w.trace.on {
-		w.trace.add(w, -1, h, "up, dataLost=%v", dataLost)
+		w.trace.add(w, -1, h, "up%s, dataLost=%v", w.shardString(s), dataLost)
 	}
 	if dataLost {
-		h.dataLostAt = w.now
 		for n := range h.locks {
-			h.locks[n].tokens = tokenRanges{}
+			if l := &h.locks[n]; h.routes[n] == s {
+				l.tokens, l.dataLostAt = tokenRanges{}, w.now
+			}
 		}
 	}
-	h.table.Up(h.clock(w.now), 0, dataLost, c.isListening)
+	h.table.Up(h.clock(w.now), s, dataLost, c.isListening)
 	w.drain(h)
-	w.resubscribe(h)
-	w.checkBack(h)
+	w.resubscribe(h, s)
+	w.checkBack(h, s)
 	if dataLost && w.phase == faulty && w.plan.crashes > 0 && w.random.oneIn(4) {
 		w.check.meet(KilledInDoubt)
 		w.crash(h)

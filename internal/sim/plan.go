@@ -25,6 +25,8 @@ type plan struct {
 	oneScriptPerBatch bool
 	sharedCounters    bool // the first two names have one counter and one channel
 	durable           bool // a replica confirms operations, and no failover excuses anything
+	cluster           bool // each lock is in one of two shards
+	oneShardFails     bool // in a Cluster: all faults are in shard 1, and no slot moves
 
 	// What clients do.
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
@@ -53,6 +55,7 @@ type plan struct {
 	unsynced                                                     int64 // of scripts in a durable world: the replica does not confirm them
 	lateOps                                                      bool  // what a broken connection carried may still reach Redis
 	killsOld                                                     bool  // a host that connects ends its former connection
+	migrations, promotions, shardStalls                          int64 // in a Cluster, of the times at which faults are drawn: a slot is migrated; the spare takes over a shard; a shard stalls
 
 	// Restarts of sidecars.
 	longHolds     bool          // clients hold many locks, and for long
@@ -151,6 +154,7 @@ func drawPlan(seed uint64, r *random) plan {
 			p.latency, p.thinkTime = r.magnitude(100*µs, ms), r.magnitude(100*ms, sec)
 			p.table.Contest.SubscriptionLinger = 50 * time.Millisecond
 		}
+		p.drawCluster(seed)
 		return p // a world without faults
 	}
 	rarely := func(oneIn, lo, hi int64) int64 {
@@ -205,6 +209,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.unknownScript = rarely(4, 4, 200)
 	p.drawRoleChanges(seed)
 	p.drawDurability(seed)
+	p.drawCluster(seed)
 	return p
 }
 
@@ -235,6 +240,40 @@ func (p *plan) drawDurability(seed uint64) {
 	}
 }
 
+const clusterStream = 0x636c7573
+
+// drawCluster has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawCluster(seed uint64) {
+	var r random
+	r.Seed(seed, clusterStream)
+	if !r.oneIn(4) {
+		return
+	}
+	wasOrdered := p.isOrdered() // and is, at the shard that does not fail
+	p.cluster = true
+	p.roleChanges, p.namelessServers, p.olderHost = 0, false, false
+	if p.faultEvery == 0 {
+		p.faultEvery = r.magnitude(20*ms, 5*sec)
+		if r.oneIn(2) || wasOrdered {
+			p.oneShardFails = true
+			p.commandBreaks, p.redisRestarts, p.shardStalls = r.magnitude(1, 8), r.magnitude(1, 20), r.magnitude(1, 20)
+			return
+		}
+	}
+	if r.usually(4) {
+		p.migrations = r.magnitude(1, 8)
+	}
+	if r.oneIn(3) {
+		p.promotions = r.magnitude(2, 20)
+	}
+	if r.oneIn(4) {
+		p.shardStalls = r.magnitude(2, 20)
+	}
+	if p.names == 1 && r.oneIn(2) {
+		p.names = 2
+	}
+}
+
 const roleStream = 0x726f6c65
 
 // drawRoleChanges has random numbers of its own: what a seed does without role changes stays as it
@@ -256,9 +295,12 @@ func (p *plan) drawRoleChanges(seed uint64) {
 }
 
 // isLossless reports whether every message arrives, so that no host ever has to find by
-// polling that a lock is free.
+// polling that a lock is free. With oneShardFails, that is so for the locks of the other shard.
 func (p *plan) isLossless() bool {
-	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
+	if p.oneShardFails {
+		return true
+	}
+	return p.migrations|p.promotions|p.shardStalls|p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
 		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
 		!p.deafHost && !p.deniedQueues
 }

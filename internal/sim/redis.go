@@ -15,11 +15,13 @@ const counterExpiry = 7 * 24 * 3600 * sec
 
 // redisServer is Redis.
 type redisServer struct {
-	down       bool
-	run        int   // run id of the master
-	oldest     int   // run id of the oldest server that runs: from it on, all but the master are replicas
-	skew       int64 // of its clock
-	jumpedBack int64 // by how much its clock was set back, in all
+	shards     [maxShards]shard
+	owners     [maxNames]redisop.Shard // which shard has the slot of a lock
+	runs       int                     // run ids that were given
+	spare      redisop.Shard           // that has no slots; 0: it is being promoted
+	former     redisop.Shard           // from which it takes over then
+	skew       int64                   // of its clock
+	jumpedBack int64                   // by how much its clock was set back, in all
 	names      [maxNames]redisName
 	snapshot   [maxNames]redisName     // what a replica has
 	channels   [maxNames]redis.Channel // subscribers: hosts by their index, and Redisson clients
@@ -56,21 +58,28 @@ type redisName struct {
 }
 
 func (r *redisServer) init() {
-	r.run, r.oldest = 1, 1
+	r.newServer(0)
+	r.shards[0].oldest = r.shards[0].run
 	for n := range r.names {
 		r.names[n].key = redis.NoKey
 		r.names[n].queue = new(redis.Queue)
 		r.names[n].unannounced = true
 	}
-	r.keepSnapshot()
+	r.keepSnapshot(0)
 }
 
-// keepSnapshot has the replica catch up.
-func (r *redisServer) keepSnapshot() {
-	r.snapshot = r.names
+// keepSnapshot has the replica of a shard catch up.
+func (r *redisServer) keepSnapshot(s redisop.Shard) {
 	for n := range r.snapshot {
-		r.snapshot[n].queue = r.names[n].queue.Clone()
+		if r.owners[n] == s {
+			r.keepSnapshotOf(n)
+		}
 	}
+}
+
+func (r *redisServer) keepSnapshotOf(n int) {
+	r.snapshot[n] = r.names[n]
+	r.snapshot[n].queue = r.names[n].queue.Clone()
 }
 
 // loseQueue deletes the queue of a lock.
@@ -228,35 +237,58 @@ func (w *world) destroy(name int, why string) {
 	}
 }
 
-// restartRedis restarts Redis with its data, without, or with the data of a replica that
+// restartRedis restarts a shard with its data, without, or with the data of a replica that
 // was behind.
-func (w *world) restartRedis() {
-	r := &w.redis
-	r.down = true
+func (w *world) restartRedis(s redisop.Shard) {
+	w.stopServer(s)
+	mode := w.random.below(3)
+	if w.trace.on {
+		w.trace.add(w, -1, nil, "Redis%s restarts, its data is %s", w.shardString(s), []string{"kept", "lost", "that of a replica that was behind"}[mode])
+	}
+	w.changeData(s, dataMode(mode))
+	w.after(w.random.magnitude(ms, 3*sec), event{kind: evRedisUp, shard: int8(s)})
+}
+
+// stopServer ends the server of a shard, with its connections.
+func (w *world) stopServer(s redisop.Shard) {
+	w.redis.shards[s].down = true
 	for i := range w.ops {
-		if o := &w.ops[i]; o.queued && !o.executed {
+		if o := &w.ops[i]; o.queued && !o.executed && o.op.Shard == s {
 			o.lost = true
 		}
 	}
 	for _, h := range w.hosts {
 		if !h.isDown() {
-			h.conn.late = false
-			w.breakConnection(h, true)
+			h.conns[s].late = false
+			w.breakConnection(h, s, true)
 		}
 	}
-	mode := w.random.below(3)
-	if w.trace.on {
-		w.trace.add(w, -1, nil, "Redis restarts, its data is %s", []string{"kept", "lost", "that of a replica that was behind"}[mode])
-	}
+}
+
+// dataMode is what becomes of the data of a shard whose server changes.
+type dataMode uint8
+
+const (
+	dataKept dataMode = iota
+	dataLost
+	dataOlder // that of a replica which was behind
+)
+
+// changeData changes the data of a shard whose server changes.
+func (w *world) changeData(s redisop.Shard, mode dataMode) {
+	r := &w.redis
 	for n := range w.plan.names {
+		if r.owners[n] != s {
+			continue
+		}
 		name := &r.names[n]
 		w.endRedissonWaits(n)
 		switch mode {
-		case 1:
+		case dataLost:
 			w.destroy(n, "lost")
 			w.loseCounter(n, redis.Counter{})
 			w.loseQueue(n)
-		case 2:
+		case dataOlder:
 			old := &r.snapshot[n]
 			if w.plan.durable {
 				w.failOver(n, old)
@@ -273,8 +305,7 @@ func (w *world) restartRedis() {
 			name.queue = old.queue
 		}
 	}
-	r.keepSnapshot()
-	w.after(w.random.magnitude(ms, 3*sec), event{kind: evRedisUp})
+	r.keepSnapshot(s)
 }
 
 // failOver gives a lock of a durable world the key that the replica has. Whatever a client was sent was
@@ -301,16 +332,16 @@ func (w *world) failOver(n int, old *redisName) {
 // decides for all of them. If it does, it has everything up to now. A Drop with CanWait is not waited
 // for.
 func (w *world) replicate(h *host, o *operation) {
-	if !w.plan.durable || o.settled || o.server != w.redis.run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
+	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.op.Shard].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
 		return
 	}
-	s := &h.conn.sync
+	s := &h.conns[o.op.Shard].sync
 	if s.script != o.script {
 		*s = replication{o.script, w.random.oneIn(w.plan.unsynced)}
 	}
 	switch {
 	case !s.isUnsynced:
-		w.redis.keepSnapshot()
+		w.redis.keepSnapshot(o.op.Shard)
 	case o.op.Kind == w.ignoresReplica:
 	case o.res.Outcome == redisop.Done:
 		o.res.Outcome, o.res.Msg = redisop.NotSynced, "0 of 1 replicas"
@@ -323,12 +354,11 @@ func (w *world) replicate(h *host, o *operation) {
 	}
 }
 
-func (w *world) onRedisUp() {
-	w.redis.down = false
-	w.redis.run++
-	w.redis.oldest = w.redis.run
+func (w *world) onRedisUp(s redisop.Shard) {
+	w.redis.newServer(s)
+	w.redis.shards[s].oldest = w.redis.shards[s].run
 	if w.trace.on {
-		w.trace.add(w, -1, nil, "Redis is up")
+		w.trace.add(w, -1, nil, "Redis%s is up", w.shardString(s))
 	}
 }
 
@@ -339,26 +369,28 @@ func (w *world) changeRoles() {
 		w.trace.add(w, -1, nil, "another server becomes the master")
 	}
 	for _, h := range w.hosts {
-		h.troubleAt = w.now
-		w.endSubscriptions(h) // at the master
-		h.receivesUntil = 0
+		h.conns[0].troubleAt = w.now
+		w.endSubscriptions(h, 0) // at the master
+		h.conns[0].receivesUntil = 0
 	}
-	w.redis.run++
+	w.redis.newServer(0)
 	w.check.meet(RolesChanged)
 	for _, h := range w.hosts {
 		if !h.isDown() && w.random.oneIn(3) {
-			w.breakConnection(h, false)
+			w.breakConnection(h, 0, false)
 		}
 	}
 }
 
-// isAtMaster reports whether the server of a host's connection is the master.
-func (w *world) isAtMaster(h *host) bool { return h.conn.nextRun == w.redis.run }
+// isAtMaster reports whether the server of a host's connection to a shard is the master.
+func (w *world) isAtMaster(h *host, s redisop.Shard) bool {
+	return h.conns[s].nextRun == w.redis.shards[s].run
+}
 
 // isAtReplica reports whether a host has a connection to a server that was the master before.
-func (w *world) isAtReplica(h *host) bool {
-	c := &h.conn
-	return c.inRedis && !c.dead && c.nextRun >= w.redis.oldest && !w.isAtMaster(h)
+func (w *world) isAtReplica(h *host, s redisop.Shard) bool {
+	c := &h.conns[s]
+	return c.inRedis && !c.dead && c.nextRun >= w.redis.shards[s].oldest && !w.isAtMaster(h, s)
 }
 
 // executeAtReplica executes an operation at a server that was the master when it was sent.
@@ -391,11 +423,15 @@ var (
 
 // execute executes an operation in Redis.
 func (w *world) execute(h *host, o *operation) {
-	if o.server != w.redis.run {
+	n, s := int(o.name), o.op.Shard
+	if owner := w.redis.owners[n]; owner != s {
+		w.redirect(h, o, owner)
+		return
+	}
+	if o.server != w.redis.shards[s].run {
 		w.executeAtReplica(h, o)
 		return
 	}
-	n := int(o.name)
 	w.expire(n)
 	name := &w.redis.names[n]
 	before := name.key
@@ -407,7 +443,7 @@ func (w *world) execute(h *host, o *operation) {
 		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
 		LeftFree: left.free && o.op.Enqueue && o.op.Arrived != 0,
 		Receivers: func(sidecar redis.Owner) int32 {
-			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar])))
+			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], s)))
 		},
 	}
 	if take := w.takeAfter(h, o); take != nil {
@@ -460,9 +496,10 @@ func (w *world) execute(h *host, o *operation) {
 	for i := range reply.Sent {
 		if m := &reply.Sent[i]; int(m.To) < len(w.hosts) {
 			if m.Reached > 0 {
-				w.sendMessage(w.hosts[m.To], m.Message)
+				w.sendMessage(w.hosts[m.To], s, m.Message)
 			}
-			w.replicateMessage(w.hosts[m.To], m.Message)
+			w.replicateMessage(w.hosts[m.To], s, m.Message)
+			w.passOnMessage(w.hosts[m.To], s, m.Message)
 		}
 	}
 	if reply.Token != 0 {

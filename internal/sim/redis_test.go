@@ -38,7 +38,7 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 			fault.begin(name)
 			before := *name
 
-			o := operation{op: *op, server: w.redis.run, floor: 1, birth: 1}
+			o := operation{op: *op, server: w.redis.shards[0].run, floor: 1, birth: 1}
 			w.execute(h, &o)
 
 			if o.res.Outcome != want {
@@ -82,15 +82,15 @@ func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 
 		// send sends operations in one step of the loop, and returns the last one as executed.
 		send := func(ops ...redisop.Op) *operation {
-			h.conn.ok, h.conn.nextRun, h.conn.lastExec = true, w.redis.run, w.now
-			rival.conn.inRedis, rival.conn.isListening, rival.conn.nextRun = true, true, w.redis.run
+			h.conns[0].ok, h.conns[0].nextRun, h.conns[0].lastExec = true, w.redis.shards[0].run, w.now
+			rival.conns[0].inRedis, rival.conns[0].isListening, rival.conns[0].nextRun = true, true, w.redis.shards[0].run
 			var sent []int32
 			for _, op := range ops {
 				op.Name, op.Count, op.LeaseMS = lockNames[0], 1, lease
 				w.issue(h, op)
 				sent = append(sent, h.locks[0].inFlight)
 			}
-			w.now = h.conn.lastExec
+			w.now = h.conns[0].lastExec
 			for _, i := range sent {
 				w.arrive(i)
 			}

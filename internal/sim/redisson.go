@@ -30,7 +30,7 @@ func (w *world) redissonActs(f *redissonClient) {
 	if w.phase != faulty {
 		return
 	}
-	if w.redis.down {
+	if w.isEachDown() {
 		w.after(100*ms, again)
 		return
 	}
@@ -39,6 +39,10 @@ func (w *world) redissonActs(f *redissonClient) {
 		f.num++
 	}
 	n := int(f.name)
+	if w.isDown(n) {
+		w.after(100*ms, again)
+		return
+	}
 	w.expire(n)
 	k := &w.redis.names[n].key
 	switch {

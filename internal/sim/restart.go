@@ -67,7 +67,7 @@ func (w *world) crash(h *host) {
 // operations to one writer, and its frames to others.
 func (w *world) applySome(h *host) {
 	effects := h.table.Effects()
-	h.journal.run, h.journal.floor = h.conn.run, h.floor
+	h.journal.run, h.journal.floor = h.conns[0].run, h.floor
 	ops := int64(0)
 	for i := range effects {
 		ops += int64(btoi(effects[i].Kind == locktable.Redis))
@@ -185,7 +185,9 @@ func (w *world) end(h *host) {
 			w.disconnect(h, s)
 		}
 	}
-	w.breakConnection(h, false)
+	for _, s := range w.shards() {
+		w.breakConnection(h, s, false)
+	}
 	for i := range w.ops {
 		o := &w.ops[i]
 		if int(o.host) != h.index || o.settled {
@@ -199,21 +201,21 @@ func (w *world) end(h *host) {
 			w.freeOps = append(w.freeOps, int32(i))
 		}
 	}
-	h.conn = connection{gen: h.conn.gen + 1, run: h.journal.run}
+	w.endConnections(h)
 	h.floor = h.journal.floor
 	h.closing, h.detaching = 0, false
 	h.process = down
-	h.asleep, h.up, h.undrained = true, false, false
-	h.noWait, h.unanswered = 0, 0
+	h.asleep, h.undrained = true, false
+	h.noWait = 0
 	w.check.lossKnown[h.index] = 0
 	for n := range w.plan.names {
-		w.setSubscribed(h, n, false)
+		w.endSubscription(h, n)
 	}
 	for n := range h.locks {
 		l := &h.locks[n]
 		*l = lockOnHost{
 			hold: l.hold, inFlight: noOp, dropPending: noOp, arriving: noOp,
-			excusedUntil: l.excusedUntil, endedAt: l.endedAt, refusedAt: l.refusedAt,
+			excusedUntil: l.excusedUntil, endedAt: l.endedAt, refusedAt: l.refusedAt, dataLostAt: l.dataLostAt,
 			lastToken: l.lastToken, lastTokenDrawnAt: l.lastTokenDrawnAt,
 		}
 	}
@@ -441,7 +443,7 @@ func (w *world) startWithoutState(h *host) {
 			w.check.meet(KeptWithoutSidecar)
 		}
 		l.wantsMessages, l.subscribed = false, false
-		w.setSubscribed(h, n, false)
+		w.endSubscription(h, n)
 	}
 	if len(w.hosts) < maxHosts { // or else it is never started
 		w.addHost()

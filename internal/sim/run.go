@@ -41,6 +41,8 @@ func Run(seed uint64, o Options) (r *Result) {
 	w := newWorld(seed, newTable)
 	w.trace.on = o.Trace
 	w.withoutOrigin = o.Mutant != nil && o.Mutant.withoutOrigin
+	w.acceptsCopies = o.Mutant != nil && o.Mutant.acceptsCopies
+	w.keepsFloor = o.Mutant != nil && o.Mutant.keepsFloor
 	if o.Mutant != nil {
 		w.ignoresReplica = o.Mutant.ignoresReplica
 	}

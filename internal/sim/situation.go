@@ -62,6 +62,15 @@ const (
 	PassedToItself         // a lock, by a host whose next acquire arrived before those of others
 	TicketMoved            // to the arrival of the next acquire, because the first one is gone
 	GrantedToNone          // a lock, after the acquire that it was taken for was answered
+	SlotMigrated           // to another shard, with its data
+	ShardTakenOver         // by the spare
+	ShardStalled           // for a time
+	OperationMoved         // an operation reached a shard that does not have its lock
+	RoutedInFlight         // a host learned that a slot had moved while an operation was in flight at the shard before
+	RoutedHold             // a host learned that a slot had moved while a client had its lock
+	SubscriptionEnded      // because its slot left the shard
+	TransferPassedOn       // the message, by a shard that did not execute the transfer
+	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
 	KilledInJournal          // between two calls of the journal
@@ -156,6 +165,15 @@ var situationNames = [situations]string{
 	PassedToItself:         "passed-to-itself",
 	TicketMoved:            "ticket-moved",
 	GrantedToNone:          "granted-to-none",
+	SlotMigrated:           "slot-migrated",
+	ShardTakenOver:         "shard-taken-over",
+	ShardStalled:           "shard-stalled",
+	OperationMoved:         "operation-moved",
+	RoutedInFlight:         "routed-in-flight",
+	RoutedHold:             "routed-hold",
+	SubscriptionEnded:      "subscription-ended",
+	TransferPassedOn:       "transfer-passed-on",
+	GivenUpForOthers:       "given-up-for-others",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",

@@ -47,7 +47,7 @@ type world struct {
 	counterExpiry int64 // of token counters
 
 	lossless bool  // the plan has no faults
-	ordered  bool  // see isOrdered
+	ordered  bool  // see plan.isOrdered
 	slowest  int64 // longest way between a host and Redis
 
 	ops     []operation
@@ -63,6 +63,8 @@ type world struct {
 	grantsTransfers   bool           // a mutant: in a durable world, a transfer counts before the replica has confirmed it
 	deliversWithheld  bool           // a mutant: in a durable world, a result is delivered that the replica had not confirmed when the connection ended
 	withoutOrigin     bool           // a mutant: every message counts as one of the server that it came from
+	acceptsCopies     bool           // a mutant: in a Cluster, every message counts as one of the shard that it came from
+	keepsFloor        bool           // a mutant: what a host knows of tokens does not follow a slot to another shard
 	arrivesByClock    bool           // a mutant: a new ticket gets its place by Redis's clock alone
 	lowersLateScores  bool           // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
 	withoutTokenFloor bool           // a mutant: no host knows what tokens it has seen, or the time in Redis
@@ -89,30 +91,34 @@ const (
 
 // What happens in a world.
 const (
-	evExec           eventKind = iota // an operation reaches Redis
-	evReply                           // its reply reaches the host
-	evNotSent                         // the store returns an operation that it did not send
-	evConnectionLost                  // the store detects that its connection is dead
-	evFailInFlight                    // the store fails what the dead connection carried
-	evConnect                         // the store tries to connect
-	evConnected                       // and has done so
-	evSubscribe                       // SUBSCRIBE reaches Redis
-	evSubscribed                      // its reply reaches the host
-	evUnsubscribe                     // UNSUBSCRIBE reaches Redis
-	evMessage                         // a published message reaches the host
-	evClient                          // a client acts
-	evOpen                            // a client connects
-	evRedisson                        // a Redisson client acts
-	evFault                           // faults are drawn
-	evRedisUp                         // Redis has restarted
-	evRepair                          // the faults of a name in Redis end
-	evStart                           // a sidecar is started again
-	evExit                            // a sidecar that was stopped has finished
-	evReturn                          // a client finds its sidecar gone, and tries to resume its session
-	evClaim                           // a client that has resumed claims what it holds
-	evAbandon                         // the sidecar stops waiting for a client
-	evResume                          // a suspended host resumes
-	evNothing                         // the world looks whether the phase has ended
+	evExec              eventKind = iota // an operation reaches Redis
+	evReply                              // its reply reaches the host
+	evNotSent                            // the store returns an operation that it did not send
+	evConnectionLost                     // the store detects that its connection is dead
+	evFailInFlight                       // the store fails what the dead connection carried
+	evConnect                            // the store tries to connect
+	evConnected                          // and has done so
+	evSubscribe                          // SUBSCRIBE reaches Redis
+	evSubscribed                         // its reply reaches the host
+	evUnsubscribe                        // UNSUBSCRIBE reaches Redis
+	evSubscriptionMoved                  // the answer that another shard has the channel reaches the host
+	evSubscriptionEnded                  // the host is notified that a shard has the channel no more
+	evTopology                           // the host learns which shards have the slots
+	evPromoted                           // the spare shard has taken over the slots of another
+	evMessage                            // a published message reaches the host
+	evClient                             // a client acts
+	evOpen                               // a client connects
+	evRedisson                           // a Redisson client acts
+	evFault                              // faults are drawn
+	evRedisUp                            // Redis has restarted
+	evRepair                             // the faults of a name in Redis end
+	evStart                              // a sidecar is started again
+	evExit                               // a sidecar that was stopped has finished
+	evReturn                             // a client finds its sidecar gone, and tries to resume its session
+	evClaim                              // a client that has resumed claims what it holds
+	evAbandon                            // the sidecar stops waiting for a client
+	evResume                             // a suspended host resumes
+	evNothing                            // the world looks whether the phase has ended
 )
 
 // tableMaker makes the table of a host.
@@ -127,6 +133,7 @@ type lockTable interface {
 	Release(now int64, s locktable.SessionID, req protocol.Release)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)
+	Route(now int64, ranges []redisop.SlotRange)
 	Up(now int64, n redisop.Shard, dataLost, isListening bool)
 	Down(now int64, n redisop.Shard, why string)
 	Result(now int64, r redisop.Result)
@@ -166,6 +173,9 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 	}
 	w.check.init()
 	w.redis.init()
+	if w.plan.cluster {
+		w.initCluster()
+	}
 	for n := range w.plan.names {
 		w.redis.names[n].deniedChannel = w.random.oneIn(w.plan.deniedChannels)
 	}
@@ -239,7 +249,7 @@ func (w *world) endPhase(idle bool) {
 func (w *world) handle(e event) {
 	var h *host
 	switch e.kind {
-	case evExec, evRedisson, evFault, evRedisUp, evRepair, evNothing:
+	case evExec, evRedisson, evFault, evRedisUp, evPromoted, evRepair, evNothing:
 	default:
 		h = w.hosts[e.host]
 		if h.suspended && e.kind != evResume && e.kind != evSubscribe && e.kind != evUnsubscribe {
@@ -255,13 +265,13 @@ func (w *world) handle(e event) {
 	case evNotSent:
 		w.onNotSent(h, e)
 	case evConnectionLost:
-		w.onConnectionLost(h, e.gen)
+		w.onConnectionLost(h, redisop.Shard(e.shard), e.gen)
 	case evFailInFlight:
-		if e.gen == h.conn.gen {
-			w.failInFlight(h)
+		if s := redisop.Shard(e.shard); e.gen == h.conns[s].gen {
+			w.failInFlight(h, s)
 		}
 	case evConnect:
-		w.connect(h, e.gen)
+		w.connect(h, redisop.Shard(e.shard), e.gen)
 	case evConnected:
 		w.onConnected(h, e)
 	case evSubscribe:
@@ -270,6 +280,14 @@ func (w *world) handle(e event) {
 		w.onSubscribed(h, e)
 	case evUnsubscribe:
 		w.unsubscribeArrives(h, e)
+	case evSubscriptionMoved:
+		w.onSubscriptionMoved(h, e)
+	case evSubscriptionEnded:
+		w.onSubscriptionEnded(h, e)
+	case evTopology:
+		w.learnTopology(h)
+	case evPromoted:
+		w.onPromoted(redisop.Shard(e.shard))
 	case evMessage:
 		w.onMessage(h, e)
 	case evClient:
@@ -297,7 +315,7 @@ func (w *world) handle(e event) {
 	case evFault:
 		w.drawFaults()
 	case evRedisUp:
-		w.onRedisUp()
+		w.onRedisUp(redisop.Shard(e.shard))
 	case evRepair:
 		w.repair(int(e.name))
 	case evStart:

@@ -35,6 +35,11 @@ type LockInfo struct {
 	RemoteTTL        time.Duration // after which Redis deletes the key, unless it is renewed
 	RemotePersistent bool          // the key has no time to live: Redis does not delete it
 
+	// Where Redis has the lock, if it is a Cluster.
+	InCluster bool   // Redis is a Cluster
+	Slot      int    // slot of the name
+	Shard     string // host and port of the master that has the slot; "": none has it
+
 	Grants  uint64       // first entries of owners of this host since the sidecar knows the lock
 	Waiting int          // requests of this host that wait for the lock
 	Waiters []WaiterInfo // the first 16 of them, in the order in which they will get it
@@ -107,7 +112,7 @@ type Status struct {
 	Version string    // of the sidecar
 
 	Redis        string        // "ok", or one sentence about what is wrong
-	Degraded     bool          // Redis is connected, but refuses acquires; Redis says why
+	Degraded     bool          // Redis is connected, but refuses acquires, or some of them; Redis says why
 	RedisAddress string        // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string        // of the Redis server; "": not connected, or Redis does not report it
 	KeyPrefix    string        // what stands before the names of locks in Redis
@@ -123,6 +128,21 @@ type Status struct {
 	Lost         []LossCount  // losses of the last hour
 	Restart      *RestartInfo // what the sidecar took over; nil: it found no state of a predecessor
 	Hidden       string       // what the policy hides from this process, in one sentence; "": nothing
+
+	Shards     []ShardStatus // masters of a Redis Cluster, those in trouble first, 64 at most; nil: Redis is no Cluster
+	ShardCount int           // how many there are; 0: Redis is no Cluster
+}
+
+// ShardStatus is one master of a Redis Cluster that has slots, or the slots that have no master.
+type ShardStatus struct {
+	Address   string        // host and port; "": no master has these slots
+	Slots     int           // of the 16,384 slots of the Cluster
+	Redis     string        // "ok", or one sentence about what is wrong
+	Degraded  bool          // the master is connected, but refuses acquires; Redis says why
+	RoundTrip time.Duration // of the last command that the master answered; 0: it has answered none
+	Held      int           // locks of these slots that processes of this host hold
+	Waiting   int           // requests that wait for such locks
+	Unsent    int           // operations that wait to be sent to the master
 }
 
 // Oldest is the oldest request or hold of a Status.
@@ -237,6 +257,7 @@ func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 		Held: durationOf(row.HeldMS), Deadline: now.timeOf(row.DeadlineNS), Lease: durationOf(row.LeaseMS),
 		Absent: row.Absent, Orphan: row.Orphan, KeepLeft: durationOf(row.KeepLeftMS),
 		RemoteField: row.RemoteField, RemoteHost: row.RemoteHost,
+		InCluster: row.InCluster, Slot: int(row.Slot), Shard: row.Shard,
 		Grants: uint64(row.Grants), Waiting: row.Waiting, Waiters: convertRows(row.Waiters, now, newWaiterInfo),
 	}
 	if row.RemoteTTLMS < 0 {
@@ -273,7 +294,14 @@ func newStatus(row *protocol.StatusRow, now clockReading) Status {
 		Sessions: row.Sessions, Held: row.Held, Waiting: row.Waiting,
 		OldestWaiter: newOldest(row.OldestWaiter), OldestHold: newOldest(row.OldestHold),
 		RenewalsLate: row.RenewalsLate, Lost: convertRows(row.Lost, now, newLossCount), Restart: newRestartInfo(row.Restart),
-		Hidden: row.Hidden,
+		Hidden: row.Hidden, Shards: convertRows(row.Shards, now, newShardStatus), ShardCount: row.ShardCount,
+	}
+}
+
+func newShardStatus(row *protocol.ShardRow, _ clockReading) ShardStatus {
+	return ShardStatus{
+		Address: row.Address, Slots: row.Slots, Redis: row.Redis, Degraded: row.Degraded, RoundTrip: time.Duration(row.RoundTripNS),
+		Held: row.Held, Waiting: row.Waiting, Unsent: row.Unsent,
 	}
 }
 

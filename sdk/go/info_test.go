@@ -40,6 +40,7 @@ func TestEveryFieldOfARowIsConverted(t *testing.T) {
 	checkConversion(t, unseen, now, newEvent)
 	checkConversion(t, unseen, now, newStatus)
 	checkConversion(t, unseen, now, newLossCount)
+	checkConversion(t, unseen, now, newShardStatus)
 	checkConversion(t, unseen, now, newHostInfo)
 	checkConversion(t, unseen, now, newOwnership, "Persistent")
 	checkConversion(t, unseen, now, newLockOwner)
@@ -105,7 +106,7 @@ func setValue(v reflect.Value) {
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-	case reflect.Uint32, reflect.Uint64:
+	case reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(7)
 	default:
 		v.SetInt(7)

@@ -62,11 +62,11 @@ func (t *Table) move(now int64, l *lock) {
 	l.claim.EndPause()
 	l.claim.OnMoved()
 	if q := l.queue; q != nil {
-		q.contest.OnUp(now, t.shardOf(l).isListening)
+		q.contest.OnMoved(now, t.shardOf(l).isListening)
 		if q.contest.IsSubscribing() {
 			q.contest.OnUnsubscribed(&t.contests, now)
-			t.emit(Effect{Kind: Unsubscribe, Name: l.name, Shard: before})
-			t.emit(Effect{Kind: Subscribe, Name: l.name, Shard: l.shard})
+			t.emit(Effect{Kind: Unsubscribe, Name: l.name, Op: redisop.Op{Shard: before}})
+			t.emit(Effect{Kind: Subscribe, Name: l.name, Op: redisop.Op{Shard: l.shard}})
 		}
 	}
 	t.reconcile(now, l)

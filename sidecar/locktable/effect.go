@@ -46,8 +46,7 @@ type Effect struct {
 	Code       protocol.Code
 	Reason     protocol.Reason
 	Msg        string
-	Name       string        // of the lock: Granted, Lost, KeepLost, Forced, LongHold, CutShort, Crashed, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
-	Shard      redisop.Shard // Subscribe, Unsubscribe: that has the lock, or had it
-	Peer       *Peer         // Lost, LongHold, CutShort, Crashed: the holder; Granted: the one for whose hold the request waited; nil: not known
-	Op         redisop.Op
+	Name       string     // of the lock: Granted, Lost, KeepLost, Forced, LongHold, CutShort, Crashed, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
+	Peer       *Peer      // Lost, LongHold, CutShort, Crashed: the holder; Granted: the one for whose hold the request waited; nil: not known
+	Op         redisop.Op // Redis. Subscribe, Unsubscribe: its Shard has the lock, or had it
 }

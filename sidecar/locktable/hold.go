@@ -50,10 +50,32 @@ func (t *Table) expireHold(now int64, l *lock) {
 func (t *Table) endDueHold(a *moment.Alarm, l *lock) bool {
 	h := l.holds
 	t.expire(a, l)
-	if l.holds != nil && h.phase == HoldUnrenewable && a.Due(t.giveUpAt(h)) {
-		t.giveUpUnrenewable(h)
+	if l.holds == nil {
+		return l.holds != h
+	}
+	switch {
+	case h.phase == HoldUnrenewable:
+		if a.Due(t.giveUpAt(h)) {
+			t.giveUp(h)
+		}
+	case t.cfg.SlotOf != nil && h.isTracked:
+		t.giveUpForOthers(a, h)
 	}
 	return l.holds != h
+}
+
+// giveUpForOthers gives up a hold that keeps down the deadline of the session's other holds, shortly
+// before that deadline: its shard does not renew it, and those of the others do. A Redis that is no
+// Cluster renews all of them, or none.
+func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
+	until := min(t.deadline(h), h.lock.claim.ValidUntil())
+	switch {
+	case !a.Due(until - 2*t.bucketWidth()): // the session may have been sent a deadline that is one less
+	case t.lastsShortest(h):
+		t.giveUp(h)
+	default: // until another shard renews
+		a.Due(a.Now + t.bucketWidth()/4)
+	}
 }
 
 // expire ends the hold of a lock if its time is over, or moves it to the phase that the
@@ -113,8 +135,9 @@ func (t *Table) giveUpAt(h *hold) int64 {
 	return min(t.deadline(h), h.lock.claim.ValidUntil()) - int64(t.cfg.Lease)/4
 }
 
-// giveUpUnrenewable notifies the client of a hold that Redis refuses to renew.
-func (t *Table) giveUpUnrenewable(h *hold) {
+// giveUp notifies the client of a hold that is not renewed. No other client gets the lock before the
+// hold's deadline.
+func (t *Table) giveUp(h *hold) {
 	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted, Peer: &h.session.peer})
 	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)

@@ -452,3 +452,29 @@ func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	r.keepsFor(r.redis(redisop.Take, redisop.Done), 10*time.Second)
 	r.want("s2 granted hold=4 token=66 count=1")
 }
+
+// A Take that is in flight for another waiter may give the key a shorter expiry than the keep needs.
+func TestClaimIsNotThatOfAKeepWhileATakeMayShortenIt(t *testing.T) {
+	keeps := keep(10 * time.Second)
+	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{NoLinger: true}})
+	first := r.acquire(1, "a", keeps)
+	r.collect()
+	take := r.ops[0]
+	r.ops = nil
+	r.pass(5 * time.Second)
+	second := r.acquire(2, "a", fixed(8*time.Second))
+	r.cancel(1, first)
+	r.tb.Result(r.now, redisop.Result{Kind: take.Kind, Name: "a", Sent: r.now - int64(5*time.Second), Token: 1000})
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || r.ops[0].LeaseMS != 8000 {
+		t.Fatalf("in flight: %+v", r.ops)
+	}
+	r.cancel(2, second)
+	r.log = nil
+	r.acquire(3, "a", keeps)
+	r.want()
+	r.redis(redisop.Take, redisop.Done)
+	r.want()
+	r.keepsFor(r.redis(redisop.Take, redisop.Done), 10*time.Second)
+	r.want("s3 granted hold=3 token=2 count=1")
+}

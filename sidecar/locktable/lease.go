@@ -41,6 +41,18 @@ func (t *Table) untrackDeadline(h *hold) {
 	}
 }
 
+// lastsShortest reports whether other holds of the session are confirmed for longer by a quarter of a
+// lease at least. Precondition: the hold is tracked.
+func (t *Table) lastsShortest(h *hold) bool {
+	const quarter = 4 // of 16 buckets
+	for b := range h.session.deadlineBuckets {
+		if b >= h.bucket+quarter {
+			return true
+		}
+	}
+	return false
+}
+
 // onWatchdogGrant notes that the session is granted a watchdog hold until a deadline.
 func (t *Table) onWatchdogGrant(s *session, until int64) {
 	if len(s.deadlineBuckets) == 0 || s.leaseSentEstimated && until < s.leaseSent {

@@ -35,6 +35,9 @@ func (t *Table) List(now int64, after uint64, yield func(protocol.LockRow) bool)
 
 func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	r := protocol.LockRow{Name: l.name, State: protocol.StateFree, Grants: t.grantsOf(l)}
+	if t.routes != nil {
+		r.InCluster, r.Slot = true, t.cfg.SlotOf(l.name)
+	}
 	h, q := l.holds, l.queue
 	switch {
 	case h != nil:

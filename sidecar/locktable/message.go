@@ -71,7 +71,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *redisop.Message) {
 		t.stats.Handoffs[HandoffTransfer]++
 		validSince := q.contest.OnTransferred(c.State().IsOurs(), m)
 		c.Transfer(now, validSince+claim.Validity(m.LeaseMS), m)
-		c.SetRenewAt(t.renewalAfter(validSince, moment.MS(m.LeaseMS), c.HoldID()))
+		c.SetRenewAt(t.renewalAfter(validSince, moment.MS(m.LeaseMS), t.renewalGroup(l)))
 	default:
 		t.doubt(l)
 		if isLive {

@@ -156,7 +156,7 @@ const (
 	HoldCrashDelayed
 
 	// HoldGivenUp: its client was notified of the loss, or cannot come back for it. Until its
-	// deadline no other client gets the lock.
+	// deadline no other client gets the lock. Also from HoldLive: see giveUpForOthers.
 	HoldGivenUp
 
 	// HoldKept: it has ended for its client, and excludes others until its deadline, which is the

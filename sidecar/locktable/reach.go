@@ -25,6 +25,23 @@ func (t *Table) routeOf(name string) redisop.Shard {
 	return t.routes[t.cfg.SlotOf(name)]
 }
 
+// ShardOf is which shard has a lock of a name.
+func (t *Table) ShardOf(name string) redisop.Shard {
+	if l := t.byName[name]; l != nil {
+		return l.shard
+	}
+	return t.routeOf(name)
+}
+
+// ShardOfHold is which shard has the lock of a hold; false: there is no such hold.
+func (t *Table) ShardOfHold(id uint64) (n redisop.Shard, ok bool) {
+	h := t.byHold[id]
+	if h == nil {
+		return 0, false
+	}
+	return h.lock.shard, true
+}
+
 // setRoutes notes which shards have slots, and reports whether any slot has another one than before.
 func (t *Table) setRoutes(ranges []redisop.SlotRange) (changed bool) {
 	for _, r := range ranges {
@@ -77,6 +94,11 @@ func (t *Table) Silence(now int64) (longest time.Duration) {
 		longest = max(longest, t.shards[i].silence(now))
 	}
 	return longest
+}
+
+// ShardSilence is Silence of one shard.
+func (t *Table) ShardSilence(now int64, n redisop.Shard) time.Duration {
+	return t.shardAt(n).silence(now)
 }
 
 // TryWithin is Config.TryWithin.

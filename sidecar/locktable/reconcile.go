@@ -182,9 +182,9 @@ func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
 	}
 	switch q.contest.UpdateSubscription(&t.contests, a, waitsSince, heldSince) {
 	case contest.Subscribe:
-		t.emit(Effect{Kind: Subscribe, Name: l.name, Shard: l.shard})
+		t.emit(Effect{Kind: Subscribe, Name: l.name, Op: redisop.Op{Shard: l.shard}})
 	case contest.Unsubscribe:
-		t.emit(Effect{Kind: Unsubscribe, Name: l.name, Shard: l.shard})
+		t.emit(Effect{Kind: Unsubscribe, Name: l.name, Op: redisop.Op{Shard: l.shard}})
 	}
 	if q.waiters.head == nil && len(q.confirms) == 0 && q.contest.IsIdle(a, l.claim.State().IsOurs()) {
 		l.queue = nil

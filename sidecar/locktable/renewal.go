@@ -17,7 +17,7 @@ import (
 // some come later than a period after the one before, and some earlier. So locks that were
 // acquired together, by one host or by many, are not renewed together for good; and the locks of a
 // group are, also after a time in which Redis was slow.
-func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
+func (t *Table) renewalAfter(set, lease int64, group uint64) int64 {
 	cell := t.renewalCell()
 	due := ceilDiv(set+lease/3, cell) // this and what follows is in cells
 	if t.cfg.NoRenewalOffsets {
@@ -27,7 +27,6 @@ func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 	// next renewal is due after a third of the lease and a cell. One more cell makes a period:
 	// a lock that is at its offset has a delay of 1, and others move by a cell or not at all.
 	period := (lease/3+cell/2)/cell + 2
-	group := redisop.RenewalGroup(holdID)
 	delay := (t.renewalDraw(group, 0, period) - due%period + period) % period // until the next moment with the offset
 	if delay > 2 {
 		later := t.renewalDraw(group, due/period, 2)
@@ -37,6 +36,15 @@ func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 		delay = later
 	}
 	return (due + delay) * cell
+}
+
+// renewalGroup is the group in which the key of a lock is renewed: that of its hold number, or in a
+// Cluster that of its slot, because one run of a script has locks of one slot there.
+func (t *Table) renewalGroup(l *lock) uint64 {
+	if t.routes != nil {
+		return uint64(t.cfg.SlotOf(l.name))
+	}
+	return redisop.RenewalGroup(l.claim.HoldID())
 }
 
 // renewalCell is the width of the cells of time at whose ends renewals are sent, ns. The locks
@@ -67,7 +75,7 @@ func (t *Table) nextCheck(now int64, h *hold) int64 {
 		cell := t.cellOf(h)
 		return ceilDiv(now+max(lease/3, minCheckInterval), cell) * cell
 	}
-	return t.renewalAfter(now, int64(t.cfg.Lease), h.lock.claim.HoldID())
+	return t.renewalAfter(now, int64(t.cfg.Lease), t.renewalGroup(h.lock))
 }
 
 // minCheckInterval is how long the key of a hold is not checked again, unless another program has

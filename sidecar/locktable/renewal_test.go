@@ -19,7 +19,7 @@ func TestRenewalGroupsReachTheirOffsets(t *testing.T) {
 			at, phases := 100*int64(time.Hour), make([]int64, 0, 200)
 			for range 200 {
 				set := at + 1000 // what is sent at a moment begins the lease later
-				at = tb.renewalAfter(set, int64(lease), group*redisop.RenewalGroupSize)
+				at = tb.renewalAfter(set, int64(lease), group)
 				if late := at - set - third; late < 0 || late > max(int64(lease)/20, 3*cell) {
 					t.Fatalf("lease %v: a renewal is %v after the last one", lease, time.Duration(at-set))
 				}

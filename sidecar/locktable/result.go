@@ -50,22 +50,39 @@ func (t *Table) Result(now int64, r redisop.Result) {
 	t.expireHold(now, l)
 
 	l.memory.NoteSubscribers(&r)
-	c, q := &l.claim, l.queue
-	if q != nil {
+	if q := l.queue; q != nil {
 		q.lastError = ""
 	}
+	wasMoved := op.Since.Has(claim.Moved)
+	if isExecuted := r.Outcome != redisop.NotSent && r.Outcome != redisop.Retryable; isExecuted || !wasMoved {
+		t.onOutcome(now, l, &op, &r)
+	}
+	if wasMoved {
+		// It went to the shard that had the lock before. The present one may lack what it did, and is asked
+		// at once if it did nothing.
+		l.claim.OnDataLost()
+		if l.queue != nil {
+			l.queue.contest.OnMoved(now, t.shardOf(l).isListening)
+		}
+	}
+	t.reconcile(now, l)
+}
+
+// onOutcome takes in what became of an operation.
+func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
+	c, q := &l.claim, l.queue
 	switch r.Outcome {
 	case redisop.Done:
 		switch op.Kind {
 		case redisop.Drop:
-			t.onDropDone(now, l, &op, &r)
+			t.onDropDone(now, l, op, r)
 		case redisop.Check:
 			c.OnChecked(now)
 			if h := l.holds; h != nil && h.isChecked() {
 				c.SetRenewAt(t.nextCheck(now, h))
 			}
 		default:
-			t.onConfirmed(now, l, &op, &r)
+			t.onConfirmed(now, l, op, r)
 		}
 		if op.Since.Has(claim.KeyMayHaveChanged) && l.holds != nil {
 			c.CheckSoon(now)
@@ -78,7 +95,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
 		}
 		if q = l.queue; q != nil {
-			t.onHeldByOther(now, l, &op, &r)
+			t.onHeldByOther(now, l, op, r)
 		}
 
 	case redisop.KeyMissing:
@@ -108,12 +125,12 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		t.onRedisError(l, r.Msg)
 
 	case redisop.Unknown:
-		c.OnUnknown(now, &op)
+		c.OnUnknown(now, op)
 		t.onRedisError(l, r.Msg)
 
 	case redisop.NotSynced, redisop.Retryable:
 		if r.Outcome == redisop.NotSynced {
-			c.OnUnknown(now, &op) // after a failover, Redis may have what it had before
+			c.OnUnknown(now, op) // after a failover, Redis may have what it had before
 		}
 		if op.Reserve > 0 && l.holds != nil {
 			t.reserveFailed(now, l)
@@ -144,14 +161,6 @@ func (t *Table) Result(now int64, r redisop.Result) {
 			t.denyWaiters(l, r.Msg)
 		}
 	}
-	if op.Since.Has(claim.Moved) {
-		// It was executed by the shard that had the lock before, whose data the present one may lack.
-		c.OnDataLost()
-		if l.queue != nil {
-			l.queue.contest.OnUp(now, t.shardOf(l).isListening)
-		}
-	}
-	t.reconcile(now, l)
 }
 
 // reserveFailed notes that no tokens could be reserved for the waiters of a held lock. The
@@ -187,7 +196,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.R
 		lease = min(lease, t.leaseMS) // what is above it covers what its client was sent before
 	}
 	c.Confirm(now, r.Sent+claim.Validity(lease), op, r.Token)
-	c.SetRenewAt(t.renewalAfter(r.Sent, moment.MS(min(lease, t.leaseMS)), c.HoldID()))
+	c.SetRenewAt(t.renewalAfter(r.Sent, moment.MS(min(lease, t.leaseMS)), t.renewalGroup(l)))
 	if h != nil && h.isChecked() {
 		c.SetRenewAt(t.nextCheck(now, h))
 	}
@@ -214,7 +223,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 	}
 	l.forgetClaim(claim.Absent)
 	isUnconfirmed := t.cfg.Durable && op.CanWait && q != nil && len(q.confirms) > 0
-	if op.Since.Has(claim.TransferReceived) || isUnconfirmed {
+	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) || isUnconfirmed {
 		l.claim.MayBeBack() // another Drop follows; replicas confirm that one, because a client waits for it
 	}
 }

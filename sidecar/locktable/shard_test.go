@@ -240,12 +240,162 @@ func TestSubscriptionMovesWithItsSlot(t *testing.T) {
 	for _, e := range c.others {
 		switch e.Kind {
 		case locktable.Unsubscribe:
-			from = e.Shard
+			from = e.Op.Shard
 		case locktable.Subscribe:
-			to = e.Shard
+			to = e.Op.Shard
 		}
 	}
 	if from != 1 || to != 2 {
 		t.Errorf("the subscription moved from shard %d to %d, want from 1 to 2", from, to)
+	}
+}
+
+// One run of a script has locks of one slot, so these are renewed together.
+func TestLocksOfOneSlotAreRenewedTogether(t *testing.T) {
+	c := newCluster(t)
+	names := []string{"a1", "b1", "a2", "b2", "a3", "b3"}
+	for i, name := range names {
+		c.hold(uint64(i+1), name)
+		c.now += int64(300 * time.Millisecond)
+	}
+	// Locks move to the offset of their group by a cell in each period.
+	for end := c.now + int64(10*time.Minute); c.now < end; {
+		at, _ := c.tb.Next()
+		c.now = max(c.now, at)
+		c.tb.Advance(c.now)
+		c.effects()
+		for _, op := range c.sent {
+			if op.Kind == redisop.Renew {
+				c.answer(op, redisop.Result{})
+			}
+		}
+		c.sent = nil
+	}
+	at := make(map[byte]int64)
+	for due := 0; due < len(names); {
+		next, _ := c.tb.Next()
+		c.now = max(c.now, next)
+		c.tb.Advance(c.now)
+		c.effects()
+		for _, op := range c.sent {
+			if was, ok := at[op.Name[0]]; ok && was != c.now {
+				t.Errorf("%q is renewed %v after another lock of its slot", op.Name, time.Duration(c.now-was))
+			}
+			at[op.Name[0]] = c.now
+			due++
+			c.answer(op, redisop.Result{})
+		}
+		c.sent = nil
+	}
+}
+
+// The holds of a session share one deadline. A hold whose shard is down does not end those of the
+// other shards.
+func TestHoldOfAShardThatIsDownEndsNoHoldOfAnother(t *testing.T) {
+	c := newCluster(t)
+	c.hold(1, "a")
+	c.hold(2, "b")
+	c.tb.Down(c.now, 1, "it is gone")
+	lost := make(map[uint64]time.Duration) // holds, and when they were lost
+	begin := c.now
+	for c.now < begin+int64(2*time.Minute) {
+		c.now += int64(100 * time.Millisecond)
+		c.tb.Advance(c.now)
+		c.effects()
+		for _, e := range c.others {
+			if e.Kind == locktable.Lost {
+				lost[e.Hold] = time.Duration(c.now - begin)
+			}
+		}
+		c.others = nil
+		for _, op := range c.sent {
+			c.answer(op, redisop.Result{})
+		}
+		c.sent = nil
+	}
+	if len(lost) != 1 || lost[1] < 25*time.Second || lost[1] > 27*time.Second {
+		t.Errorf("lost: %v; want hold 1 shortly before its deadline, and not hold 2", lost)
+	}
+}
+
+// While no shard renews, no hold keeps the deadline of others down.
+func TestHoldsOfShardsThatAreAllDownLastUntilTheirDeadline(t *testing.T) {
+	c := newCluster(t)
+	c.hold(1, "a")
+	c.hold(2, "b")
+	c.tb.Down(c.now, 1, "it is gone")
+	c.tb.Down(c.now, 2, "it is gone")
+	c.now += int64(29 * time.Second)
+	c.tb.Advance(c.now)
+	if c.took(locktable.Lost) {
+		t.Error("a hold is lost early")
+	}
+}
+
+func TestSurveyCountsTheLocksOfEachShard(t *testing.T) {
+	c := newCluster(t)
+	for i, name := range []string{"a1", "a2", "b"} {
+		c.hold(uint64(10+i), name)
+	}
+	c.acquire(20, "a2")
+	var v locktable.Survey
+	for c.tb.Survey(c.now, &v, 2) {
+	}
+	for n, want := range []locktable.ShardSurvey{{}, {Holds: 2, Waiters: 1}, {Holds: 1}, {}} {
+		if got := v.OfShard(redisop.Shard(n)); got != want {
+			t.Errorf("shard %d has %+v, want %+v", n, got, want)
+		}
+	}
+}
+
+func TestRowHasTheSlotOfALockInAClusterOnly(t *testing.T) {
+	c := newCluster(t)
+	c.hold(10, "b")
+	if row, _ := c.tb.Info(c.now, "b"); !row.InCluster || row.Slot != 2 {
+		t.Errorf("in a Cluster: %+v", row)
+	}
+	r := newRig(t)
+	r.acquire(1, "b")
+	r.answerAll()
+	if row, _ := r.tb.Info(r.now, "b"); row.State != protocol.StateHeld || row.InCluster || row.Slot != 0 {
+		t.Errorf("with a single Redis: %+v", row)
+	}
+}
+
+// What the shard before says of a ticket proves nothing any more.
+func TestTransferOfTheFormerShardIsNotGranted(t *testing.T) {
+	c := newCluster(t)
+	c.acquire(1, "a")
+	ticket := c.next()
+	proof := redisop.NewConn(1)
+	c.answer(ticket, redisop.Result{Outcome: redisop.HeldByOther, Field: "other:1", TTLMS: 10000, IsQueued: true, Ticket: ticket.HoldID, Conn: proof})
+	c.tb.Down(c.now, 2, "it is gone")
+	c.tb.Route(c.now, []redisop.SlotRange{{First: 1, Last: 1, Shard: 2}})
+	c.rests()
+	c.tb.Message(c.now, redisop.Message{Kind: redisop.Transferred, Name: "a", Conn: proof, Ticket: ticket.HoldID, LastToken: 1 << 40, Tokens: 1, LeaseMS: 30000})
+	if c.took(locktable.Granted) {
+		t.Error("a transfer of the shard before is granted")
+	}
+}
+
+// The shard before executed the release. The present one may lack that.
+func TestReleaseIsRepeatedWhereTheSlotMoved(t *testing.T) {
+	c := newCluster(t)
+	c.hold(1, "a")
+	c.tb.Release(c.now, 1, protocol.Release{Hold: 1})
+	drop := c.next()
+	c.tb.Route(c.now, []redisop.SlotRange{{First: 1, Last: 1, Shard: 2}})
+	c.tb.Confirm(c.now, 1, protocol.Confirm{ID: 9, Name: "a"})
+	c.answer(drop, redisop.Result{})
+	if c.took(locktable.Confirmed) {
+		t.Error("the release is confirmed by the shard before")
+	}
+	again := c.next()
+	if again.Kind != redisop.Drop || again.Shard != 2 {
+		t.Fatalf("sent %+v, want a Drop at shard 2", again)
+	}
+	c.answer(again, redisop.Result{})
+	if !c.took(locktable.Confirmed) {
+		t.Error("the release is not confirmed")
 	}
 }

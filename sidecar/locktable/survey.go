@@ -3,6 +3,8 @@ package locktable
 import (
 	"cmp"
 	"slices"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Stats returns a copy of what was counted, with what there is now.
@@ -17,6 +19,7 @@ func (t *Table) Stats() Stats {
 // Survey is what a walk over all locks finds. The walk is done in parts: see Table.Survey.
 type Survey struct {
 	Groups []GroupSurvey // as Stats.Groups
+	Shards []ShardSurvey // by redisop.Shard; those after the last one have nothing
 
 	// RenewalsLate is how many holds under the watchdog have less than half of their lease left
 	// in Redis: their renewal was due a sixth of the lease ago or earlier.
@@ -60,6 +63,27 @@ type GroupSurvey struct {
 	OldestHold     Oldest
 }
 
+// ShardSurvey is what there is of the locks of one shard.
+type ShardSurvey struct {
+	Holds, Waiters int
+}
+
+// OfShard is what there is of the locks of a shard.
+func (v *Survey) OfShard(n redisop.Shard) ShardSurvey {
+	if int(n) >= len(v.Shards) {
+		return ShardSurvey{}
+	}
+	return v.Shards[n]
+}
+
+// shard returns the part of a shard.
+func (v *Survey) shard(n redisop.Shard) *ShardSurvey {
+	for int(n) >= len(v.Shards) {
+		v.Shards = append(v.Shards, ShardSurvey{})
+	}
+	return &v.Shards[n]
+}
+
 // Add adds what there is of other names.
 func (g *GroupSurvey) Add(o *GroupSurvey) {
 	g.Holds += o.Holds
@@ -99,9 +123,10 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 	i := min(v.next, uint64(len(t.locks)))
 	for ; i > 0 && most > 0; i, most = i-1, most-1 {
 		l := t.locks[i-1]
-		g := &v.Groups[l.group]
+		g, s := &v.Groups[l.group], v.shard(l.shard)
 		for h := l.holds; h != nil; h = h.next {
 			g.Holds++
+			s.Holds++
 			g.OldestHold.take(h.granted, l, h.session)
 			v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
 			if h.isRenewed() && l.claim.ValidUntil()-now < int64(t.cfg.Lease)/2 {
@@ -110,6 +135,7 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 		}
 		if q := l.queue; q != nil && q.waiters.head != nil {
 			g.Waiters += q.waiters.len
+			s.Waiters += q.waiters.len
 			v.MostWaited = rank(v.MostWaited, l, int64(q.waiters.len))
 			g.OldestWaiter.take(q.waiters.head.request.since, l, q.waiters.head.request.session)
 		}

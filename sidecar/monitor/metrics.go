@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,6 +54,11 @@ var (
 	redisInfo      = describe("redis_info", "Is 1 while the daemon is connected to Redis. The labels name what all hosts that share locks must have in common.", "run_id", "database", "key_prefix")
 	redisRoundtrip = describe("redis_roundtrip_seconds", "Round trips of operations to Redis, from their sending to their results.")
 
+	redisShardUp    = describe("redis_shard_up", "Of a Redis Cluster: whether the daemon is connected to this master, which has slots.", "shard")
+	redisSlots      = describe("redis_slots", "Of a Redis Cluster: how many slots this master has.", "shard")
+	topologyChanges = describe("topology_changes_total", "Of a Redis Cluster: how often the daemon learned that slots have other masters, the first time included.")
+	redirects       = describe("redirects_total", "Of a Redis Cluster: commands that a node did not serve because of where their slot is, by its answer.", "kind")
+
 	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that say nothing to it. Another program publishes there.")
 
 	leaseSeconds       = describe("lease_seconds", "The watchdog lease, which is renewed every third of it.")
@@ -89,7 +95,7 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
+	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, redisShardUp, redisSlots, topologyChanges, redirects, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks, policyRefusals,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
@@ -148,6 +154,7 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 		gauge(redisInfo, 1, s.RedisRunID, strconv.Itoa(s.Database), cfg.KeyPrefix)
 	}
 	histogram(redisRoundtrip, &s.Scripts, locktable.ShortTimes)
+	collectCluster(ch, s)
 	counter(messagesIgnored, s.Ignored)
 	gauge(leaseSeconds, cfg.Lease.Seconds())
 	gauge(sessions, float64(s.Sessions))
@@ -201,6 +208,49 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 		for i, n := range g.Losses {
 			counter(namedLosses, n, pattern, string(locktable.LossReason(i)))
 		}
+	}
+}
+
+const (
+	// maxShardLabels is how many shards have a label of their own. Addresses change when masters do, and each
+	// label is a series that Prometheus keeps.
+	maxShardLabels = 64
+
+	noMaster    = "none"  // the label of slots without a master
+	otherShards = "other" // the label of the shards that have none of their own
+)
+
+// collectCluster sends the metrics of a Cluster; nothing, if Redis is none.
+func collectCluster(ch chan<- prometheus.Metric, s *sidecar.Stats) {
+	if s.Shards == nil {
+		return
+	}
+	type shard struct {
+		slots int
+		isUp  bool
+	}
+	byLabel := make(map[string]shard)
+	for i := range s.Shards {
+		state := &s.Shards[i]
+		label := strings.ToValidUTF8(state.Address, "?")
+		if label == "" {
+			label = noMaster
+		} else if len(byLabel) >= maxShardLabels {
+			label = otherShards
+		}
+		if all, is := byLabel[label]; is {
+			byLabel[label] = shard{all.slots + state.Slots, all.isUp && state.IsUp}
+		} else {
+			byLabel[label] = shard{state.Slots, state.IsUp}
+		}
+	}
+	for label, of := range byLabel {
+		ch <- prometheus.MustNewConstMetric(redisShardUp, prometheus.GaugeValue, truth(of.isUp), label)
+		ch <- prometheus.MustNewConstMetric(redisSlots, prometheus.GaugeValue, float64(of.slots), label)
+	}
+	ch <- prometheus.MustNewConstMetric(topologyChanges, prometheus.CounterValue, float64(s.TopologyChanges))
+	for kind, n := range map[string]uint64{"moved": s.Redirects.Moved, "ask": s.Redirects.Ask, "tryagain": s.Redirects.TryAgain} {
+		ch <- prometheus.MustNewConstMetric(redirects, prometheus.CounterValue, float64(n), kind)
 	}
 }
 

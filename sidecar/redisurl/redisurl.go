@@ -1,4 +1,5 @@
-// Package redisurl reads the URL that names a Redis: one server, or the master that Sentinels watch.
+// Package redisurl reads the URL that names a Redis: one server, the master that Sentinels watch, or a
+// Cluster.
 package redisurl
 
 import (
@@ -11,16 +12,20 @@ import (
 
 // Forms are the URLs that Parse accepts, for error messages.
 const Forms = "redis://[user:password@]host[:port][/database], rediss://… for TLS, " +
-	"redis+sentinel://[user:password@]sentinel[:port],…/master[/database], or unix:///path/to/socket[?db=database]"
+	"redis+sentinel://[user:password@]sentinel[:port],…/master[/database], redis+cluster://[user:password@]node[:port],…, " +
+	"or unix:///path/to/socket[?db=database]"
 
 // A URL names a Redis.
 type URL struct {
 	// Server is the URL of one server, as go-redis reads it. With Sentinels, its host is to be
-	// replaced by that of the master.
+	// replaced by that of the master, and with a Cluster by that of a node.
 	Server url.URL
 
 	// Sentinel is who knows where the server is; nil: Server says it.
 	Sentinel *Sentinel
+
+	// Nodes are addresses of a Cluster, host:port, from which the others are learned; nil: Redis is none.
+	Nodes []string
 }
 
 // Sentinel is a group of Sentinels, and the master that they watch.
@@ -43,9 +48,10 @@ const (
 
 const (
 	defaultSentinelPort = "26379"
+	defaultPort         = "6379"
 
-	// maxSentinels bounds the addresses of a URL.
-	maxSentinels = 64
+	// maxAddresses bounds the addresses of a URL.
+	maxAddresses = 64
 )
 
 // schemes are those of a group of Sentinels, with that of the Redis that they watch.
@@ -53,6 +59,9 @@ var schemes = map[string]string{
 	"redis+sentinel": "redis", "rediss+sentinel": "rediss",
 	"redis-sentinel": "redis", "rediss-sentinel": "rediss", // as Lettuce writes them
 }
+
+// clusterSchemes are those of a Cluster, with that of its nodes.
+var clusterSchemes = map[string]string{"redis+cluster": "redis", "rediss+cluster": "rediss"}
 
 // publicOptions are those of go-redis that are no secret. All others are not shown: one may be a part of
 // a password that was not encoded.
@@ -76,6 +85,9 @@ func Parse(raw string) (*URL, error) {
 	if isSentinel {
 		return parseSentinel(server, strings.TrimPrefix(raw, scheme+"://"), strings.HasSuffix(scheme, "-sentinel"))
 	}
+	if server, isCluster := clusterSchemes[scheme]; isCluster {
+		return parseCluster(server, strings.TrimPrefix(raw, scheme+"://"))
+	}
 	u, err := url.Parse(raw)
 	if err != nil {
 		return nil, errUnreadable
@@ -87,33 +99,59 @@ func Parse(raw string) (*URL, error) {
 	return nil, errors.New("the Redis URL begins with \"" + u.Scheme + "\": want " + Forms)
 }
 
-// parseSentinel reads what follows the scheme of a URL of Sentinels. The package net/url accepts one
-// host, so it gets the first one only. isLettuce: what is before the @, without a colon, is a password.
-func parseSentinel(scheme, rest string, isLettuce bool) (*URL, error) {
+// splitAddresses splits what follows the scheme of a URL with several addresses: what is before them,
+// with the @, the addresses, and what is behind them. role is what is at an address.
+func splitAddresses(rest, role, port string) (user string, addresses []string, tail string, err error) {
 	end := strings.IndexAny(rest, "/?#")
 	if end < 0 {
 		end = len(rest)
 	}
 	authority, tail := rest[:end], rest[end:]
 	at := strings.LastIndexByte(authority, '@') + 1
-	user := authority[:at]
-	if isLettuce && at > 0 && !strings.Contains(user, ":") {
+	hosts := strings.Split(authority[at:], ",")
+	if len(hosts) > maxAddresses {
+		return "", nil, "", errors.New("the Redis URL names more than 64 " + role + "s; name three to five, from which the others are found")
+	}
+	for _, host := range hosts {
+		address, ok := withPort(host, port)
+		if !ok {
+			return "", nil, "", errors.New("the Redis URL has a " + role + " without a host, or with a port that is not a number: want " + Forms)
+		}
+		if !slices.Contains(addresses, address) {
+			addresses = append(addresses, address)
+		}
+	}
+	return authority[:at], addresses, tail, nil
+}
+
+// parseCluster reads what follows the scheme of a URL of a Cluster.
+func parseCluster(scheme, rest string) (*URL, error) {
+	user, nodes, tail, err := splitAddresses(rest, "node", defaultPort)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(scheme + "://" + user + nodes[0] + tail)
+	if err != nil {
+		return nil, errUnreadable
+	}
+	if db := strings.Trim(u.Path, "/") + strings.TrimPrefix(u.Query().Get("db"), "0"); db != "" && db != "0" {
+		return nil, errors.New("the Redis URL names a database, and a Cluster has database 0 only: want redis+cluster://[user:password@]node[:port],…")
+	}
+	u.Path = ""
+	return &URL{Server: *u, Nodes: nodes}, nil
+}
+
+// parseSentinel reads what follows the scheme of a URL of Sentinels. The package net/url accepts one
+// host, so it gets the first one only. isLettuce: what is before the @, without a colon, is a password.
+func parseSentinel(scheme, rest string, isLettuce bool) (*URL, error) {
+	user, addresses, tail, err := splitAddresses(rest, "Sentinel", defaultSentinelPort)
+	if err != nil {
+		return nil, err
+	}
+	if isLettuce && user != "" && !strings.Contains(user, ":") {
 		user = ":" + user
 	}
-	hosts := strings.Split(authority[at:], ",")
-	if len(hosts) > maxSentinels {
-		return nil, errors.New("the Redis URL names more than 64 Sentinels; name three to five, from which the others are found")
-	}
-	s := &Sentinel{}
-	for _, host := range hosts {
-		address, ok := withPort(host)
-		if !ok {
-			return nil, errors.New("the Redis URL has a Sentinel without a host, or with a port that is not a number: want " + Forms)
-		}
-		if !slices.Contains(s.Addresses, address) {
-			s.Addresses = append(s.Addresses, address)
-		}
-	}
+	s := &Sentinel{Addresses: addresses}
 	u, err := url.Parse(scheme + "://" + user + s.Addresses[0] + tail)
 	if err != nil {
 		return nil, errUnreadable
@@ -148,15 +186,15 @@ func parseSentinel(scheme, rest string, isLettuce bool) (*URL, error) {
 	return &URL{Server: *u, Sentinel: s}, nil
 }
 
-// withPort returns the address of a Sentinel, with the default port if it has none.
-func withPort(host string) (address string, ok bool) {
+// withPort returns an address with a port, if it has none.
+func withPort(host, defaultPort string) (address string, ok bool) {
 	u, err := url.Parse("redis://" + host)
 	if err != nil || u.Host != host || u.Hostname() == "" || strings.ContainsAny(host, "@% \t\r\n") {
 		return "", false
 	}
 	port := u.Port()
 	if port == "" {
-		port = defaultSentinelPort
+		port = defaultPort
 	}
 	return net.JoinHostPort(u.Hostname(), port), true
 }
@@ -195,6 +233,10 @@ func (u *URL) Public(isAnyUser bool) string {
 		if s.TLS {
 			q.Set(optionTLS, "true")
 		}
+	}
+	if u.Nodes != nil {
+		shown.Scheme += "+cluster"
+		shown.Host = strings.Join(u.Nodes, ",")
 	}
 	shown.RawQuery = q.Encode()
 	return shown.String()

@@ -47,26 +47,52 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func TestParseCluster(t *testing.T) {
+	for raw, want := range map[string][3]string{ // the server, the nodes, and how it is shown
+		"redis+cluster://n1":                             {"redis://n1:6379", "n1:6379", "redis+cluster://n1:6379"},
+		"redis+cluster://u:p@n1,[::1]:7,n1:6379/0":       {"redis://u:p@n1:6379", "n1:6379 [::1]:7", "redis+cluster://u@n1:6379,[::1]:7"},
+		"rediss+cluster://:p@n1:1,n2:2?dial_timeout=1s":  {"rediss://:p@n1:1?dial_timeout=1s", "n1:1 n2:2", "rediss+cluster://n1:1,n2:2"},
+		"redis+cluster://n1?db=0":                        {"redis://n1:6379?db=0", "n1:6379", "redis+cluster://n1:6379"},
+		"redis+cluster://user:1%2F2@n1.example:7000,n2/": {"redis://user:1%2F2@n1.example:7000", "n1.example:7000 n2:6379", "redis+cluster://user@n1.example:7000,n2:6379"},
+	} {
+		u, err := Parse(raw)
+		if err != nil {
+			t.Errorf("%s: %v", raw, err)
+			continue
+		}
+		if got := [3]string{u.Server.String(), strings.Join(u.Nodes, " "), u.String()}; got != want || u.Sentinel != nil {
+			t.Errorf("%s: %q, want %q", raw, got, want)
+		}
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	const secret = "sec:ret/#"
 	for raw, says := range map[string]string{
-		"":                                        "no Redis URL",
-		"http://h":                                `begins with "http"`,
-		"h:6379":                                  "",
-		"redis://u:" + secret + "@h":              "",
-		"redis+sentinel://":                       "without a host",
-		"redis+sentinel:///m":                     "without a host",
-		"redis+sentinel://s1":                     "names no master",
-		"redis+sentinel://s1/":                    "names no master",
-		"redis+sentinel://s1//0":                  "names no master",
-		"redis+sentinel://s1,/m":                  "without a host",
-		"redis+sentinel://s1:x/m":                 "a port that is not a number",
-		"redis+sentinel://s1/m/0/1":               "more than a master and a database",
-		"redis+sentinel://user:12/w@s1/0":         "percent-encoded",
-		"redis+sentinel://s1/a%20b":               "a space",
-		"redis+sentinel://s1/m?sentinel_tls=yes":  "sentinel_tls",
-		"redis+sentinel://s1/m?a=%zz":             "cannot be read",
-		"redis+sentinel://s1/m?sentinelMasterId=": "names no master",
+		"":                                                     "no Redis URL",
+		"http://h":                                             `begins with "http"`,
+		"h:6379":                                               "",
+		"redis://u:" + secret + "@h":                           "",
+		"redis+sentinel://":                                    "without a host",
+		"redis+sentinel:///m":                                  "without a host",
+		"redis+sentinel://s1":                                  "names no master",
+		"redis+sentinel://s1/":                                 "names no master",
+		"redis+sentinel://s1//0":                               "names no master",
+		"redis+sentinel://s1,/m":                               "without a host",
+		"redis+sentinel://s1:x/m":                              "a port that is not a number",
+		"redis+sentinel://s1/m/0/1":                            "more than a master and a database",
+		"redis+sentinel://user:12/w@s1/0":                      "percent-encoded",
+		"redis+sentinel://s1/a%20b":                            "a space",
+		"redis+sentinel://s1/m?sentinel_tls=yes":               "sentinel_tls",
+		"redis+sentinel://s1/m?a=%zz":                          "cannot be read",
+		"redis+sentinel://s1/m?sentinelMasterId=":              "names no master",
+		"redis+cluster://":                                     "without a host",
+		"redis+cluster://n1:x":                                 "a port that is not a number",
+		"redis+cluster://n1,,n2":                               "a node without a host",
+		"redis+cluster://n1/1":                                 "database 0 only",
+		"redis+cluster://n1?db=2":                              "database 0 only",
+		"redis+cluster://u:" + secret + "@n1":                  "",
+		"redis+cluster://" + strings.Repeat("n,", 64) + "n":    "more than 64 nodes",
 		"redis+sentinel://" + strings.Repeat("s,", 64) + "s/m": "more than 64",
 	} {
 		_, err := Parse(raw)

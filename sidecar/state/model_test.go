@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 func mustOpen(t testing.TB, path string, h host) *File {
@@ -165,6 +167,7 @@ func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 			t.Fatalf("a store left something else than %d stages:\n%s", len(stages), got.diff(stages[len(stages)-1]))
 		}
 	}
+	isMarked := func() bool { return f.img[hIncomplete] != 0 }
 	f = mustOpen(t, path, l.host)
 	own = ownIdentity(t, path, l.host)
 	uuid := f.recovered.UUID
@@ -175,7 +178,7 @@ func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 		g := newSource(life, w)
 		f.end = f.next + g.Uint32N(30) // a file system that is full after that
 		for range 200 {
-			wasOpen := f.completeness.phase != complete
+			wasOpen := isMarked()
 			c := g.call(w)
 			next := c.stages(w)
 			w = next[len(next)-1]
@@ -202,7 +205,7 @@ func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 			}
 			missing := stored.missing(w)
 			f.Commit(missing)
-			switch isOpen := f.completeness.phase != complete; {
+			switch isOpen := isMarked(); {
 			case isOpen != (missing > 0 || len(f.sessions) < len(w.sessions)):
 				t.Fatalf("%d of %d locks are missing, and %d of %d sessions are stored; incomplete: %v", missing, len(w.locks), len(f.sessions), len(w.sessions), isOpen)
 			case isOpen && !wasOpen:
@@ -212,7 +215,7 @@ func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 			}
 		}
 		stages = nil
-		reset := f.completeness.phase != complete
+		reset := isMarked()
 		if f.Close(); reset {
 			w = emptyWorld()
 		}
@@ -291,7 +294,7 @@ func TestTakingOverIsRepeatedAfterADeath(t *testing.T) {
 	path, torn := filepath.Join(dir, "state"), filepath.Join(dir, "torn")
 	w, at := emptyWorld(), noSlots()
 	f := mustOpen(t, path, thisHost())
-	opened := 0
+	opened, between := 0, 0
 	for life := range uint64(8) {
 		g := newSource(life, w)
 		for range 1000 {
@@ -305,9 +308,15 @@ func TestTakingOverIsRepeatedAfterADeath(t *testing.T) {
 
 		var deaths [][2]image
 		h := thisHost()
+		before := ownIdentity(t, path, h)
 		h.stored = func(img, seq image) {
-			if g.IntN(20) == 0 {
-				deaths = append(deaths, [2]image{slices.Clone(img[:sizeOf(t, path)/8]), slices.Clone(seq)})
+			img = img[:sizeOf(t, path)/8]
+			isBetween := refersToOldRecord(img, before)
+			if isBetween {
+				between++
+			}
+			if isBetween || g.IntN(20) == 0 {
+				deaths = append(deaths, [2]image{slices.Clone(img), slices.Clone(seq)})
 			}
 		}
 		f = mustOpen(t, path, h)
@@ -329,9 +338,19 @@ func TestTakingOverIsRepeatedAfterADeath(t *testing.T) {
 			}
 		}
 	}
-	if t.Logf("%d files were taken over", opened); opened < 100 {
+	if t.Logf("%d files were taken over, %d deaths were between the two records of a lock", opened, between); opened < 100 || between < 5 {
 		t.Error("too few to prove anything")
 	}
+}
+
+// refersToOldRecord reports whether a lock has two records, and a hold refers to the one that does not
+// count.
+func refersToOldRecord(img image, own identity) bool {
+	m := img.read(own).recovered.Snapshot
+	return slices.ContainsFunc(m.Holds, func(h locktable.RestoredHold) bool {
+		lock := m.Locks[h.Lock].Slot
+		return h.Slot != lock && uint32(img.cell(h.Slot)[holdLock]) != lock
+	})
 }
 
 // makeHoles deletes some locks and holds, so that the rest must move.

@@ -2,7 +2,9 @@ package store
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -13,7 +15,7 @@ func BenchmarkPairs(b *testing.B) {
 	for _, width := range []int{1, 64, 1024} {
 		b.Run(fmt.Sprint("inflight=", width), func(b *testing.B) {
 			s := startRedis(b)
-			runPairs(b, s, width, 0)
+			runPairs(b, s.url(), 0, width, 0)
 			reportRedisCPU(b, s)
 		})
 	}
@@ -26,26 +28,53 @@ func BenchmarkDurability(b *testing.B) {
 		for _, replicas := range []int{0, 1} {
 			b.Run(fmt.Sprintf("inflight=%d/replicas=%d", width, replicas), func(b *testing.B) {
 				master, _ := startPair(b)
-				spent := func() (seconds float64) {
-					info := infoFields(master.admin().Info(ctx, "cpu").Val())
-					for _, part := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
-						var n float64
-						fmt.Sscan(info[part], &n)
-						seconds += n
-					}
-					return seconds
-				}
-				before := spent()
-				runPairs(b, master, width, replicas)
-				b.ReportMetric((spent()-before)*1e6/float64(b.N), "redis-µs/op")
+				measureRedis(b, master, func() { runPairs(b, master.url(), 0, width, replicas) })
 				b.ReportMetric(b.Elapsed().Seconds()*1e3*float64(width)/float64(b.N), "ms/op")
 			})
 		}
 	}
 }
 
-// runPairs takes and drops locks, so many of them at a time.
-func runPairs(b *testing.B, s *server, width, replicas int) {
+// BenchmarkCluster is BenchmarkPairs at a Redis that is one, or the only master of a Cluster. There each
+// lock has a slot of its own, and so a script.
+func BenchmarkCluster(b *testing.B) {
+	for _, width := range []int{1, 16, 64} {
+		b.Run(fmt.Sprintf("inflight=%d/one", width), func(b *testing.B) {
+			s := startRedis(b)
+			measureRedis(b, s, func() { runPairs(b, s.url(), 0, width, 0) })
+		})
+		b.Run(fmt.Sprintf("inflight=%d/cluster", width), func(b *testing.B) {
+			s := startRedis(b, "--cluster-enabled", "yes")
+			a := s.admin()
+			if err := a.Do(ctx, "cluster", "addslotsrange", 0, redisop.Slots-1).Err(); err != nil {
+				b.Fatal(err)
+			}
+			for !strings.Contains(a.ClusterInfo(ctx).Val(), "cluster_state:ok") {
+				time.Sleep(10 * time.Millisecond)
+			}
+			measureRedis(b, s, func() { runPairs(b, "redis+cluster://"+s.tcp(), 1, width, 0) })
+		})
+	}
+}
+
+// measureRedis reports what the main thread of a server needs for an operation of f.
+func measureRedis(b *testing.B, s *server, f func()) {
+	spent := func() (seconds float64) {
+		info := infoFields(s.admin().Info(ctx, "cpu").Val())
+		for _, part := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
+			var n float64
+			fmt.Sscan(info[part], &n)
+			seconds += n
+		}
+		return seconds
+	}
+	before := spent()
+	f()
+	b.ReportMetric((spent()-before)*1e6/float64(b.N), "redis-µs/op")
+}
+
+// runPairs takes and drops locks of a shard, so many of them at a time.
+func runPairs(b *testing.B, url string, shard redisop.Shard, width, replicas int) {
 	left := b.N
 	done := make(chan struct{})
 	var store *Store
@@ -74,9 +103,12 @@ func runPairs(b *testing.B, s *server, width, replicas int) {
 				next = append(next, takeOp(res.Name, names[res.Name]))
 			}
 		}
+		for i := range next {
+			next[i].Shard = shard
+		}
 		store.Do(next)
 	}
-	r := open(b, s.url(), replicated(replicas), func(c *Config) {
+	r := open(b, url, replicated(replicas), func(c *Config) {
 		c.OnResults = onResults
 		c.OnUp = func(redisop.Shard, bool, bool, Identity) { close(ready) }
 	})
@@ -88,6 +120,7 @@ func runPairs(b *testing.B, s *server, width, replicas int) {
 		name := fmt.Sprint("lock:", i)
 		names[name] = 1
 		first = append(first, takeOp(name, 1))
+		first[i].Shard = shard
 	}
 	b.ReportAllocs()
 	b.ResetTimer()

@@ -35,6 +35,7 @@ const (
 // none.
 type commands struct {
 	cfg       Config
+	cluster   *cluster // that the server is a node of; nil: it is none
 	shard     redisop.Shard
 	dial      *dialer                // what the first URL says
 	server    atomic.Pointer[dialer] // the way to the server that was connected last; before: dial
@@ -53,6 +54,7 @@ type commands struct {
 	renewals lanes      // Renew and Check
 	deletes  lanes      // Drops that can wait
 	others   fifo[redisop.Op]
+	asking   fifo[redisop.Op] // whose keys are here already, although another node has their slot
 	listener listener
 	queries  fifo[*query]
 	pipe     *pipeline // nil while down
@@ -61,6 +63,8 @@ type commands struct {
 	movedTo  string       // where the master is since the last attempt to connect began; "": nothing was received
 	batch    []redisop.Op // emptied, for pump
 
+	isUp      atomic.Bool  // the server can be asked
+	slots     atomic.Int32 // that the server has, as far as is known; of a Cluster
 	unsentOps atomic.Int64 // the length of others
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
@@ -69,8 +73,6 @@ type commands struct {
 	// Owned by the pipeline's reader: what was logged as not permitted.
 	publishTold   bool
 	subscribeTold bool
-
-	announceTold atomic.Bool // that the name of the host is not permitted was logged
 
 	// Owned by the dialing goroutine, of which there is one at a time.
 	login        *dialer       // with the user and the password that were read last
@@ -87,6 +89,8 @@ type commands struct {
 	ownTold  bool          // that the sidecar's channel is not permitted was logged
 	noQueue  bool          // that the queues of locks are not permitted was logged
 	isAlone  bool          // that a master serves without its replicas was logged
+
+	isClusterTold bool // that the server is a node of a Cluster was logged
 }
 
 type dialed struct {
@@ -94,7 +98,7 @@ type dialed struct {
 	err     error
 }
 
-func newCommands(cfg Config, d *dialer) *commands {
+func newCommands(cfg Config, d *dialer, spare resultPool) *commands {
 	c := &commands{
 		cfg:      cfg,
 		dial:     d,
@@ -105,7 +109,7 @@ func newCommands(cfg Config, d *dialer) *commands {
 		done:     make(chan struct{}),
 		listener: newListener(d.keys),
 
-		spareResults: make(resultPool, 4),
+		spareResults: spare,
 		why:          d.notYet(),
 	}
 	c.server.Store(d)
@@ -177,6 +181,11 @@ func (c *commands) pump(p *pipeline) {
 		}
 		p.queueChannels(protocol.Now(), r)
 	}
+	for c.asking.len() > 0 && p.canSend() {
+		c.batch = c.asking.pop(c.batch[:0], 1)
+		p.queueAsking(protocol.Now(), c.batch)
+		clear(c.batch)
+	}
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.renewals.pop(c.batch[:0], batchRenewals)
 		c.batch = c.deletes.pop(c.batch, batchDeletes)
@@ -199,7 +208,9 @@ func (c *commands) pump(p *pipeline) {
 }
 
 // hasQueued reports whether operations wait to be sent. The caller holds mu.
-func (c *commands) hasQueued() bool { return c.renewals.len()+c.deletes.len()+c.others.len() > 0 }
+func (c *commands) hasQueued() bool {
+	return c.renewals.len()+c.deletes.len()+c.others.len()+c.asking.len() > 0
+}
 
 // sendQueued sends the operations that waited for replies, which have come. The error ends
 // the pipeline.
@@ -283,7 +294,8 @@ func (c *commands) drainQueued() []redisop.Op {
 	ops := c.renewals.pop(nil, c.renewals.len())
 	ops = c.deletes.pop(ops, c.deletes.len())
 	c.unsentOps.Store(0)
-	return c.others.pop(ops, c.others.len())
+	ops = c.others.pop(ops, c.others.len())
+	return c.asking.pop(ops, c.asking.len())
 }
 
 // checkPipeline checks the pipeline, and returns when to check again. over: every operation
@@ -334,7 +346,21 @@ func (c *commands) connect(delay time.Duration, last Identity) {
 		if err == nil {
 			return
 		}
-		delay = nextDelay(delay)
+		if delay = nextDelay(delay); c.cluster != nil && c.slots.Load() == 0 {
+			delay = idleDelay
+		}
+	}
+}
+
+// idleDelay is the time between two attempts to connect to a node of a Cluster that has no slots: a
+// master that was replaced, or removed.
+const idleDelay = 30 * time.Second
+
+// connectNow ends the pause before the next attempt to connect.
+func (c *commands) connectNow() {
+	select {
+	case c.hurry <- struct{}{}:
+	default:
 	}
 }
 
@@ -349,7 +375,9 @@ func (c *commands) readLogin() {
 	if cfg.URL, err = cfg.ReadURL(); err == nil {
 		d, err = parse(cfg)
 	}
-	if err == nil && (d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || !d.hasSentinelsOf(c.dial) || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)) {
+	if err == nil && c.cluster != nil {
+		d, err = c.cluster.relogin(d, c.dial.address)
+	} else if err == nil && (d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || !d.hasSentinelsOf(c.dial) || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)) {
 		err = unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
 	}
 	if err == nil {
@@ -405,15 +433,18 @@ func (c *commands) onMoved(address string) {
 		c.leave(c.pipe, address)
 	}
 	c.mu.Unlock()
-	select {
-	case c.hurry <- struct{}{}:
-	default:
-	}
+	c.connectNow()
 }
 
 // onConnected takes a new session into use.
 func (c *commands) onConnected(s *readyConn) {
 	lost := c.last.known() && !s.id.sameData(&c.last)
+	if c.cluster != nil {
+		// Counters may have come from another node, and have lost their last values on the way.
+		if now := protocol.Now(); c.cluster.floorAt(now) > s.id.floor(now) {
+			s.id.Floor, s.id.FloorAt = c.cluster.floorAt(now), now
+		}
+	}
 	if s.killed != nil && code(s.killed.Error()) == "NOPERM" && !c.killTold {
 		c.killTold = true
 		c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
@@ -432,6 +463,10 @@ func (c *commands) onConnected(s *readyConn) {
 		c.cfg.Log.Warn("this user may not subscribe to the channel on which other sidecars reach this one; let its ACL have +subscribe and the channels "+ownChannel("*"),
 			"reason", clip(s.refused))
 	}
+	if s.isClusterNode && !c.isClusterTold {
+		c.isClusterTold = true
+		c.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.address)
+	}
 	if s.noQueue != "" && !c.noQueue {
 		c.noQueue = true
 		c.cfg.Log.Warn("this user may not use the queues of locks: this host waits for a lock without a place in its queue; let its ACL have +zadd +zcard +zrank +zrange +zrem +zpopmin and the keys "+c.dial.keys.queuePatterns(),
@@ -445,10 +480,13 @@ func (c *commands) onConnected(s *readyConn) {
 	c.last, c.upAt = s.id, time.Now()
 	c.server.Store(s.dial)
 	c.why = ""
+	c.isUp.Store(true)
 	if c.cfg.OnUp != nil {
 		c.cfg.OnUp(c.shard, lost, listening, s.id)
 	}
-	c.number++
+	if c.number++; c.cluster != nil {
+		c.number = c.cluster.conns.Add(1) // no two connections of a host have one number
+	}
 	p := newPipe(c, s)
 	if p.reported != "" {
 		c.reportDegraded(p.reported)
@@ -456,7 +494,13 @@ func (c *commands) onConnected(s *readyConn) {
 	go p.read()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.listener.isSharded = s.isSharded
 	c.pipe = p
+	if c.cluster != nil {
+		if now := protocol.Now(); c.cluster.floorAt(now) > p.id.floor(now) { // liftFloor looked before
+			p.lift(now, c.cluster.floorAt(now))
+		}
+	}
 	if c.ctx.Err() != nil {
 		p.cut(net.ErrClosed) // close looked before
 	}
@@ -484,6 +528,7 @@ func (c *commands) onDown(err error) {
 		return
 	}
 	c.why = err.Error()
+	c.isUp.Store(false)
 	c.cfg.Log.Warn("redis is down", "reason", c.why)
 	if c.cfg.OnDown != nil {
 		c.cfg.OnDown(c.shard, err)
@@ -523,6 +568,43 @@ func (c *commands) onDisconnect() {
 	if len(unsubscribed) > 0 && c.cfg.OnUnsubscribed != nil {
 		c.cfg.OnUnsubscribed(c.shard, unsubscribed)
 	}
+}
+
+// doAsking sends operations of locks whose keys are here already, although another node of the Cluster
+// has their slot. False: it is closed, and they get no result here.
+func (c *commands) doAsking(ops []redisop.Op) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	for i := range ops {
+		c.asking.push(ops[i])
+	}
+	if c.pipe == nil {
+		c.nudge()
+		return true
+	}
+	c.pump(c.pipe)
+	return true
+}
+
+// liftFloor has the tokens of this node be above a floor, too.
+func (c *commands) liftFloor(floor *Identity) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.pipe; p != nil && floor.known() {
+		now := protocol.Now()
+		p.lift(now, floor.floor(now))
+	}
+}
+
+// lift has the tokens of this connection be above a floor, too. The caller holds mu.
+func (p *pipeline) lift(now, floor int64) {
+	if floor > p.id.floor(now) {
+		p.id.Floor, p.id.FloorAt = floor, now
+	}
+	p.encoder.floor = max(p.encoder.floor, p.id.floor(now))
 }
 
 // A resultPool has slices for results that were given back.

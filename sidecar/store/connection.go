@@ -23,8 +23,10 @@ import (
 
 // dialer knows the way to one Redis, and which keys are ours there. Immutable.
 type dialer struct {
-	options redis.Options  // what the URL says; the address of the server, if group is nil
+	options redis.Options  // what the URL says; the address of the server, if group and nodes are nil
 	group   *sentinelGroup // who says where the server is; nil: the URL does
+	nodes   []string       // of a Cluster, host:port; nil: Redis is none
+	isNode  bool           // it is the way to a node of a Cluster
 	address string         // for people; never the password
 	timeout time.Duration  // of silence while an answer is owed
 	tls     TLS
@@ -65,6 +67,9 @@ func parse(cfg Config) (*dialer, error) {
 		o.DialTimeout = 5 * time.Second
 	}
 	d.options = *o
+	if u.Nodes != nil {
+		d.nodes, d.address = u.Nodes, strings.Join(u.Nodes, ",")
+	}
 	if u.Sentinel != nil {
 		d.address = u.Sentinel.Master
 		if d.group, err = checkGroup(u.Sentinel, cfg.TLS, cfg.Timeout); err != nil {
@@ -74,13 +79,20 @@ func parse(cfg Config) (*dialer, error) {
 	return d, nil
 }
 
-// at returns the way to the server at an address that Sentinels name.
+// at returns the way to the server at an address that Sentinels name, or a node of a Cluster. Nodes
+// announce IP addresses, for which there are no certificates: then the certificate is to have the name
+// of the URL.
 func (d *dialer) at(address string) *dialer {
 	server := *d
-	server.group, server.address, server.options.Addr = nil, address, address
+	server.isNode = d.nodes != nil
+	server.group, server.nodes, server.address, server.options.Addr = nil, nil, address, address
 	if o := &server.options; o.TLSConfig != nil {
+		host, _, _ := net.SplitHostPort(address)
+		if server.isNode && net.ParseIP(host) != nil {
+			return &server
+		}
 		o.TLSConfig = o.TLSConfig.Clone()
-		o.TLSConfig.ServerName, _, _ = net.SplitHostPort(address)
+		o.TLSConfig.ServerName = host
 	}
 	return &server
 }
@@ -220,6 +232,9 @@ type readyConn struct {
 	clockAt int64  // CLOCK_BOOTTIME in ns
 	version string // of the server
 
+	isClusterNode bool // although the URL does not say so
+	isSharded     bool // it has sharded channels, and is a node of a Cluster
+
 	servesAlone bool  // it has replicas, and accepts writes without one
 	loads       bool  // SCRIPT LOAD is permitted
 	killed      error // why the earlier connection could not be ended; nil if it was, or there was none
@@ -352,6 +367,12 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	if mode == "sentinel" {
 		return unavailablef("Redis at %s is a Sentinel, which has no locks; write redis+sentinel://%s/NAME with the name of the master that it watches", d.address, d.address)
 	}
+	if isCluster := mode == "cluster"; mode != "" && isCluster != d.isNode {
+		if d.isNode {
+			return unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", d.address)
+		}
+		s.isClusterNode = true
+	}
 	if tooOld(s.version) {
 		return unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)
 	}
@@ -387,7 +408,11 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	}
 
 	cmds := make([]redis.Cmder, 0, 5)
-	for _, sc := range scripts {
+	all := scripts
+	if d.isNode {
+		all = clusterScripts
+	}
+	for _, sc := range all {
 		cmds = append(cmds, redis.NewStringCmd(ctx, "script", "load", sc.text))
 	}
 	// A renewal of no lock shows whether this user may run scripts at all.
@@ -401,6 +426,11 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		redis.NewCmd(ctx, "zrange", queue, "0", "0"), redis.NewCmd(ctx, "zrem", queue, "-"), redis.NewCmd(ctx, "zpopmin", queue),
 	}
 	cmds = append(cmds, queueCmds...)
+	var sharded *redis.Cmd
+	if d.isNode {
+		sharded = redis.NewCmd(ctx, "pubsub", "shardnumsub")
+		cmds = append(cmds, sharded)
+	}
 	var wait *redis.Cmd
 	if d.replicas > 0 {
 		// For no replica, and answered at once: it shows whether this user may wait for some.
@@ -422,6 +452,8 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		return unavailableError(d.noWait(wait.Err().Error()))
 	}
 	s.loads = cmds[0].Err() == nil
+	// A user without +pubsub gets an error of another kind than a server that has no such channels.
+	s.isSharded = sharded != nil && (sharded.Err() == nil || code(sharded.Err().Error()) == "NOPERM")
 	for _, cmd := range queueCmds {
 		if err := cmd.Err(); err != nil && code(err.Error()) == "NOPERM" {
 			s.noQueue = err.Error()

@@ -42,9 +42,9 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...redisop.Op) (text []byte, replies int) {
-	sortForBatching(h.now, ops)
+	sortForBatching(h.now, ops, nil)
 	for len(ops) > 0 {
-		script, n := batchPrefix(ops)
+		script, n := batchPrefix(ops, nil)
 		text = h.enc.run(text, byDigest, script, h.now, 0, ops[:n])
 		ops = ops[n:]
 		replies++

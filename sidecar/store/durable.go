@@ -203,7 +203,7 @@ func (p *pipeline) endWithheld(why string) (results []redisop.Result) {
 	p.setAside(delivery{})
 	for _, d := range p.durability.withheld {
 		for _, r := range d.results {
-			results = append(results, redisop.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent, Outcome: redisop.Unknown, Msg: why})
+			results = append(results, redisop.Result{Kind: r.Kind, Name: r.Name, Shard: r.Shard, Sent: r.Sent, Outcome: redisop.Unknown, Msg: why})
 		}
 	}
 	p.durability.withheld = nil

@@ -69,32 +69,28 @@ const hostField = "about"
 // Announce publishes what this sidecar is. h.UUID is not used. If Redis does not permit it, the log
 // has that once.
 func (s *Store) Announce(h Host) {
-	c := s.commands
 	text, err := json.Marshal(h)
 	if err != nil {
 		panic(err) // it has only strings and numbers
 	}
-	keys := &c.dial.keys
-	own, index, expiry := keys.host(c.cfg.UUID), keys.hosts(), strconv.FormatInt(HostExpiry.Milliseconds(), 10)
-	c.ask(&query{
-		commands: [][]string{
-			{"hset", own, hostField, string(text)}, {"pexpire", own, expiry},
-			{"zadd", index, "0", c.cfg.UUID}, {"pexpire", index, expiry},
-			// The next ones in the order of uuids, after the last one the first ones: see prune.
-			{"zrange", index, "(" + c.cfg.UUID, "+", "bylex", "limit", "0", "2"},
-			{"zrange", index, "-", "+", "bylex", "limit", "0", "2"},
-		},
-		done: func(replies []reply, err error) {
-			if err != nil {
-				return // it comes again with the next connection
-			}
-			if err := refusal(replies); err == nil {
-				c.prune(append(replies[4].list, replies[5].list...))
-			} else if !c.announceTold.Swap(true) {
-				c.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),
-					"reason", err)
-			}
-		},
+	keys := &s.dial.keys
+	own, index, expiry := keys.host(s.cfg.UUID), keys.hosts(), strconv.FormatInt(HostExpiry.Milliseconds(), 10)
+	s.ask([][]string{
+		{"hset", own, hostField, string(text)}, {"pexpire", own, expiry},
+		{"zadd", index, "0", s.cfg.UUID}, {"pexpire", index, expiry},
+		// The next ones in the order of uuids, after the last one the first ones: see prune.
+		{"zrange", index, "(" + s.cfg.UUID, "+", "bylex", "limit", "0", "2"},
+		{"zrange", index, "-", "+", "bylex", "limit", "0", "2"},
+	}, func(replies []reply, err error) {
+		if err != nil {
+			return // it comes again with the next connection
+		}
+		if err := refusal(replies); err == nil {
+			s.prune(append(replies[4].list, replies[5].list...))
+		} else if !s.announceTold.Swap(true) {
+			s.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),
+				"reason", err)
+		}
 	})
 }
 
@@ -102,10 +98,10 @@ func (s *Store) Announce(h Host) {
 // uuids, unless they are too long to be kept. Each sidecar looks after the next ones in the index
 // whenever it publishes: so it becomes empty of them, and no command takes long, however many
 // hosts there are.
-func (c *commands) prune(members []reply) {
-	remove := []string{"zrem", c.dial.keys.hosts()}
+func (s *Store) prune(members []reply) {
+	remove := []string{"zrem", s.dial.keys.hosts()}
 	var uuids []string
-	q := &query{}
+	var exist [][]string
 	members = slices.DeleteFunc(members, func(m reply) bool { return m.kind != '$' })
 	for _, m := range members[:min(len(members), 2)] {
 		if !isUUID(m) {
@@ -113,9 +109,9 @@ func (c *commands) prune(members []reply) {
 			continue
 		}
 		uuids = append(uuids, m.text)
-		q.commands = append(q.commands, []string{"exists", c.dial.keys.host(m.text)})
+		exist = append(exist, []string{"exists", s.dial.keys.host(m.text)})
 	}
-	q.done = func(replies []reply, err error) {
+	done := func(replies []reply, err error) {
 		if err != nil {
 			return // the next time
 		}
@@ -125,14 +121,14 @@ func (c *commands) prune(members []reply) {
 			}
 		}
 		if len(remove) > 2 {
-			c.ask(&query{commands: [][]string{remove}, done: func([]reply, error) {}})
+			s.ask([][]string{remove}, func([]reply, error) {})
 		}
 	}
-	if len(q.commands) == 0 {
-		q.done(nil, nil)
+	if len(exist) == 0 {
+		done(nil, nil)
 		return
 	}
-	c.ask(q)
+	s.ask(exist, done)
 }
 
 // isUUID reports whether a member of the index of hosts is the uuid of a sidecar. Any program may
@@ -144,7 +140,7 @@ func isUUID(member reply) bool {
 // Host finds out what the sidecar with this uuid published. known: it did, and lives, or did until
 // a few minutes ago.
 func (s *Store) Host(id string, done func(h Host, known bool, err error)) {
-	s.commands.hosts([]string{id}, func(hosts []Host, err error) {
+	s.hosts([]string{id}, func(hosts []Host, err error) {
 		if len(hosts) == 0 {
 			done(Host{}, false, err)
 			return
@@ -157,48 +153,44 @@ func (s *Store) Host(id string, done func(h Host, known bool, err error)) {
 // HostPage of them, after the one with the uuid after; "": from the first. last is the member of
 // the index from which the next page goes on; "": there is no other page.
 func (s *Store) Hosts(after string, done func(hosts []Host, last string, err error)) {
-	c := s.commands
 	from := "-"
 	if after != "" {
 		from = "(" + after
 	}
-	c.ask(&query{
-		commands: [][]string{{"zrange", c.dial.keys.hosts(), from, "+", "bylex", "limit", "0", strconv.Itoa(HostPage)}},
-		done: func(replies []reply, err error) {
-			if err == nil {
-				err = refusal(replies)
+	s.ask([][]string{{"zrange", s.dial.keys.hosts(), from, "+", "bylex", "limit", "0", strconv.Itoa(HostPage)}}, func(replies []reply, err error) {
+		if err == nil {
+			err = refusal(replies)
+		}
+		if err != nil {
+			done(nil, "", err)
+			return
+		}
+		var ids []string
+		last := ""
+		for _, r := range replies[0].list {
+			if isUUID(r) {
+				ids = append(ids, r.text)
 			}
-			if err != nil {
-				done(nil, "", err)
-				return
+			if r.kind == '$' && len(replies[0].list) == HostPage {
+				last = r.text
 			}
-			var ids []string
-			last := ""
-			for _, r := range replies[0].list {
-				if isUUID(r) {
-					ids = append(ids, r.text)
-				}
-				if r.kind == '$' && len(replies[0].list) == HostPage {
-					last = r.text
-				}
-			}
-			if len(ids) == 0 {
-				done(nil, last, nil)
-				return
-			}
-			c.hosts(ids, func(hosts []Host, err error) { done(hosts, last, err) })
-		},
+		}
+		if len(ids) == 0 {
+			done(nil, last, nil)
+			return
+		}
+		s.hosts(ids, func(hosts []Host, err error) { done(hosts, last, err) })
 	})
 }
 
 // hosts reads what sidecars published. Those whose keys have expired, or hold something else, are
 // left out. It fails if Redis refuses to read all of them for another reason.
-func (c *commands) hosts(ids []string, done func([]Host, error)) {
-	q := &query{}
+func (s *Store) hosts(ids []string, done func([]Host, error)) {
+	var get [][]string
 	for _, id := range ids {
-		q.commands = append(q.commands, []string{"hget", c.dial.keys.host(id), hostField})
+		get = append(get, []string{"hget", s.dial.keys.host(id), hostField})
 	}
-	q.done = func(replies []reply, err error) {
+	s.ask(get, func(replies []reply, err error) {
 		if err == nil && !slices.ContainsFunc(replies, func(r reply) bool { return r.kind != '-' || code(r.text) == "WRONGTYPE" }) {
 			err = refusal(replies)
 		}
@@ -209,8 +201,7 @@ func (c *commands) hosts(ids []string, done func([]Host, error)) {
 			}
 		}
 		done(hosts, err)
-	}
-	c.ask(q)
+	})
 }
 
 // readHost reads what the sidecar with a uuid published.
@@ -226,7 +217,7 @@ func readHost(id string, r reply) (h Host, ok bool) {
 // Ask sends a question to the sidecar with this uuid. done: reached says whether that sidecar is
 // connected to Redis. The answer comes by OnAnswer, or not at all.
 func (s *Store) Ask(id string, body []byte, done func(reached bool, err error)) {
-	s.publish(id, "ask "+s.commands.cfg.UUID+" "+string(body), done)
+	s.publish(id, "ask "+s.cfg.UUID+" "+string(body), done)
 }
 
 // Answer sends an answer to the sidecar that asked.
@@ -235,14 +226,13 @@ func (s *Store) Answer(id string, body []byte) {
 }
 
 func (s *Store) publish(id, text string, done func(reached bool, err error)) {
-	s.commands.ask(&query{
-		commands: [][]string{{"publish", ownChannel(id), text}},
-		done: func(replies []reply, err error) {
-			if err == nil {
-				err = refusal(replies)
-			}
-			done(err == nil && replies[0].num > 0, err)
-		},
+	// In a Cluster, each sidecar is connected to each node, which counts its own connections only, and a
+	// message comes over all of them. The one to the node that has the slot of the channel counts.
+	s.ask([][]string{{"publish", ownChannel(id), text}}, func(replies []reply, err error) {
+		if err == nil {
+			err = refusal(replies)
+		}
+		done(err == nil && replies[0].num > 0, err)
 	})
 }
 

@@ -40,7 +40,10 @@ func (m *ignoredMessages) add(now int64) (warns bool) {
 }
 
 // IgnoredMessages is how many messages on the channel of this sidecar were ignored.
-func (s *Store) IgnoredMessages() uint64 { return s.commands.ignored.total.Load() }
+func (s *Store) IgnoredMessages() (n uint64) {
+	s.all(func(c *commands) { n += c.ignored.total.Load() })
+	return n
+}
 
 // onIgnored notes a message that is ignored. The caller is the reader.
 func (p *pipeline) onIgnored() {

@@ -9,7 +9,12 @@ const (
 // them. The pipeline sends the requests and brings the answers; after the end of a connection
 // all channels are requested again. commands.mu guards it.
 type listener struct {
-	keys  keyspace
+	keys keyspace
+
+	// isSharded: the present connection is to a node of a Cluster that has sharded channels. Then those
+	// of locks are, as Redisson has them. One request has one of them, because it has one slot.
+	isSharded bool
+
 	want  map[string]string   // by channel: the name that has it
 	dirty map[string]struct{} // channels to compare again: wanted against requested
 	later []string            // channels to compare again at the next check of the connection
@@ -29,9 +34,15 @@ type asked struct {
 // it as a whole.
 type channelsRequest struct {
 	unsubscribe bool
+	isSharded   bool
 	channels    []string
 	confirmed   int // how many of the channels
 }
+
+// endsWithPing reports whether a PING follows a request, whose answer ends it. A node ends a sharded
+// subscription by itself when the slot leaves it, and its push looks like the confirmation of a
+// SUNSUBSCRIBE, which it then answers with MOVED, too: so there may be one answer or two.
+func (r *channelsRequest) endsWithPing() bool { return r.unsubscribe && r.isSharded }
 
 func newListener(keys keyspace) listener {
 	return listener{
@@ -74,7 +85,7 @@ func (l *listener) appendWanted(names []string, ch string) []string {
 // request that closes some of the difference, to be sent at once. nil: there is nothing to
 // request now.
 func (l *listener) next() *channelsRequest {
-	if l.inFlight >= maxSubscribing {
+	if l.inFlight >= maxSubscribing && (!l.isSharded || l.inFlight >= maxSubscribing*subscribeMax) {
 		return nil
 	}
 	var r *channelsRequest
@@ -88,7 +99,7 @@ func (l *listener) next() *channelsRequest {
 			delete(l.dirty, ch)
 			continue
 		case r == nil:
-			r = &channelsRequest{unsubscribe: !wanted}
+			r = &channelsRequest{unsubscribe: !wanted, isSharded: l.isSharded}
 		case r.unsubscribe == wanted:
 			continue // it is for the next request
 		}
@@ -97,7 +108,7 @@ func (l *listener) next() *channelsRequest {
 		delete(l.dirty, ch)
 		r.channels = append(r.channels, ch)
 		l.asked[ch] = asked{by: r, confirmed: wanted && subscribed}
-		if len(r.channels) == subscribeMax {
+		if len(r.channels) == subscribeMax || l.isSharded {
 			break
 		}
 	}
@@ -137,6 +148,16 @@ func (l *listener) onConfirmation(r *channelsRequest, ch string) (names []string
 	return names, true
 }
 
+// onPinged takes in the end of a request that endsWithPing.
+func (l *listener) onPinged(r *channelsRequest) {
+	l.inFlight--
+	for _, ch := range r.channels {
+		if l.asked[ch].by == r {
+			delete(l.asked, ch)
+		}
+	}
+}
+
 // onRefusal takes in that Redis refused r, with an error that may pass or lasts. It refuses a
 // SUBSCRIBE as a whole, so a channel that is not permitted is searched by halves, which are to
 // be sent at once; it stays unsubscribed, and the others are subscribed. names are those of the
@@ -167,7 +188,7 @@ func (l *listener) onRefusal(r *channelsRequest, mayPass bool) (halves []*channe
 	case len(channels) > 1:
 		half := len(channels) / 2
 		for _, part := range [][]string{channels[:half:half], channels[half:]} {
-			again := &channelsRequest{channels: part}
+			again := &channelsRequest{channels: part, isSharded: r.isSharded}
 			for _, ch := range part {
 				l.asked[ch] = asked{by: again, confirmed: l.asked[ch].confirmed}
 			}
@@ -181,6 +202,16 @@ func (l *listener) onRefusal(r *channelsRequest, mayPass bool) (halves []*channe
 		}
 	}
 	return halves, names
+}
+
+// onEnded takes in that Redis has ended a subscription by itself. It returns the name for which the
+// channel is wanted, if there is one: then it is requested again.
+func (l *listener) onEnded(ch string) (names []string) {
+	delete(l.asked, ch)
+	if names = l.appendWanted(nil, ch); len(names) > 0 {
+		l.later = append(l.later, ch)
+	}
+	return names
 }
 
 // onDisconnect notes the end of the connection: all that is wanted is to be requested again. It
@@ -204,10 +235,16 @@ func appendChannelsRequest(dst []byte, r *channelsRequest) []byte {
 	if r.unsubscribe {
 		verb = "unsubscribe"
 	}
+	if r.isSharded {
+		verb = "s" + verb
+	}
 	dst = appendArray(dst, 1+len(r.channels))
 	dst = appendString(dst, verb)
 	for _, ch := range r.channels {
 		dst = appendString(dst, ch)
+	}
+	if r.endsWithPing() {
+		dst = appendPing(dst)
 	}
 	return dst
 }

@@ -104,12 +104,12 @@ func TestChannelOfASidecarIsNeverThatOfALock(t *testing.T) {
 	a := s.admin()
 	r := connected(t, s.url())
 	for _, id := range []string{ourUUID, otherUUID} {
-		r.Subscribe(0, "{locksidecar}:" + id)
+		r.Subscribe(0, "{locksidecar}:"+id)
 		r.Subscribe(0, "b")
 		if got := recv(t, r.subscribed, "subscription"); got != "b" {
 			t.Errorf("the subscription of %q is confirmed", got)
 		}
-		r.Unsubscribe(0, "{locksidecar}:" + id)
+		r.Unsubscribe(0, "{locksidecar}:"+id)
 		r.Unsubscribe(0, "b")
 		listeners(t, a, "b", 0)
 	}

@@ -15,6 +15,7 @@ const (
 	channelPrefix = "redisson_lock__channel:"
 	counterPrefix = "redisson_lock_token:"
 	queuePrefix   = "locksidecar_queue:"
+	signsPrefix   = "locksidecar_signs:"
 	hostPrefix    = "locksidecar_host:"
 	hostsPrefix   = "locksidecar_hosts:"
 )
@@ -41,7 +42,7 @@ func Reserved(keyPrefix, name string) (why string) {
 			return "the key of this lock in Redis would begin with " + reserved + ", and such keys are reserved for the token counters and queues of other locks"
 		}
 	}
-	if name == probeLock {
+	if isProbeLock(name) {
 		return "sidecars use this lock to probe Redis"
 	}
 	if isChannelOfSidecars(keyPrefix, name) {
@@ -163,6 +164,11 @@ func (k *keyspace) ours(from, name string) string {
 		return from + ":" + k.prefix + name
 	}
 	return from + "{" + k.prefix + name + "}"
+}
+
+// appendOurs appends ours(from, name) as an argument of a command.
+func (k *keyspace) appendOurs(dst []byte, from, name string) []byte {
+	return appendString(dst, k.ours(from, name))
 }
 
 // appendKey appends key(name) as an argument of a command.

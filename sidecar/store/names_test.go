@@ -185,9 +185,7 @@ func TestLocksShareNothingInRedis(t *testing.T) {
 	}
 }
 
-// signsPrefix and signsOf are what scripts/queue.lua has.
-const signsPrefix = "locksidecar_signs:"
-
+// signsOf is what scripts/queue.lua has.
 func signsOf(queue string) string { return signsPrefix + strings.TrimPrefix(queue, queuePrefix) }
 
 func TestKeyPrefixesThatAreRefused(t *testing.T) {

@@ -53,26 +53,47 @@ func ParseOwner(field string) (id string, hold uint64, ok bool) {
 // done is called once, from a goroutine of the store, and must not block. Precondition: ParseOwner
 // accepts the field.
 func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
-	c := s.commands
 	id, hold, _ := ParseOwner(field)
+	keys := &s.dial.keys
+	if s.cluster != nil && slotOf(keys.key(name)) != slotOf(keys.host(id)) {
+		// A script has keys of one slot: another command looks first.
+		s.Published(id, func(_ Host, left time.Duration, err error) {
+			if err != nil || left > 0 {
+				done(OrphanPublished, false, err)
+				return
+			}
+			s.dropOrphaned(name, field, id, hold, keys.ours(hostPrefix, name), lease, latest, done)
+		})
+		return
+	}
+	s.dropOrphaned(name, field, id, hold, keys.host(id), lease, latest, done)
+}
+
+// dropOrphaned is DropOrphaned, where published is the key that shows that the sidecar of the field was
+// connected; or one in the slot of the lock that there is not, because it was looked for before.
+func (s *Store) dropOrphaned(name, field, id string, hold uint64, published string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	args := func(p *pipeline) []string {
-		keys := &c.dial.keys
+		keys := &s.dial.keys
 		flags := byte(0)
 		if keys.isTagged(name) {
 			flags = 1
 		}
 		number := func(n int64) string { return strconv.FormatInt(n, 10) }
-		return []string{
-			"1", keys.key(name),
-			id + ":", string([]byte{0, 0, 1, flags}), "0", number(lease.Milliseconds()),
+		e := &p.encoder
+		declared := []string{"1", keys.key(name)}
+		if e.declares {
+			declared = []string{"4", keys.key(name), keys.queue(name), keys.ours(signsPrefix, name), keys.counter(name)}
+		}
+		return append(declared,
+			id+":", string(e.counts(0, 0, 1, flags)), "0", number(lease.Milliseconds()),
 			number(p.encoder.floor), number(p.id.floor(protocol.Now())), number(p.encoder.expiry), "", p.encoder.origin,
 			strconv.FormatUint(hold, 10), keys.channel(name),
-			field, keys.host(id), ownChannel(id), "recall:" + p.encoder.origin + " " + keys.key(name),
-		}
+			field, published, ownChannel(id), "recall:"+p.encoder.origin+" "+keys.key(name),
+		)
 	}
-	c.runScript(dropOrphaned, latest, args, func(answer reply, err error) {
+	s.runScript(name, dropOrphaned, latest, args, func(answer reply, err error) {
 		if err == nil && answer.kind == '-' {
-			err = unavailableError(c.server.Load().refusedOrphaned(name, reason(answer.text)))
+			err = unavailableError(s.serverOf(name).refusedOrphaned(name, reason(answer.text)))
 		}
 		if err != nil {
 			done(OrphanChanged, false, err)
@@ -96,7 +117,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 		r := redisop.Result{Kind: redisop.Drop, Name: name}
 		refused, _, err := decode(answer.list[0], &r)
 		if err == nil && refused != "" {
-			err = unavailableError(c.server.Load().answered(name, reason(refused)))
+			err = unavailableError(s.serverOf(name).answered(name, reason(refused)))
 		}
 		done(OrphanDropped, r.Passed, err)
 	})
@@ -114,9 +135,8 @@ func (d *dialer) refusedOrphaned(name, text string) string {
 // Published finds out whether a sidecar published its host within HostExpiry, and for how much
 // longer that is known; 0: it did not. If it did, h is what it published, as far as that can be read.
 func (s *Store) Published(id string, done func(h Host, left time.Duration, err error)) {
-	c := s.commands
-	key := c.dial.keys.host(id)
-	c.ask(&query{commands: [][]string{{"pttl", key}, {"hget", key, hostField}}, done: func(replies []reply, err error) {
+	key := s.dial.keys.host(id)
+	s.ask([][]string{{"pttl", key}, {"hget", key, hostField}}, func(replies []reply, err error) {
 		if err == nil {
 			err = refusal(replies[:1])
 		}
@@ -130,5 +150,5 @@ func (s *Store) Published(id string, done func(h Host, left time.Duration, err e
 			return
 		}
 		done(h, time.Duration(replies[0].num)*time.Millisecond, nil)
-	}})
+	})
 }

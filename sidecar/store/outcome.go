@@ -91,6 +91,8 @@ func (d *dialer) answered(name, text string) string {
 		return d.demoted(" (" + text + ")")
 	case "MASTERDOWN":
 		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; %s (%s)", d.address, failingOver, text)
+	case "CLUSTERDOWN":
+		return fmt.Sprintf("Redis at %s serves no lock of the slot %d, which %q has: no master of the Cluster has it, or too few masters see each other; see CLUSTER INFO (%s)", d.address, d.keys.slotOf(name), name, text)
 	case "LOADING":
 		return fmt.Sprintf("Redis at %s is loading its data; wait until it has (%s)", d.address, text)
 	case "OOM":
@@ -103,8 +105,11 @@ func (d *dialer) answered(name, text string) string {
 		return fmt.Sprintf("Redis at %s does not know our scripts (%s)", d.address, text)
 	case "BUSY":
 		return fmt.Sprintf("Redis at %s is busy with a slow script (%s)", d.address, text)
-	case "MOVED", "ASK", "CROSSSLOT":
-		return fmt.Sprintf("Redis at %s is a node of a Cluster, which is not supported (%s)", d.address, text)
+	case "MOVED", "ASK", "CROSSSLOT", "TRYAGAIN":
+		if d.isNode {
+			return fmt.Sprintf("Redis at %s does not serve the slot %d of the lock %q at this moment: it is on its way to another node of the Cluster (%s)", d.address, d.keys.slotOf(name), name, text)
+		}
+		return fmt.Sprintf("Redis at %s is a node of a Cluster, and does not serve this lock; write redis+cluster:// instead of redis:// (%s)", d.address, text)
 	}
 	if deniedInScript(text) {
 		return fmt.Sprintf("Redis at %s does not permit this user a command that the lock %q needs; let its ACL have the commands of the scripts (%s)",

@@ -61,6 +61,9 @@ type pipeline struct {
 
 	durability durability
 
+	busy     busyLocks             // of a Cluster
+	dropping map[string]redisop.Op // quiet Drops in flight, by name, and the Takes that wait for them: see holdBack
+
 	lastInput atomic.Int64 // when Redis last sent anything: replies and messages show that it is alive
 
 	// Of the reader, with the replies of readyConn.
@@ -68,6 +71,9 @@ type pipeline struct {
 	results  []redisop.Result  // of what was answered, not delivered yet
 	messages []redisop.Message // not delivered yet; all came after the results
 	silent   string            // a lock whose release could not be published
+
+	redirects []redirect // of MOVED, not followed yet
+	asks      []askedOps // of ASK, the same
 }
 
 // liveness is whether Redis replies to what it is sent.
@@ -99,14 +105,19 @@ const (
 
 func newPipe(c *commands, s *readyConn) *pipeline {
 	p := &pipeline{
-		readyConn:     s,
-		commands:      c,
-		encoder:       encoder{prefix: c.cfg.UUID + ":", keys: s.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String()},
+		readyConn: s,
+		commands:  c,
+		encoder: encoder{
+			prefix: c.cfg.UUID + ":", keys: s.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String(),
+			declares: s.dial.isNode && s.noQueue == "", isSharded: s.isSharded,
+		},
 		ended:         make(chan struct{}),
 		patience:      int64(s.dial.timeout),
 		minRTT:        math.MaxInt64,
 		lastReply:     protocol.Now(),
 		scriptLoading: make(map[*script]bool),
+		busy:          make(busyLocks),
+		dropping:      make(map[string]redisop.Op),
 	}
 	p.durability.replicas = s.dial.replicas
 	p.durability.why = s.tooFewReplicas()
@@ -151,12 +162,44 @@ func (p *pipeline) isIdle() bool { return p.calls.len() == 0 }
 
 // queueBatch queues ops, which are one batch, in an order of its own. The caller holds mu.
 func (p *pipeline) queueBatch(now int64, ops []redisop.Op) {
-	sortForBatching(now, ops)
+	ops = p.holdBack(now, ops)
+	slot := p.slots()
+	sortForBatching(now, ops, slot)
 	for len(ops) > 0 {
-		s, n := batchPrefix(ops)
+		s, n := batchPrefix(ops, slot)
+		if n == 1 {
+			if quiet := p.quietScript(now, &ops[0]); quiet != nil {
+				s = quiet
+			}
+			if s == quietDrop {
+				p.dropping[ops[0].Name] = redisop.Op{}
+			}
+		}
 		p.queueCommand(now, call{script: s}, ops[:n])
 		ops = ops[n:]
 	}
+}
+
+// slots returns the slot of a name, if the server is a node of a Cluster: one run of a script has keys of
+// one slot there. nil: it is none.
+func (p *pipeline) slots() func(name string) uint16 {
+	if !p.dial.isNode {
+		return nil
+	}
+	return p.encoder.keys.slotOf
+}
+
+// queueAsking queues one operation of a slot that another node has. The caller holds mu.
+func (p *pipeline) queueAsking(now int64, ops []redisop.Op) {
+	p.queuePermission(now)
+	p.queueCommand(now, call{script: scriptOf(ops[0].Kind), isAsking: true}, ops)
+	p.queueWait(now)
+}
+
+// queuePermission has the next command be of a slot that another node has. The caller holds mu.
+func (p *pipeline) queuePermission(now int64) {
+	p.register(now, call{form: permitting})
+	p.out.Queued = appendString(appendArray(p.out.Queued, 1), "asking")
 }
 
 // queueCommand queues the command that runs a script for ops, and arranges them. The caller holds mu.
@@ -306,6 +349,7 @@ func (p *pipeline) deliverResults() error {
 // deliver delivers the results that were read, and the messages that came after them. It is
 // called before a result is noted that came after a message.
 func (p *pipeline) deliver() {
+	p.follow()
 	if p.durability.withholds {
 		if len(p.messages) > 0 {
 			p.setAside(delivery{})
@@ -325,6 +369,25 @@ func (p *pipeline) deliver() {
 	}
 }
 
+// askedOps is operations that a node answered with ASK.
+type askedOps struct {
+	redirect
+	ops []redisop.Op
+}
+
+// follow has operations go where the answers MOVED and ASK say. The lock table is told of a slot that
+// moved before it gets the results that it was not executed.
+func (p *pipeline) follow() {
+	redirects, asks := p.redirects, p.asks
+	p.redirects, p.asks = p.redirects[:0], nil
+	for _, r := range redirects {
+		p.commands.cluster.onMoved(r)
+	}
+	for _, a := range asks {
+		p.commands.cluster.askThere(a.redirect, a.ops)
+	}
+}
+
 // onPush takes in what Redis sends without having been asked, and confirmations of
 // subscriptions. The error is that of a connection that cannot be used further.
 func (p *pipeline) onPush(push reply) error {
@@ -333,10 +396,10 @@ func (p *pipeline) onPush(push reply) error {
 		return nil // no message, and no confirmation
 	}
 	switch kind, channel := parts[0].text, parts[1].text; kind {
-	case "message":
+	case "message", "smessage":
 		p.onMessage(channel, parts[2])
-	case "subscribe", "unsubscribe":
-		return p.onConfirmation(push, kind == "unsubscribe", channel)
+	case "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe":
+		return p.onConfirmation(push, kind == "unsubscribe" || kind == "sunsubscribe", channel)
 	}
 	return nil
 }
@@ -345,6 +408,9 @@ func (p *pipeline) onPush(push reply) error {
 func (p *pipeline) onMessage(channel string, text reply) {
 	if channel == p.dial.channel {
 		if from, body, isAnswer, ok := question(text.text); ok {
+			if cl := p.commands.cluster; cl != nil && !cl.has(p.commands.shard, channel) {
+				return // a copy: see publish
+			}
 			if report := p.commands.cfg.OnQuestion; !isAnswer && report != nil {
 				report(from, []byte(body))
 			}
@@ -357,6 +423,9 @@ func (p *pipeline) onMessage(channel string, text reply) {
 		if !ok || text.kind != '$' {
 			p.onIgnored()
 			return
+		}
+		if p.commands.cluster != nil && from.isKnown && p.origin.isKnown && !from.isSame(p.origin) {
+			return // a copy: a Cluster brings each message to all its nodes, and this one did not send it
 		}
 		if from.isSame(p.origin) && p.durability.replicas == 0 { // otherwise a Take, and the WAIT after it, confirm it
 			m.Conn = p.conn
@@ -415,7 +484,15 @@ func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string)
 		if channel == p.dial.channel && unsubscribed {
 			return unavailablef("Redis at %s ended the subscription to the channel on which other sidecars reach this one; the connection is made again", p.dial.address)
 		}
+		if push.list[0].text == "sunsubscribe" && p.commands.cluster != nil {
+			p.onSlotLeft(channel)
+			return nil
+		}
 		return &unexpectedReply{reply: push}
+	}
+	if r.endsWithPing() {
+		mu.Unlock()
+		return nil
 	}
 	names, answered := p.commands.listener.onConfirmation(r, channel)
 	if answered {
@@ -428,17 +505,39 @@ func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string)
 	return nil
 }
 
+// onSlotLeft takes in that a node of a Cluster has ended a subscription, because the slot has left it.
+func (p *pipeline) onSlotLeft(channel string) {
+	mu := &p.commands.mu
+	mu.Lock()
+	names := p.commands.listener.onEnded(channel)
+	mu.Unlock()
+	if len(names) > 0 {
+		p.reportSubscribed(delivery{unsubscribed: names})
+	}
+	p.commands.cluster.refresh()
+}
+
 // onRefusal takes in the answer to a request about channels that is no confirmation. denied are
 // the names of a channel that is not permitted. The caller holds mu.
 func (p *pipeline) onRefusal(r *channelsRequest, answer reply) (denied []string, err error) {
+	if r.endsWithPing() {
+		if answer.kind == '-' && !strings.Contains(strings.ToLower(answer.text), "'ping'") {
+			p.noteRedirect(answer.text) // of the SUNSUBSCRIBE; that of the PING follows
+			return nil, nil
+		}
+		p.commands.listener.onPinged(r)
+		p.onAnswered()
+		return nil, nil
+	}
 	if answer.kind != '-' {
 		return nil, &unexpectedReply{reply: answer}
 	}
 	word := code(answer.text)
+	moved := p.noteRedirect(answer.text)
 	if endsSession(word) && p.drainReason == "" {
 		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.dial.address, clip(answer.text))
 	}
-	halves, denied := p.commands.listener.onRefusal(r, outcomeOf(word) == redisop.Retryable)
+	halves, denied := p.commands.listener.onRefusal(r, moved || outcomeOf(word) == redisop.Retryable)
 	p.onAnswered()
 	for _, half := range halves {
 		p.queueChannels(p.now, half)
@@ -511,6 +610,9 @@ func (p *pipeline) takeRaised() *Identity {
 
 // onReply takes one reply in. The error is that of a connection that cannot be used further.
 func (p *pipeline) onReply(answer reply) error {
+	if cl := p.commands.cluster; cl != nil && answer.kind == '-' {
+		cl.counts.onError(code(answer.text))
+	}
 	if len(p.messages) > 0 {
 		p.deliver()
 	}
@@ -567,6 +669,13 @@ func (p *pipeline) onReply(answer reply) error {
 // onResults notes the results of what a reply answers. The caller holds mu.
 func (p *pipeline) onResults(answer reply) error {
 	cl := *p.calls.front()
+	held := p.takeHeld(&cl)
+	if len(held) > 0 && !cl.isBusy(answer) {
+		defer func() {
+			p.queueCommand(p.now, call{script: acquireRelease}, held)
+			p.queueWait(p.now)
+		}()
+	}
 	if cl.form == alive {
 		p.onPong(answer)
 	}
@@ -583,10 +692,23 @@ func (p *pipeline) onResults(answer reply) error {
 		case word == "NOSCRIPT" && !cl.again && p.drainReason == "":
 			p.loadScript(p.now, cl)
 			return nil
-		case cl.ops > 1 && outcomeOf(word) == redisop.Refused && p.drainReason == "":
+		case word == "ASK" && cl.ops > 1 && p.drainReason == "":
+			p.split(p.now, cl) // Redis 6.2 also says it if only some of the keys are gone
+			return nil
+		case word == "ASK" && !cl.isAsking && p.commands.cluster != nil:
+			if r, ok := parseRedirect(answer.text, p.dial.address); ok {
+				p.asks = append(p.asks, askedOps{r, p.takeBack(cl)})
+				return nil
+			}
+		case p.noteRedirect(answer.text):
+		case cl.ops > 1 && (outcomeOf(word) == redisop.Refused || word == "TRYAGAIN") && p.drainReason == "":
 			p.split(p.now, cl)
 			return nil
 		}
+	}
+	if cl.isBusy(answer) {
+		p.onBusy(p.now, cl, held)
+		return nil
 	}
 	at := len(p.results)
 	for _, op := range p.flight.head(cl.ops) {
@@ -615,6 +737,19 @@ func (p *pipeline) onResults(answer reply) error {
 	return nil
 }
 
+// noteRedirect notes an answer of a node that does not serve a slot, and reports whether it is one. The
+// caller holds mu.
+func (p *pipeline) noteRedirect(text string) bool {
+	if p.commands.cluster == nil || code(text) != "MOVED" {
+		return false
+	}
+	r, ok := parseRedirect(text, p.dial.address)
+	if ok {
+		p.redirects = append(p.redirects, r)
+	}
+	return ok
+}
+
 // loadScript runs the oldest call again, once, after loading its script: it certainly did not
 // run. The caller holds mu.
 func (p *pipeline) loadScript(now int64, cl call) {
@@ -629,7 +764,10 @@ func (p *pipeline) loadScript(now int64, cl call) {
 			form = byText
 		}
 	}
-	p.queueCommand(now, call{form: form, script: cl.script, again: true}, ops)
+	if cl.isAsking {
+		p.queuePermission(now)
+	}
+	p.queueCommand(now, call{form: form, script: cl.script, again: true, isAsking: cl.isAsking}, ops)
 	p.queueWait(now)
 }
 
@@ -660,6 +798,9 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 		if r.Outcome == redisop.Refused && len(results) > 1 && answer.kind == '-' {
 			r.Outcome = redisop.Retryable // it may be one of the others that was refused
 		}
+		if p.commands.cluster != nil && (word == "MOVED" || word == "ASK") {
+			r.Outcome = redisop.Retryable
+		}
 		r.Msg = p.dial.answered(r.Name, text)
 		if endsSession(word) && p.drainReason == "" {
 			p.drainReason = r.Msg
@@ -675,24 +816,34 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 		for i := range results {
 			results[i].Outcome = redisop.Done
 		}
+	case cl.script == quietTake, cl.script == quietDrop:
+		return p.decodeStatus(answer, &results[0], refuse)
 	case answer.kind != '*', len(answer.list) != len(results):
 		return &unexpectedReply{cl.script, answer}
 	default:
 		for i, status := range answer.list {
-			refusal, silent, err := decode(status, &results[i])
-			if err != nil {
+			if err := p.decodeStatus(status, &results[i], refuse); err != nil {
 				return err
 			}
-			if refusal != "" {
-				refuse(&results[i], refusal)
-			}
-			if results[i].Outcome == redisop.NotALock {
-				results[i].Msg = p.dial.notALock(results[i].Name, results[i].Field)
-			}
-			if silent {
-				p.silent = results[i].Name
-			}
 		}
+	}
+	return nil
+}
+
+// decodeStatus reads the status of one operation.
+func (p *pipeline) decodeStatus(status reply, r *redisop.Result, refuse func(r *redisop.Result, text string)) error {
+	refusal, silent, err := decode(status, r)
+	if err != nil {
+		return err
+	}
+	if refusal != "" {
+		refuse(r, refusal)
+	}
+	if r.Outcome == redisop.NotALock {
+		r.Msg = p.dial.notALock(r.Name, r.Field)
+	}
+	if silent {
+		p.silent = r.Name
 	}
 	return nil
 }
@@ -720,6 +871,11 @@ func (p *pipeline) close(why string) ([]redisop.Result, []*query) {
 			results = append(results, redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: cl.sent, Outcome: outcome, Msg: why})
 		}
 		p.flight.drop(cl.ops)
+	}
+	for _, take := range p.dropping {
+		if take.Kind != redisop.NoOp {
+			results = append(results, redisop.Result{Kind: take.Kind, Name: take.Name, Shard: take.Shard, Outcome: redisop.NotSent, Msg: why})
+		}
 	}
 	queries := p.unansweredQueries()
 	p.calls = fifo[call]{}

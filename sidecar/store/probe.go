@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,7 +26,8 @@ import (
 // A probe without a reply decides nothing: the liveness of the connection does.
 type probe struct {
 	encoder  encoder
-	interval int64 // ns; 0: no probes
+	interval int64  // ns; 0: no probes
+	lock     string // that is taken
 
 	inFlight bool
 	sentAt   int64  // of the last one
@@ -59,7 +61,7 @@ const (
 func (p *pipeline) beginProbes() {
 	b := &p.probe
 	b.interval = int64(p.commands.cfg.ProbeInterval)
-	b.encoder = p.encoder
+	b.encoder, b.lock = p.encoder, probeLock
 	b.encoder.expiry = 2 * time.Duration(b.interval).Milliseconds()
 }
 
@@ -73,17 +75,46 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 	case now < b.next:
 		return b.next
 	}
+	if !p.chooseProbeLock() {
+		b.next = now + min(int64(probeDegraded), b.interval)
+		return b.next
+	}
 	b.inFlight, b.sentAt = true, now
 	p.register(now, call{form: probing})
 	lease := uint32(probeLease.Milliseconds())
 	ops := []redisop.Op{
-		{Kind: redisop.Take, Name: probeLock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
-		{Kind: redisop.Drop, Name: probeLock, HoldID: 1},
+		{Kind: redisop.Take, Name: b.lock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
+		{Kind: redisop.Drop, Name: b.lock, HoldID: 1},
 	}
 	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), ops)
 	p.durability.owed = p.durability.replicas > 0 // a host that locks nothing finds a lost replica, and its return
 	p.queueWait(now)
 	return now + int64(time.Hour)
+}
+
+// chooseProbeLock has the probe take a lock of this server. In a Cluster, its name has a number, with which
+// its slot is one of those of the server. False: the server has no slot.
+func (p *pipeline) chooseProbeLock() bool {
+	cl, keys := p.commands.cluster, &p.dial.keys
+	if cl == nil || cl.has(p.commands.shard, keys.key(p.probe.lock)) {
+		return true
+	}
+	if keys.tagged {
+		return false // all names are in the slot of the tag, at another master
+	}
+	for i := range 4 * redisop.Slots {
+		p.probe.lock = probeLock + strconv.Itoa(i)
+		if cl.has(p.commands.shard, keys.key(p.probe.lock)) {
+			return true
+		}
+	}
+	return false
+}
+
+// isProbeLock reports whether a lock is one that sidecars use to probe Redis.
+func isProbeLock(name string) bool {
+	number, ok := strings.CutPrefix(name, probeLock)
+	return ok && strings.Trim(number, "0123456789") == ""
 }
 
 // onProbeReply takes in the reply to a probe, which is the oldest call. The caller holds mu.
@@ -103,6 +134,7 @@ func (p *pipeline) onProbeReply(answer reply) {
 			p.drainReason = p.dial.answered(probeLock, text)
 		}
 	case word == "NOSCRIPT": // the next operation loads it
+	case p.noteRedirect(text), p.commands.cluster != nil && (word == "ASK" || word == "TRYAGAIN"): // the slot is on its way to another node
 	case deniesKey(text) && !b.isConclusive(p.dial.keys.prefix):
 		b.refusals, b.why = 0, ""
 	default:

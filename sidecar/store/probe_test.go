@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -135,14 +136,15 @@ func TestProbeLeavesACounterThatExpires(t *testing.T) {
 // One refusal that may pass is confirmed by a second probe. A Redis that hangs is no degraded one.
 func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 	var probed atomic.Int64
+	var isFull atomic.Bool
 	executed := make(chan struct{}, 100)
 	l := listen(t)
 	speak(t, l, func(args []string) string {
 		if args[0] != "evalsha" || args[1] != acquireRelease.sha {
 			return greeting(args)
 		}
-		if probed.Add(1)%2 == 1 {
-			return "*2\r\n" + bulk("OOM command not allowed when used memory > 'maxmemory'.") + ":0\r\n"
+		if probed.Add(1)%2 == 1 || isFull.Load() {
+			return fmt.Sprintf("*2\r\n*2\r\n:%d\r\n%s:0\r\n", codeRefused, bulk("OOM command not allowed when used memory > 'maxmemory'."))
 		}
 		executed <- struct{}{}
 		return "*2\r\n:1700000000000000\r\n:0\r\n"
@@ -154,6 +156,8 @@ func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 	if len(r.degraded) > 0 {
 		t.Errorf("OnDegraded(%q)", <-r.degraded)
 	}
+	isFull.Store(true)
+	r.awaitDegraded("maxmemory")
 }
 
 // A probe is refused if Redis permits its Take and not its Drop.

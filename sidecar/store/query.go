@@ -2,6 +2,7 @@ package store
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -46,6 +47,60 @@ func (c *commands) ask(q *query) {
 	if err != nil {
 		go q.done(nil, err) // the caller may hold a mutex that done locks
 	}
+}
+
+// ask sends commands that have one key or channel each, as their first argument: in a Cluster, each to
+// the node that has its slot, those of one node in their order. done gets one reply for each command; it
+// is called as that of a query is.
+func (s *Store) ask(list [][]string, done func(replies []reply, err error)) {
+	parts := make(map[*commands][]int) // the indices of the commands, by connection
+	for i, command := range list {
+		c := s.ofKey(command[1])
+		if c == nil {
+			go done(nil, unavailableError("no node of the Cluster is known yet"))
+			return
+		}
+		parts[c] = append(parts[c], i)
+	}
+	var mu sync.Mutex // guards what follows
+	replies := make([]reply, len(list))
+	var failed error
+	left := len(parts)
+	for c, part := range parts {
+		q := &query{done: func(got []reply, err error) {
+			mu.Lock()
+			for i := range got {
+				replies[part[i]] = got[i]
+			}
+			if err != nil {
+				failed = err
+			}
+			left--
+			isLast := left == 0
+			mu.Unlock()
+			switch {
+			case !isLast:
+			case failed != nil:
+				done(nil, failed)
+			default:
+				done(replies, nil)
+			}
+		}}
+		for _, i := range part {
+			q.commands = append(q.commands, list[i])
+		}
+		c.ask(q)
+	}
+}
+
+// runScript runs a script for a lock, as commands.runScript does.
+func (s *Store) runScript(name string, sc *script, latest int64, args func(p *pipeline) []string, done func(answer reply, err error)) {
+	c := s.ofKey(s.dial.keys.key(name))
+	if c == nil {
+		go done(reply{}, unavailableError("no node of the Cluster is known yet"))
+		return
+	}
+	c.runScript(sc, latest, args, done)
 }
 
 // pumpQueries queues queries on the pipeline. The caller holds mu, and flushes.
@@ -120,6 +175,9 @@ func (p *pipeline) onQueryReply(answer reply) (complete *query) {
 	q := p.calls.front().query
 	p.queryCalls--
 	p.onAnswered()
+	if answer.kind == '-' {
+		p.noteRedirect(answer.text)
+	}
 	answer.list = slices.Clone(answer.list)
 	if q.replies = append(q.replies, answer); len(q.replies) == len(q.commands) {
 		return q

@@ -238,11 +238,11 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 		short.LeaseMS, twice.Count = 5000, 2
 		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), renewOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
 	}
-	sortForBatching(0, ops)
+	sortForBatching(0, ops, nil)
 	var e encoder
 	var runs []string
 	for len(ops) > 0 {
-		_, n := batchPrefix(ops)
+		_, n := batchPrefix(ops, nil)
 		e.orderArgs(ops[:n])
 		var kinds []string
 		for _, op := range ops[:n] {
@@ -266,11 +266,11 @@ func TestDropComesBeforeItsTake(t *testing.T) {
 	short := takeOp("short", 1)
 	short.LeaseMS = 10_000
 	ops := []redisop.Op{short, passOp("lock", 1, 0), take}
-	sortForBatching(0, ops)
+	sortForBatching(0, ops, nil)
 	var e encoder
 	var order []string
 	for len(ops) > 0 {
-		_, n := batchPrefix(ops)
+		_, n := batchPrefix(ops, nil)
 		e.orderArgs(ops[:n])
 		for _, op := range ops[:n] {
 			order = append(order, fmt.Sprint(op.Name, op.HoldID))
@@ -306,7 +306,7 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"renewals with more entries", []redisop.Op{keep, twice}, scriptOf(redisop.Renew), 1},
 		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(redisop.Renew), 4},
 	} {
-		if s, n := batchPrefix(tt.ops); s != tt.script || n != tt.want {
+		if s, n := batchPrefix(tt.ops, nil); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)
 		}
 	}
@@ -322,9 +322,9 @@ func TestPairsAreInOneScript(t *testing.T) {
 		again.AfterPendingDrop, again.LeaseMS = true, 30_000-uint32(i%2)
 		ops = append(ops, short, dropOp(again.Name, 1), again, dropOp(fmt.Sprint("dropped", i), 1))
 	}
-	sortForBatching(0, ops)
+	sortForBatching(0, ops, nil)
 	for begin := 0; begin < len(ops); {
-		_, n := batchPrefix(ops[begin:])
+		_, n := batchPrefix(ops[begin:], nil)
 		run := ops[begin : begin+n]
 		for i := range run {
 			if run[i].AfterPendingDrop && !slices.ContainsFunc(run, func(op redisop.Op) bool { return op.Kind == redisop.Drop && op.Name == run[i].Name }) {

@@ -25,7 +25,8 @@ var (
 	renew          = newScript(scriptText(ownershipText, renewText))
 	arrive         = newScript(scriptText(arriveText))
 
-	scripts = []*script{acquireRelease, renew, arrive}
+	scripts        = []*script{acquireRelease, renew, arrive}
+	clusterScripts = []*script{acquireRelease, renew, arrive, quietTake, quietDrop}
 )
 
 func newScript(text string) *script {
@@ -46,6 +47,7 @@ type call struct {
 	ops      int              // how many operations it carries out
 	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
 	from     int64            // where in the stream of the connection it begins, bytes
+	isAsking bool             // another node of the Cluster has its slot
 	again    bool             // Redis was taught the script after it did not know it for these operations
 	isOwed   bool             // a WAIT follows: its results are withheld until the answer to that
 	channels *channelsRequest // subscribing
@@ -63,6 +65,7 @@ const (
 	querying                // a command of a query
 	probing                 // EVALSHA: a probe
 	syncing                 // WAIT
+	permitting              // ASKING: the next command may be of a slot that another node has
 )
 
 // encoder turns operations into commands.
@@ -73,8 +76,13 @@ type encoder struct {
 	expiry int64  // of token counters after their last use, ms; 0: none
 	origin string // what messages name as theirs
 
+	// In a Cluster:
+	declares  bool // each key that a script may make is among its KEYS: the queues and the signs of locks, too
+	isSharded bool // the channels of locks are sharded
+
 	turns [turns][]redisop.Op // of the operations that are being arranged
 	words []byte              // to be used again
+	text  [6]byte             // the same
 }
 
 // scriptOf is the script for operations of a kind.
@@ -96,7 +104,9 @@ func scriptOf(k redisop.OpKind) *script {
 // script executes, those that look for the fields of others come first, and then the locks of a
 // renewal group stay together. A Drop stays with the Take that is pipelined after it: in one
 // script, no other host gets the lock in between.
-func sortForBatching(now int64, ops []redisop.Op) {
+//
+// slot is the slot of a name, whose locks stay together; nil: there are none.
+func sortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16) {
 	class := func(op *redisop.Op) int {
 		switch op.Kind {
 		case redisop.Renew:
@@ -124,7 +134,11 @@ func sortForBatching(now int64, ops []redisop.Op) {
 		return op.LeaseMS
 	}
 	slices.SortStableFunc(ops, func(a, b redisop.Op) int {
-		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(lease(&a), lease(&b))); c != 0 || scriptOf(a.Kind) != renew {
+		c := cmp.Compare(class(&a), class(&b))
+		if c == 0 && slot != nil {
+			c = cmp.Compare(slot(a.Name), slot(b.Name))
+		}
+		if c = cmp.Or(c, cmp.Compare(lease(&a), lease(&b))); c != 0 || scriptOf(a.Kind) != renew {
 			return c
 		}
 		if c := cmp.Compare(a.Count, b.Count); c != 0 {
@@ -143,13 +157,13 @@ func sortForBatching(now int64, ops []redisop.Op) {
 // batchPrefix returns how many of ops, at least one, one run of a script executes, and which
 // script: neighbours with the same script and one lease; and if they are renewed or checked,
 // with the same number of entries. Drops, which have a lease for what they pass on, go with
-// any lease of the others.
-func batchPrefix(ops []redisop.Op) (*script, int) {
+// any lease of the others. slot: as in sortForBatching; one run has locks of one slot.
+func batchPrefix(ops []redisop.Op, slot func(name string) uint16) (*script, int) {
 	s := scriptOf(ops[0].Kind)
 	var first, drop *redisop.Op // of those with a lease
 	belongs := func(op *redisop.Op) bool {
 		switch {
-		case scriptOf(op.Kind) != s:
+		case scriptOf(op.Kind) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):
 			return false
 		case op.Kind == redisop.Drop && drop != nil:
 			return op.LeaseMS == drop.LeaseMS
@@ -254,6 +268,8 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 		counts[i] = len(e.turns[i])
 	}
 	switch s {
+	case quietTake, quietDrop:
+		return e.quiet(dst, f, s, &ops[0])
 	case renew:
 		return e.renewals(dst, f, now, ops)
 	case arrive:
@@ -276,6 +292,9 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	}
 	locks := len(ops) - pairs
 	keys := locks + locks - counts[dropped]
+	if e.declares {
+		keys = 4 * locks
+	}
 	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + 2*pairs
 	dst = appendCommand(dst, f, s, keys, args)
 	for i := range ops {
@@ -288,6 +307,20 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 			dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
 		}
 	}
+	if e.declares {
+		for _, from := range []string{queuePrefix, signsPrefix} {
+			for i := range ops {
+				if i < again || ops[i].Kind == redisop.Drop {
+					dst = e.keys.appendOurs(dst, from, ops[i].Name)
+				}
+			}
+		}
+		for i := range ops {
+			if i < again && ops[i].Kind == redisop.Drop {
+				dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
+			}
+		}
+	}
 	dst = appendString(dst, e.prefix)
 	flags := byte(0)
 	for i := again; i < len(ops); i += 2 {
@@ -298,7 +331,8 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return e.keys.isTagged(op.Name) }) {
 		flags++
 	}
-	dst = append(appendHead(dst, '$', 4), byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), flags, '\r', '\n')
+	text := e.counts(byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), flags)
+	dst = append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')
 	dst = appendNumber(dst, int64(lease))
 	dst = appendNumber(dst, int64(passLease))
 	dst = appendNumber(dst, e.floor)
@@ -322,6 +356,22 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 		}
 	}
 	return dst
+}
+
+// counts returns the argument of bytes: how many locks are taken, are set and are dropped, flags, and in a
+// Cluster two more: whether all keys are declared, and whether the channels of locks are sharded.
+func (e *encoder) counts(taken, set, dropped, flags byte) []byte {
+	text := append(e.text[:0], taken, set, dropped, flags)
+	if e.declares || e.isSharded {
+		text = append(text, 0, 0)
+		if e.declares {
+			text[4] = 1
+		}
+		if e.isSharded {
+			text[5] = 1
+		}
+	}
+	return text
 }
 
 // waitOf is how an operation waits in the queue of its lock: one of the numbers that the script has

@@ -413,7 +413,7 @@ func TestRenewalsThatLookComeFirst(t *testing.T) {
 		ops = append(ops, renewOp(fmt.Sprint("lock:", id), id))
 	}
 	window := int64(ops[0].LeaseMS) * 1e6 / 5 * 2
-	sortForBatching(7*window, ops)
+	sortForBatching(7*window, ops, nil)
 	var got []uint64
 	for _, op := range ops {
 		got = append(got, op.HoldID)
@@ -422,7 +422,7 @@ func TestRenewalsThatLookComeFirst(t *testing.T) {
 	if want := []uint64{9 * group, 1, 2, 3, 8*group + 5, 8*group + 7}; !slices.Equal(got, want) {
 		t.Errorf("the renewals are of the holds %d, want %d", got, want)
 	}
-	if _, n := batchPrefix(ops); n != len(ops) {
+	if _, n := batchPrefix(ops, nil); n != len(ops) {
 		t.Errorf("one script executes %d of them", n)
 	}
 }
@@ -491,7 +491,7 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		for _, w := range want {
 			ops = append(ops, w.op)
 		}
-		if _, n := batchPrefix(ops); n != len(ops) {
+		if _, n := batchPrefix(ops, nil); n != len(ops) {
 			t.Fatalf("%d of %d run together", n, len(ops))
 		}
 		results := r.ask(ops...)

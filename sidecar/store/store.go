@@ -10,10 +10,12 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 )
 
 // Config is which Redis is used, for which sidecar, and where results go.
@@ -83,6 +85,10 @@ type Config struct {
 	OnUp      func(n redisop.Shard, dataLost, listening bool, id Identity)
 	OnDown    func(n redisop.Shard, err error)
 
+	// OnRoute, in a Cluster: other shards have these slots from now on. It comes before the results of
+	// operations that a node did not execute for that reason.
+	OnRoute func([]redisop.SlotRange)
+
 	// OnDegraded: Redis is connected, but refuses acquires, or too few replicas confirm them, with the sentence that an operator
 	// reads; "": it does not any more. After OnUp it does not, until this is called.
 	OnDegraded func(n redisop.Shard, why string)
@@ -105,7 +111,7 @@ type Config struct {
 // connection it was used, and what time it was there. It stays good for as long
 // as this host runs.
 type Identity struct {
-	RunID    string // of the server process; "": it does not tell
+	RunID    string // of the server process; "": it does not tell. Of a Cluster: the smallest id of its nodes
 	ReplID   string // of the replication history, "/", and the number of the database
 	ClientID int64  // of the connection, to be ended before any operation is sent again; 0: the server does not tell
 	Floor    int64  // µs: the server's time at FloorAt, or the largest token known then if that is larger
@@ -138,10 +144,22 @@ func (id *Identity) sameServer(other *Identity) bool {
 	return id.RunID != "" && id.RunID == other.RunID
 }
 
-// Store is the way to one Redis. Its methods never block, Close apart.
+// Store is the way to one Redis, or to the masters of a Cluster. Its methods never block, Close apart.
 type Store struct {
-	commands *commands
-	close    sync.Once
+	cfg      Config
+	dial     *dialer   // what the URL says
+	commands *commands // of the one Redis; nil: it is a Cluster
+	cluster  *cluster  // nil: it is one Redis
+
+	spareResults resultPool
+	announceTold atomic.Bool // that the name of the host is not permitted was logged
+	close        sync.Once
+}
+
+// IsCluster reports whether a Redis URL names a Cluster.
+func IsCluster(url string) bool {
+	u, err := redisurl.Parse(url)
+	return err == nil && u.Nodes != nil
 }
 
 // Check returns why Open would refuse these settings of a Redis, or nil.
@@ -151,7 +169,8 @@ func Check(cfg Config) error {
 }
 
 // Try connects to Redis as a Store would, and ends the connection. It tries again until ctx ends,
-// and returns where Redis is, the run id of the server ("": it is not known) and the last error.
+// and returns where Redis is, the run id of the server ("": it is not known) and the last error. Of a
+// Cluster, it connects to each master.
 func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
 	cfg.UUID = uuid.NewString() // a channel of its own
 	if cfg.Timeout <= 0 {
@@ -162,16 +181,26 @@ func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
 		return "", "", err
 	}
 	lost := &lostAddresses{}
+	try := func() (address, runID string, err error) { return tryCluster(ctx, cfg, d) }
 	var sentinels *sentinels
 	if d.group != nil {
 		sentinels = newSentinels(d.group, slog.New(slog.DiscardHandler))
 		defer sentinels.close()
 	}
-	for {
-		s, failed := d.find(ctx, sentinels, lost, Identity{})
-		if failed == nil {
+	if d.nodes == nil {
+		try = func() (address, runID string, err error) {
+			s, err := d.find(ctx, sentinels, lost, Identity{})
+			if err != nil {
+				return "", "", err
+			}
 			s.close()
 			return s.dial.place(), s.id.RunID, nil
+		}
+	}
+	for {
+		address, runID, failed := try()
+		if failed == nil {
+			return address, runID, nil
 		}
 		// An attempt that the end of ctx cut explains nothing. The network notices a deadline
 		// before ctx does.
@@ -205,21 +234,81 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.KeyPrefix != "" {
 		cfg.Log = cfg.Log.With("key_prefix", cfg.KeyPrefix)
 	}
-	s := &Store{commands: newCommands(cfg, d)}
+	s := &Store{cfg: cfg, dial: d, spareResults: make(resultPool, 4)}
+	if d.nodes != nil {
+		s.cluster = newCluster(cfg, d, s.spareResults)
+		s.cluster.done.Go(s.cluster.run)
+		return s, nil
+	}
+	s.commands = newCommands(cfg, d, s.spareResults)
 	go s.commands.run()
 	return s, nil
 }
 
 // Address is where Redis is: host and port, or the path of a socket, and the number of
 // the database after a slash. Behind Sentinels it changes, and is the name of the master until the
-// first connection.
-func (s *Store) Address() string { return s.commands.server.Load().place() }
+// first connection. Of a Cluster, it is the addresses that the URL has.
+func (s *Store) Address() string {
+	if s.cluster != nil {
+		return s.dial.place()
+	}
+	return s.commands.server.Load().place()
+}
 
 // Database is the number of the database.
-func (s *Store) Database() int { return s.commands.dial.options.DB }
+func (s *Store) Database() int { return s.dial.options.DB }
+
+// SlotOf returns the function that says which slot a lock has; nil: Redis is no Cluster.
+func (s *Store) SlotOf() func(name string) uint16 {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.dial.keys.slotOf
+}
+
+// Splits returns why a Cluster cannot have a lock of this name; "": it can, or Redis is none.
+func (s *Store) Splits(name string) string {
+	if s.cluster == nil {
+		return ""
+	}
+	return s.dial.keys.splits(name)
+}
+
+// ShardAddress is where a shard is, as Address.
+func (s *Store) ShardAddress(n redisop.Shard) string {
+	if s.cluster == nil {
+		return s.Address()
+	}
+	if c := s.cluster.get(n); c != nil {
+		return c.dial.address
+	}
+	return s.dial.address
+}
+
+// all calls yield with each connection.
+func (s *Store) all(yield func(*commands)) {
+	if s.cluster == nil {
+		yield(s.commands)
+		return
+	}
+	for _, c := range *s.cluster.shards.Load() {
+		if c != nil {
+			yield(c)
+		}
+	}
+}
+
+// ofKey returns the connection to the server that has a key; nil: none is known.
+func (s *Store) ofKey(key string) *commands {
+	if s.cluster == nil {
+		return s.commands
+	}
+	return s.cluster.ofKey(key)
+}
 
 // Do sends ops, or does so as soon as the connection is free for them. Each gets exactly one
-// Result; while Redis is down it is NotSent, at once.
+// Result; while Redis is down it is NotSent, at once. It may change their order. Precondition: OnUp of
+// their shards was called.
 //
 // Within one batch the order is: renewals, checks, takes, drops, except that most pipelined
 // Takes follow their Drop. Operations that hit NOSCRIPT are sent again after SCRIPT LOAD, and
@@ -227,25 +316,64 @@ func (s *Store) Database() int { return s.commands.dial.options.DB }
 // and the Take that is pipelined after it: that pair commutes.
 //
 // After Close nothing is sent, and nothing gets a Result.
-func (s *Store) Do(ops []redisop.Op) { s.commands.do(ops) }
+func (s *Store) Do(ops []redisop.Op) {
+	if s.cluster != nil {
+		s.cluster.do(ops)
+		return
+	}
+	s.commands.do(ops)
+}
 
 // Recycle takes back results that OnResults brought. The caller does not use them again.
-func (s *Store) Recycle(results []redisop.Result) { s.commands.spareResults.put(results) }
+func (s *Store) Recycle(results []redisop.Result) { s.spareResults.put(results) }
 
-// Unsent is how many operations wait to be sent, because Redis has not answered those
-// before them. Renewals, checks and what can wait do not count: they are sent beside all
-// others.
-func (s *Store) Unsent() int { return int(s.commands.unsentOps.Load()) }
+// Unsent calls yield with how many operations wait to be sent to a shard, because Redis has not answered
+// those before them, if any does. Renewals, checks and what can wait do not count: they are sent beside
+// all others.
+func (s *Store) Unsent(yield func(n redisop.Shard, unsent int)) {
+	s.all(func(c *commands) {
+		if n := int(c.unsentOps.Load()); n > 0 {
+			yield(c.shard, n)
+		}
+	})
+}
 
-// RoundTrip is how long the last command took that Redis answered; 0: there was none.
-func (s *Store) RoundTrip() time.Duration { return time.Duration(s.commands.roundTrip.Load()) }
+// RoundTrip is how long the last command took that Redis answered; 0: there was none. Of a Cluster, it is
+// the longest of its masters.
+func (s *Store) RoundTrip() (longest time.Duration) {
+	s.all(func(c *commands) { longest = max(longest, time.Duration(c.roundTrip.Load())) })
+	return longest
+}
 
 // Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
-func (s *Store) Subscribe(n redisop.Shard, name string) { s.commands.subscribe(name) }
+func (s *Store) Subscribe(n redisop.Shard, name string) {
+	s.shard(n, func(c *commands) { c.subscribe(name) })
+}
 
 // Unsubscribe ends Subscribe. A callback that is under way may still arrive.
-func (s *Store) Unsubscribe(n redisop.Shard, name string) { s.commands.unsubscribe(name) }
+func (s *Store) Unsubscribe(n redisop.Shard, name string) {
+	s.shard(n, func(c *commands) { c.unsubscribe(name) })
+}
+
+// serverOf returns the way to the server that has a lock.
+func (s *Store) serverOf(name string) *dialer {
+	if c := s.ofKey(s.dial.keys.key(name)); c != nil {
+		return c.server.Load()
+	}
+	return s.dial
+}
+
+// shard calls yield with the connection of a shard, if it has one.
+func (s *Store) shard(n redisop.Shard, yield func(*commands)) {
+	c := s.commands
+	if s.cluster != nil {
+		c = s.cluster.get(n)
+	}
+	if c != nil {
+		yield(c)
+	}
+}
 
 // Close sends what is queued, for as long as ctx allows, and ends the
 // connection. What could not be sent by then has the result NotSent, what has
@@ -255,7 +383,11 @@ func (s *Store) Unsubscribe(n redisop.Shard, name string) { s.commands.unsubscri
 func (s *Store) Close(ctx context.Context) error {
 	var err error
 	s.close.Do(func() {
-		err = s.commands.close(ctx)
+		if s.cluster != nil {
+			err = s.cluster.close(ctx)
+		} else {
+			err = s.commands.close(ctx)
+		}
 	})
 	return err
 }

@@ -43,9 +43,8 @@ var who = newScript(whoText)
 // Key reads the key and the queue of a lock. Redis is sent one command, or a second time with the
 // text of the script, if it does not know that.
 func (s *Store) Key(name string, done func(Key, error)) {
-	c := s.commands
-	args := []string{"1", c.dial.keys.key(name), c.dial.keys.queue(name), strconv.Itoa(protocol.MaxOwners)}
-	c.runScript(who, 0, func(*pipeline) []string { return args }, func(answer reply, err error) {
+	args := []string{"1", s.dial.keys.key(name), s.dial.keys.queue(name), strconv.Itoa(protocol.MaxOwners)}
+	s.runScript(name, who, 0, func(*pipeline) []string { return args }, func(answer reply, err error) {
 		if err == nil {
 			err = refusal([]reply{answer})
 		}
@@ -108,5 +107,5 @@ func (s *Store) HostsOf(ids []string, done func([]Host, error)) {
 		done(nil, nil)
 		return
 	}
-	s.commands.hosts(ids, done)
+	s.hosts(ids, done)
 }

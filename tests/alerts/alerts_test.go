@@ -34,6 +34,11 @@ var incidents = map[string]incident{
 	"redis-hangs": {
 		firing: map[string]float64{"LocksidecarRedisUnreachable": 25, "LocksidecarRenewalsLate": -1, "LocksidecarLocksLost": 30},
 	},
+	"shard-down": {
+		firing: map[string]float64{
+			"LocksidecarRedisDegraded": 45, "LocksidecarRedisShardDown": 75, "LocksidecarAcquiresFail": 90, "LocksidecarRenewalsLate": -1, "LocksidecarLocksLost": 30,
+		},
+	},
 	"redis-full":    {firing: map[string]float64{"LocksidecarRedisDegraded": 45, "LocksidecarAcquiresFail": 90}},
 	"acl-refuses":   {firing: map[string]float64{"LocksidecarRedisDegraded": 45, "LocksidecarAcquiresFail": 90}},
 	"redis-stalls":  {},

@@ -26,11 +26,12 @@ var record = flag.Bool("record", false, "record the outages again, in real time:
 // stage is where an outage is recorded: a daemon, its Redis, and three programs that hold a lock
 // each, while two others take a fourth one in turn.
 type stage struct {
-	t     *testing.T
-	redis *harness.Redis
-	d     *harness.Daemon
-	other *harness.Daemon // of another host; nil: there is one host
-	start time.Time
+	t       *testing.T
+	redis   *harness.Redis   // nil: it is a Cluster
+	cluster *harness.Cluster // nil: it is one Redis
+	d       *harness.Daemon
+	other   *harness.Daemon // of another host; nil: there is one host
+	start   time.Time
 
 	mu     sync.Mutex
 	events map[string]float64
@@ -77,6 +78,11 @@ var outages = map[string]struct {
 		s.at(30 * time.Second)
 		s.note("outage")
 		s.redis.Kill()
+	}},
+	"shard-down": {"One of the three masters of a Redis Cluster is killed, and has no replica. The others serve without it.", 150 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.cluster.MasterOf("held:0").Kill()
 	}},
 	"redis-hangs": {"Redis is stopped by SIGSTOP: connections stay, and nothing is answered.", 150 * time.Second, func(s *stage) {
 		s.at(30 * time.Second)
@@ -163,8 +169,14 @@ func TestRecordOutages(t *testing.T) {
 	for name, o := range outages {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &stage{t: t, redis: harness.StartRedis(t), events: make(map[string]float64)}
-			s.d = harness.NewDaemon(t, s.redis.TCPURL())
+			s := &stage{t: t, events: make(map[string]float64)}
+			if name == "shard-down" {
+				s.cluster = harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
+				s.d = harness.NewDaemon(t, s.cluster.URL())
+			} else {
+				s.redis = harness.StartRedis(t)
+				s.d = harness.NewDaemon(t, s.redis.TCPURL())
+			}
 			if name == "state-full" {
 				s.d.Socket = filepath.Join(smallFileSystem(t), "s.sock")
 			}

@@ -1,16 +1,12 @@
 package commands
 
 import (
-	"bufio"
 	"crypto/sha1"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -41,52 +37,12 @@ type command struct {
 func startMonitor(t testing.TB, r *harness.Redis) *monitor {
 	t.Helper()
 	m := &monitor{t: t, redis: r, scripts: map[string]string{}, addresses: map[string]string{}}
-	conn, err := net.Dial("unix", r.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Write([]byte("MONITOR\r\n")); err != nil {
-		t.Fatal(err)
-	}
-	in := bufio.NewReader(conn)
-	if ok, err := in.ReadString('\n'); err != nil || ok != "+OK\r\n" {
-		t.Fatalf("MONITOR: %q, %v", ok, err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			line, err := in.ReadString('\n')
-			if err != nil {
-				return // the test closed the connection, or ended Redis
-			}
-			m.add(line)
-		}
-	}()
-	t.Cleanup(func() { conn.Close(); <-done })
+	harness.Monitor(t, r, m.add)
 	return m
 }
 
-var (
-	lineOfMonitor = regexp.MustCompile(`^\+[\d.]+ \[\d+ (\S+)\] (.*)\r\n$`)
-	quoted        = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
-)
-
-func (m *monitor) add(line string) {
-	match := lineOfMonitor.FindStringSubmatch(line)
-	if match == nil {
-		m.t.Errorf("MONITOR reports %q", line)
-		return
-	}
-	c := command{from: match[1]}
-	for _, word := range quoted.FindAllString(match[2], -1) {
-		text, err := strconv.Unquote(word)
-		if err != nil {
-			m.t.Errorf("MONITOR reports the argument %s: %v", word, err)
-			return
-		}
-		c.words = append(c.words, text)
-	}
+func (m *monitor) add(line harness.MonitoredCommand) {
+	c := command{from: line.From, words: line.Words}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch c.words[0] {

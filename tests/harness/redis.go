@@ -21,16 +21,23 @@ type Redis struct {
 	*redis.Client // of the test; CLIENT LIST shows it as "test"
 	Port          int
 
-	t    testing.TB
-	dir  string
-	args []string
-	cmd  *exec.Cmd
-	log  Output
+	t        testing.TB
+	dir      string
+	args     []string
+	findPort func(testing.TB) int // returns a port for a server that has none
+	cmd      *exec.Cmd
+	log      Output
 }
 
 // StartRedis starts a redis-server with additional settings, for instance "--appendonly",
 // "yes".
 func StartRedis(t testing.TB, args ...string) *Redis {
+	t.Helper()
+	return startRedis(t, FreePort, args...)
+}
+
+// startRedis is StartRedis at a port that findPort returns.
+func startRedis(t testing.TB, findPort func(testing.TB) int, args ...string) *Redis {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
@@ -38,7 +45,7 @@ func StartRedis(t testing.TB, args ...string) *Redis {
 		}
 		t.Skip("redis-server is not installed: apt-get install redis-server")
 	}
-	r := &Redis{t: t, dir: ShortDir(t), args: args}
+	r := &Redis{t: t, dir: ShortDir(t), args: args, findPort: findPort}
 	r.Client = redis.NewClient(&redis.Options{
 		Network: "unix", Addr: r.Socket(), ClientName: "test", DisableIdentity: true,
 	})
@@ -76,7 +83,7 @@ func (r *Redis) Start() {
 	ctx := r.t.Context()
 	for attempt := 0; ; attempt++ {
 		if r.Port == 0 {
-			r.Port = FreePort(r.t)
+			r.Port = r.findPort(r.t)
 		}
 		r.cmd = exec.Command("redis-server", append([]string{
 			"--dir", r.dir, "--unixsocket", r.Socket(),

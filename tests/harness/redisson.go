@@ -49,7 +49,7 @@ func StartRedisson(t testing.TB, r *Redis) *Worker {
 	return startRedisson(t, Command{Redis: r.TCPURL()})
 }
 
-// StartRedissonAt is StartRedisson with a URL, which may be that of Sentinels.
+// StartRedissonAt is StartRedisson with a URL, which may be that of Sentinels or of a Cluster.
 func StartRedissonAt(t testing.TB, url string) *Worker {
 	t.Helper()
 	return startRedisson(t, Command{Redis: url})

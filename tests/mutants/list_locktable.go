@@ -14,8 +14,8 @@ var locktableMutants = []mutant{
 		rule: "a claim whose expiry an operation in flight may change is not that of a keep",
 		file: "sidecar/locktable/claim/send.go",
 		old:  `			c.use = unusedDoubted`,
-		new:  `			c.use = claimUnused`,
-		by:   tableTest("TestClaimOfAnotherLeaseIsNotThatOfAKeep"),
+		new:  `			c.use = unused`,
+		by:   tableTest("TestClaimIsNotThatOfAKeepWhileATakeMayShortenIt"),
 	},
 	{
 		rule: "a lock has one local holder",
@@ -72,7 +72,7 @@ var locktableMutants = []mutant{
 		rule: "the result of a Drop says nothing of the key if a Take was pipelined after it",
 		file: "sidecar/locktable/claim/send.go",
 		old:  "		c.phase = windowIdle\n		return op, true\n",
-		new:  "		c.phase = windowIdle\n		return inFlight{kind: redisop.Drop}, false\n",
+		new:  "		c.phase = windowIdle\n		return InFlight{Kind: redisop.Drop}, false\n",
 		by:   tableTest("TestTakePipelinedAfterADropHasItsOwnResult"),
 	},
 	{
@@ -215,7 +215,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/claim/window.go",
 		old:  "	if c.IsBusy() {\n		c.op.Since |= event",
 		new:  "	{\n		c.op.Since |= event",
-		by:   tableTest("TestLocksAtRestShareAWindow"),
+		by:   test("sidecar/locktable/claim", "TestEventsAtRestDoNotWriteTheSharedWindow"),
 	},
 	{
 		rule: `after an error Redis is asked again`,
@@ -315,9 +315,16 @@ var locktableMutants = []mutant{
 	{
 		rule: "a watchdog hold under a longer lease is renewed for its own",
 		file: "sidecar/locktable/result.go",
+		old:  `moment.MS(min(lease, t.leaseMS))`,
+		new:  `moment.MS(op.LeaseMS)`,
+		by:   tableTest("TestAShorterLeaseBreaksNoOlderPromise"),
+	},
+	{
+		rule: "a longer lease makes the deadline of a watchdog hold no later",
+		file: "sidecar/locktable/result.go",
 		old:  `		lease = min(lease, t.leaseMS) // what`,
 		new:  `		// what`,
-		by:   tableTest("TestAShorterLeaseBreaksNoOlderPromise"),
+		by:   tableTest("TestKeepDoesNotMakeADeadlineLater"),
 	},
 	{
 		rule: "a renewal in flight does not end a crash delay early",
@@ -357,8 +364,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a restored hold is believed in for no longer than the lease of the new process",
 		file: "sidecar/locktable/restore.go",
-		old:  `		until = min(until, now+claim.Validity(t.leaseMS))` + "\n",
-		new:  ``,
+		old:  `		until = min(until, now+claim.Validity(t.leaseMS))`,
+		new:  `		_ = claim.Validity(t.leaseMS)`,
 		by:   tableTest("TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease"),
 	},
 	{
@@ -418,7 +425,7 @@ var locktableMutants = []mutant{
 		rule: "a timer that can wait does not put off a renewal",
 		file: "sidecar/locktable/reconcile.go",
 		old:  `return h != nil && h.isRenewed() && h.session.phase`,
-		new:  `return h != nil && h.isRenewed() && now >= l.claim.renewAt && h.session.phase`,
+		new:  `return h != nil && h.isRenewed() && now >= l.claim.RenewAt() && h.session.phase`,
 		by:   tableTest("TestTimerThatCanWaitDoesNotPutOffTheRenewal"),
 	},
 	{
@@ -741,6 +748,42 @@ var locktableMutants = []mutant{
 		old:  "		if l := t.locks[i]; l.shard == n {\n			t.reconcile(now, l)",
 		new:  "		if l := t.locks[i]; l.shard != n {\n			t.reconcile(now, l)",
 		by:   simulation,
+	},
+	// A Cluster.
+	{
+		rule: "a shard that gets a slot may have lost the data of its locks",
+		file: "sidecar/locktable/claim/claim.go",
+		old:  "func (c *Claim) OnMoved() {\n\tc.OnDataLost()\n",
+		new:  "func (c *Claim) OnMoved() {\n",
+		by:   simulation,
+	},
+	{
+		rule: "what the former shard of a lock answers grants nothing",
+		file: "sidecar/locktable/result.go",
+		old:  `	if wasMoved {`,
+		new:  `	if wasMoved && op.Kind == redisop.NoOp {`,
+		by:   simulation,
+	},
+	{
+		rule: "a Take is not pipelined after a Drop that is in flight at the former shard",
+		file: "sidecar/locktable/claim/window.go",
+		old:  ` && !c.op.Since.Has(Moved)`,
+		new:  ``,
+		by:   tableTest("TestTakeIsNotPipelinedAfterADropAtTheShardBefore"),
+	},
+	{
+		rule: "a hold whose shard is down does not end those of other shards",
+		file: "sidecar/locktable/hold.go",
+		old:  `	case t.lastsShortest(h):`,
+		new:  `	case t.lastsShortest(h) && h.lock == nil:`,
+		by:   simulation,
+	},
+	{
+		rule: "a hold is given up for the sake of others only if those last longer",
+		file: "sidecar/locktable/lease.go",
+		old:  `		if b >= h.bucket+quarter {`,
+		new:  `		if b >= h.bucket {`,
+		by:   tableTest("TestHoldsOfShardsThatAreAllDownLastUntilTheirDeadline"),
 	},
 	{
 		rule: "a waiter is refused with the last reason of an outage",
@@ -1072,7 +1115,7 @@ var locktableMutants = []mutant{
 		rule: `the result of a Take in flight confirms a transfer`,
 		file: "sidecar/locktable/message.go",
 		old:  "\tcase c.IsBusy():\n\t\t// The operation in flight was",
-		new:  "\tcase c.IsBusy() && c.op.Kind != redisop.Take:\n\t\t// The operation in flight was",
+		new:  "\tcase c.IsBusy() && c.InFlight().Kind != redisop.Take:\n\t\t// The operation in flight was",
 		by:   tableTest("TestTransferDuringATakeIsConfirmedByItsResult"),
 	},
 	{
@@ -1093,7 +1136,7 @@ var locktableMutants = []mutant{
 		rule: `a lock that a dead ticket got does not linger`,
 		file: "sidecar/locktable/message.go",
 		old:  "\t\tc.OnOverwritten()\n\t\tc.EndLinger()\n",
-		new:  "\t\tc.OnOverwritten()\n",
+		new:  "\t\tif c.LingerUntil() == 0 {\n\t\t\tc.OnOverwritten()\n\t\t}\n",
 		by:   tableTest("TestLingeringEnds"),
 	},
 	{
@@ -1162,7 +1205,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a transferred lock is renewed when a third of its lease has passed`,
 		file: "sidecar/locktable/message.go",
-		old:  "\t\tc.SetRenewAt(t.renewalAfter(validSince, moment.MS(m.LeaseMS), c.HoldID()))\n",
+		old:  "\t\tc.SetRenewAt(t.renewalAfter(validSince, moment.MS(m.LeaseMS), t.renewalGroup(l)))\n",
 		new:  "",
 		by:   tableTest("TestTransferredLockIsHandedOverHere"),
 	},
@@ -1247,7 +1290,7 @@ var locktableMutants = []mutant{
 		rule: "a Drop has the lease of what it may pass on",
 		file: "sidecar/locktable/reconcile.go",
 		old:  `	w := claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}`,
-		new:  `	w := want{kind: wantNothing}`,
+		new:  `	w := claim.Want{Kind: claim.WantNothing}`,
 		by:   tableTest("TestEveryDropHasALease"),
 	},
 

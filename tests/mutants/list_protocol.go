@@ -128,7 +128,7 @@ var protocolMutants = []mutant{
 		file: "protocol/decode.go",
 		old:  `		if d.numbers[i] == d.numbers[i-1] {`,
 		new:  `		if false {`,
-		by:   test("protocol", "TestRefusalsNameTheFieldAndTheRange"),
+		by:   test("protocol", "TestVectors"),
 	},
 	{
 		rule: "a claim names pairs",

@@ -28,8 +28,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a run of a script that Redis refuses as a whole is split",
 		file: "sidecar/store/pipeline.go",
-		old:  `case cl.ops > 1 && outcomeOf(word) == redisop.Refused && p.drainReason == "":`,
-		new:  `case false:`,
+		old:  `case cl.ops > 1 && (outcomeOf(word) == redisop.Refused || word == "TRYAGAIN") && p.drainReason == "":`,
+		new:  `case cl.ops > 1 && word == "TRYAGAIN" && p.drainReason == "":`,
 		by:   test("sidecar/store", "TestPermissions"),
 	},
 	{
@@ -103,7 +103,7 @@ var storeMutants = []mutant{
 		rule: "checks with different entries run apart",
 		file: "sidecar/store/script.go",
 		old:  `(s != renew || op.Count == first.Count)`,
-		new:  `(op.Kind != locktable.Renew || op.Count == first.Count)`,
+		new:  `(op.Kind != redisop.Renew || op.Count == first.Count)`,
 		by:   differential,
 	},
 	{
@@ -124,7 +124,7 @@ var storeMutants = []mutant{
 		rule: "a status is as its code says",
 		file: "sidecar/store/decode.go",
 		old:  `		if !ok {`,
-		new:  `		if false {`,
+		new:  `		if !ok && false {`,
 		by:   test("sidecar/store", "TestStatusesThatNoScriptMakes"),
 	},
 	{
@@ -503,8 +503,8 @@ var storeMutants = []mutant{
 	{
 		rule: "each change of the reason of an outage is reported",
 		file: "sidecar/store/commands.go",
-		old:  "	if c.why == err.Error() {\n		return\n	}\n	c.why = err.Error()\n	c.cfg.Log.Warn(\"redis is down\", \"reason\", c.why)\n	if c.cfg.OnDown != nil {",
-		new:  "	if c.why == err.Error() {\n		return\n	}\n	isFirst := c.why == \"\"\n	c.why = err.Error()\n	c.cfg.Log.Warn(\"redis is down\", \"reason\", c.why)\n	if c.cfg.OnDown != nil && isFirst {",
+		old:  "	if c.why == err.Error() {\n		return\n	}\n	c.why = err.Error()\n	c.isUp.Store(false)\n	c.cfg.Log.Warn(\"redis is down\", \"reason\", c.why)\n	if c.cfg.OnDown != nil {",
+		new:  "	if c.why == err.Error() {\n		return\n	}\n	isFirst := c.why == \"\"\n	c.why = err.Error()\n	c.isUp.Store(false)\n	c.cfg.Log.Warn(\"redis is down\", \"reason\", c.why)\n	if c.cfg.OnDown != nil && isFirst {",
 		by:   test("sidecar/store", "TestLastReasonOfAnOutageIsReported"),
 	},
 	{
@@ -559,7 +559,7 @@ var storeMutants = []mutant{
 	{
 		rule: "no client can have the lock of the probe",
 		file: "sidecar/store/names.go",
-		old:  "if name == probeLock {",
+		old:  "if isProbeLock(name) {",
 		new:  "if false {",
 		by:   test("sidecar/store", "TestProbeLeavesACounterThatExpires"),
 	},
@@ -636,8 +636,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a script that is sent again is followed by a WAIT of its own",
 		file: "sidecar/store/pipeline.go",
-		old:  "again: true}, ops)\n	p.queueWait(now)\n",
-		new:  "again: true}, ops)\n	p.durability.owed = false\n",
+		old:  "again: true, isAsking: cl.isAsking}, ops)\n	p.queueWait(now)\n",
+		new:  "again: true, isAsking: cl.isAsking}, ops)\n	p.durability.owed = false\n",
 		by:   test("sidecar/store", "TestScriptThatIsSentAgainHasAWaitOfItsOwn"),
 	},
 	{

@@ -46,6 +46,7 @@ const (
 	Backoff     Name = "A host that yields backs off"
 	NewTickets  Name = "A new ticket stands behind all others"
 	RedisSynced Name = "Redis has what the host wants"
+	Routes      Name = "A lock is asked for at the shard that has it"
 	RedisDown   Name = "Nothing is sent to a Redis that is down"
 )
 

@@ -121,6 +121,8 @@ def expected(vector: Vector) -> Any:
             ):
                 if key in message:
                     message[key] = kind(**message[key])
+            if "shards" in message:
+                message["shards"] = tuple(protocol.ShardStatus(**{"address": "", **row}) for row in message["shards"])
             message["lost"] = {row["reason"]: row["count"] for row in message.get("lost", ())}
             return id, protocol.Status(**message)
     match message:

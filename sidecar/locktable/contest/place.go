@@ -131,6 +131,13 @@ func (c *Contest) OnRequeue(now int64, m *redisop.Message, isBusy bool) {
 	}
 }
 
+// OnMoved notes that another shard has the lock. What the one before says of the ticket proves nothing any
+// more.
+func (c *Contest) OnMoved(now int64, isListening bool) {
+	c.OnUp(now, isListening)
+	c.place.conn = redisop.Conn{}
+}
+
 // OnUp notes that Redis can be asked again. Messages from before are lost.
 func (c *Contest) OnUp(now int64, isListening bool) {
 	if !isListening {

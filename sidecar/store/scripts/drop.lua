@@ -99,7 +99,7 @@ local function release(lock, num, channel)
       return {code.not_a_lock, other}
     end
   end
-  local receivers = ask('PUBLISH', channel, unlocked)
+  local receivers = ask(publish, channel, unlocked)
   if receivers == 0 then return 0 end
   if type(receivers) == 'table' then return {code.dropped, subscribers.unpublished, 0} end
   -- A client that subscribes to a pattern received the message, too, and does not wait

@@ -2,10 +2,12 @@
 -- one time is one run: to begin another one costs Redis as much as to take and drop a lock.
 -- KEYS     the locks: those that are taken, with one entry and one token; set in another way;
 --          dropped; dropped and taken again, with one entry. Then, for each that is not only dropped,
---          its token counter, STRING
+--          its token counter, STRING. If all keys are declared, in a Cluster: then the queues, the
+--          signs (see queue.lua), and the counters of those that are only dropped; all are of one slot
 -- ARGV[1]  prefix of this sidecar's owner fields
 -- ARGV[2]  bytes: how many are taken; are set; are dropped; flags: 1: a lock may have a brace; 2: one
---          that is taken again may be left free without a queue
+--          that is taken again may be left free without a queue. In a Cluster two more: 1: all keys are
+--          declared; 1: the channels of locks are sharded
 -- ARGV[3]  lease of what is taken, ms
 -- ARGV[4]  lease of what is passed on by a drop, ms; 0: nothing is passed on
 -- ARGV[5]  floor: tokens of this connection are above it; µs
@@ -29,7 +31,7 @@
 -- sidecar left it, and has no queue. These two cases are the cost of this script.
 
 local takes, sets, drops, flags = string.byte(args[2], 1, 4)
-local locks = (#keys + drops) / 2
+local locks = declared == 1 and #keys / 4 or (#keys + drops) / 2
 
 local statuses = {}
 local counters, n, a = locks, 0, 10

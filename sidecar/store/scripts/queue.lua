@@ -89,7 +89,7 @@ end
 -- Whether the sidecar of an owner field receives messages, as far as this user may know.
 local function has_receiver(field)
   if not string.find(field, '^:%d+$', 37) then return false end
-  local _, n = count_subscribers('redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36))
+  local _, n = count_subscribers('redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36), 'NUMSUB')
   return n > 0
 end
 

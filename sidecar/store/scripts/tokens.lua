@@ -5,7 +5,11 @@
 --
 -- draw(counter, n)            draws n tokens, a decimal. Returns the last one, and whether there was no
 --                             counter; or nil and the status of a refused operation
--- count_subscribers(channel)  returns how the subscribers were counted, and how many there are
+-- count_subscribers(channel)  returns how the subscribers of a lock's channel were counted, and how many
+--                             there are
+--
+-- In a Cluster, the channel of a lock is a sharded one, in the slot of the lock, if the server has
+-- these. A sidecar's is not.
 --
 -- Tokens keep increasing after FLUSHALL and failover. A counter that is new or below the floor may
 -- have lost its value: it was deleted or flushed, or it is that of a replica that lags. It
@@ -15,9 +19,12 @@
 
 local lease, floor, birth, expiry = ARGV[3], ARGV[5] + 0, ARGV[6] + 0, ARGV[7]
 local ask, keys, args = redis.pcall, KEYS, ARGV -- Redis finds locals faster than globals
+local publish, numsub = 'PUBLISH', 'NUMSUB'
+local declared, sharded = string.byte(ARGV[2], 5, 6) -- see main.lua
+if sharded == 1 then publish, numsub = 'SPUBLISH', 'SHARDNUMSUB' end
 
-local function count_subscribers(channel)
-  local reply = ask('PUBSUB', 'NUMSUB', channel)
+local function count_subscribers(channel, kind)
+  local reply = ask('PUBSUB', kind or numsub, channel)
   if reply.err then return subscribers.uncountable, 0 end
   return subscribers.counted, reply[2]
 end

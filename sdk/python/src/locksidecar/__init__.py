@@ -37,6 +37,7 @@ from ._protocol import (
     OrphanedLock,
     Ownership,
     Restart,
+    ShardStatus,
     Status,
     WaiterInfo,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "ProtocolError",
     "RLock",
     "Restart",
+    "ShardStatus",
     "Status",
     "Unavailable",
     "Unconfirmed",

@@ -292,7 +292,8 @@ class LockInfo:
     lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted, and the holder has not
     reconnected yet. orphan: no client has the hold any more, and the lock is still kept. keep_left_ms: how much
     longer the keep of the hold lasts; 0: it has none, or it is over. grants: how often an owner
-    on this host got the lock since the sidecar knows the name.
+    on this host got the lock since the sidecar knows the name. If Redis is a Cluster, slot is that of the name, and
+    shard is host and port of the master that has it; "" if none has it. Otherwise slot is None.
     """
 
     name: str
@@ -317,6 +318,8 @@ class LockInfo:
     waiting: int = 0
     waiters: tuple[WaiterInfo, ...] = ()
     keep_left_ms: int = 0
+    slot: int | None = None
+    shard: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +406,26 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One master of a Redis Cluster that has slots, or the slots that have no master.
+
+    address is host and port; "" if no master has these slots. slots is how many there are. redis is "ok", or a sentence
+    that says what is wrong. degraded: the master is connected, but refuses acquires. roundtrip_ns is how long the last
+    command took that it answered. held and waiting count the holds and waiters of locks with these slots. unsent counts
+    the operations that wait to be sent to the master.
+    """
+
+    address: str
+    slots: int
+    redis: str
+    degraded: bool = False
+    roundtrip_ns: int = 0
+    held: int = 0
+    waiting: int = 0
+    unsent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """How the sidecar and its locks are.
 
@@ -411,6 +434,9 @@ class Status:
     less than half of their lease left. lost has the losses of the last hour by reason. restart is None if no sidecar
     before this one left its state. hidden says in one sentence what the policy hides from this process; "" if it hides
     nothing: without oldest_waiter or oldest_hold there may be one then.
+
+    shards has the masters of a Redis Cluster, those in trouble first, 64 at most, and shard_count is how many there
+    are. If Redis is no Cluster, shards is empty.
     """
 
     now_ns: int
@@ -432,6 +458,8 @@ class Status:
     restart: Restart | None = None
     degraded: bool = False
     hidden: str = ""
+    shards: tuple[ShardStatus, ...] = ()
+    shard_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,6 +754,21 @@ def status_ok(f: Fields) -> Status:
         restart=_restart(f.map("restart")) if "restart" in f else None,
         degraded=f.flag("degraded", False),
         hidden=f.text("hidden", ""),
+        shards=tuple([_shard(row) for row in f.maps("shards")]) if "shards" in f else (),
+        shard_count=f.integer("shard_count", 0),
+    )
+
+
+def _shard(f: Fields) -> ShardStatus:
+    return ShardStatus(
+        address=f.text("address", ""),
+        slots=f.integer("slots"),
+        redis=f.text("redis"),
+        degraded=f.flag("degraded", False),
+        roundtrip_ns=f.integer("roundtrip_ns", 0),
+        held=f.integer("held", 0),
+        waiting=f.integer("waiting", 0),
+        unsent=f.integer("unsent", 0),
     )
 
 
@@ -811,6 +854,8 @@ def _lock(f: Fields) -> LockInfo:
         remote_host=f.text("remote_host", ""),
         waiting=f.integer("waiting", 0),
         waiters=tuple([_waiter(w) for w in f.maps("waiters")]) if "waiters" in f else (),
+        slot=f.integer("slot", most=_MAX_SLOT) if "slot" in f else None,
+        shard=f.text("shard", ""),
     )
 
 
@@ -873,6 +918,7 @@ def _restart(f: Fields) -> Restart:
 
 
 _MAX_COUNT: Final = (1 << 32) - 1
+_MAX_SLOT: Final = 16383
 
 # The answer to an acquire without max_hold: the fields in the order of SPEC.md, each key in its shortest format, each
 # value an integer in any unsigned format and in its range, and an id that is not 0. The strict reader reads every other
@@ -897,6 +943,13 @@ _KNOWN: Final = frozenset(
         "field",
         "entries",
         "passed",
+        "slot",
+        "shard",
+        "shards",
+        "shard_count",
+        "address",
+        "slots",
+        "unsent",
         "id",
         "ev",
         "err",

@@ -20,7 +20,7 @@ import org.json.JSONObject;
  * @param pauseMillis poll: between a grant's release and the next try
  * @param count hammer: rounds; poll: ends after so many grants, or does not if this is 0; set_permits, set_rate: permits
  * @param key hammer: key of the counter
- * @param redis connect: address
+ * @param redis connect: address; of Sentinels and of a Cluster as the daemon has it
  * @param watchdogMillis connect: lockWatchdogTimeout; 0: Redisson's default
  * @param prefix connect: what a NameMapper puts before each name; empty: there is none
  */

@@ -1,0 +1,120 @@
+package sidecar
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// redisHealth is what is known of the connection to Redis, or to the masters of a Cluster.
+type redisHealth struct {
+	status     string // "ok", or one sentence that says what is wrong
+	runID      string // of the server, or of the Cluster; "": there is no connection, or it is not known
+	isDegraded bool   // Redis is connected, but refuses acquires, or those of some locks: status says why
+}
+
+// isUp reports whether there is a connection.
+func (h *redisHealth) isUp() bool { return h.isDegraded || h.status == "ok" }
+
+// shardHealths has the health of each shard, and makes one of all. The zero value is that of a Redis that
+// is no Cluster.
+type shardHealths struct {
+	mu     sync.Mutex // guards what follows
+	of     []redisHealth
+	slots  []int           // of each shard
+	owners []redisop.Shard // by slot; nil: Redis is no Cluster
+}
+
+// ofCluster: no master is known.
+func (h *shardHealths) ofCluster() {
+	h.owners = make([]redisop.Shard, redisop.Slots)
+	h.at(0)
+	h.slots[0] = redisop.Slots
+}
+
+const notReached = "Redis has not been reached yet"
+
+// at returns the health of a shard. The caller holds mu.
+func (h *shardHealths) at(n redisop.Shard) *redisHealth {
+	for int(n) >= len(h.of) {
+		h.of, h.slots = append(h.of, redisHealth{status: notReached}), append(h.slots, 0)
+	}
+	return &h.of[n]
+}
+
+// set changes the health of a shard, and gives that of all to publish, in the order of the changes.
+func (h *shardHealths) set(n redisop.Shard, change, publish func(*redisHealth)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change(h.at(n))
+	publish(h.all())
+}
+
+// get returns the health of a shard.
+func (h *shardHealths) get(n redisop.Shard) redisHealth {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return *h.at(n)
+}
+
+// route notes which shards have slots, and gives the health of all to publish, as set does.
+func (h *shardHealths) route(ranges []redisop.SlotRange, publish func(*redisHealth)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range ranges {
+		h.at(r.Shard)
+		for slot := int(r.First); slot <= int(r.Last); slot++ {
+			h.slots[h.owners[slot]]--
+			h.slots[r.Shard]++
+			h.owners[slot] = r.Shard
+		}
+	}
+	publish(h.all())
+}
+
+// slotsOf is how many slots a shard has.
+func (h *shardHealths) slotsOf(n redisop.Shard) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.at(n); h.owners == nil {
+		return redisop.Slots
+	}
+	return h.slots[n]
+}
+
+// all is the health of all shards that have slots: degraded, if some of them do not serve. The caller
+// holds mu.
+func (h *shardHealths) all() *redisHealth {
+	if h.owners == nil {
+		one := *h.at(0)
+		return &one
+	}
+	shards, up := 0, 0
+	why, runID := "", ""
+	for n := range h.of {
+		if h.slots[n] == 0 {
+			continue
+		}
+		if n == 0 { // slots without a master
+			if why == "" {
+				why = h.of[n].status
+			}
+			continue
+		}
+		if shards++; h.of[n].isUp() {
+			up++
+			runID = h.of[n].runID
+		}
+		if h.of[n].status != "ok" && why == "" {
+			why = h.of[n].status
+		}
+	}
+	switch {
+	case why == "":
+		return &redisHealth{status: "ok", runID: runID}
+	case up == 0 || shards == 1:
+		return &redisHealth{status: why, runID: runID, isDegraded: up > 0}
+	}
+	return &redisHealth{status: fmt.Sprintf("%d of %d masters of the Cluster are connected; %s", up, shards, why), runID: runID, isDegraded: true}
+}

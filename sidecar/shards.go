@@ -1,0 +1,101 @@
+package sidecar
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store"
+)
+
+// Shard is one master of a Cluster that has slots, or the slots that have no master.
+type Shard struct {
+	store.ShardState
+
+	Redis    string // "ok", or one sentence that says what is wrong
+	IsUp     bool   // there is a connection
+	Degraded bool   // there is one, but the master refuses acquires
+
+	Held, Waiting int // holds, and requests that wait, of locks of these slots
+}
+
+// shardStates returns each shard that has slots, with what a survey found of its locks; nil: Redis is no
+// Cluster. It may be called from any goroutine.
+func (s *Server) shardStates(survey *locktable.Survey) []Shard {
+	known := s.store.Shards()
+	if known == nil {
+		return nil
+	}
+	shards := make([]Shard, 0, len(known))
+	for _, k := range known {
+		h, locks := s.shards.get(k.Shard), survey.OfShard(k.Shard)
+		shards = append(shards, Shard{
+			ShardState: k, Redis: h.status, IsUp: h.isUp(), Degraded: h.isDegraded, Held: locks.Holds, Waiting: locks.Waiters,
+		})
+	}
+	return shards
+}
+
+// trouble is the rank of a shard in a list whose first ones are those in trouble.
+func (s *Shard) trouble() int {
+	switch {
+	case s.Address == "":
+		return 0
+	case !s.IsUp:
+		return 1
+	case s.Redis != "ok":
+		return 2
+	}
+	return 3
+}
+
+// addShards adds the shards of a Cluster to a status.
+func addShards(m *protocol.StatusRow, shards []Shard) {
+	slices.SortFunc(shards, func(a, b Shard) int {
+		return cmp.Or(a.trouble()-b.trouble(), cmp.Compare(a.Address, b.Address))
+	})
+	m.ShardCount = len(shards)
+	for i := range shards[:min(len(shards), protocol.MaxShards)] {
+		s := &shards[i]
+		m.Shards = append(m.Shards, protocol.ShardRow{
+			Address: s.Address, Slots: s.Slots, Redis: s.Redis, Degraded: s.Degraded, RoundTripNS: int64(s.RoundTrip),
+			Held: s.Held, Waiting: s.Waiting, Unsent: s.Unsent,
+		})
+	}
+}
+
+// noteSilence notes which shards owe answers without having given any for long, and returns the sentence
+// about the first one, and whether all do.
+func (l *loop) noteSilence(now int64, shards []Shard) (why string, all bool) {
+	all = true
+	for i := range shards {
+		s := &shards[i]
+		silence := l.table.ShardSilence(now, s.Shard)
+		if silence < l.table.TryWithin() || s.Redis != "ok" {
+			all = false
+			continue
+		}
+		s.Redis = fmt.Sprintf("Redis at %s has not answered for %v", s.Address, silence.Round(time.Millisecond))
+		if why == "" {
+			why = s.Redis
+		}
+	}
+	return why, all
+}
+
+// locate adds the address of the master that has the slot of a lock.
+func (l *loop) locate(row *protocol.LockRow) {
+	if !row.InCluster {
+		return
+	}
+	if n := l.table.ShardOf(row.Name); n != noShard {
+		row.Shard = l.store.ShardAddress(n)
+	}
+}
+
+// noShard has the slots of a Cluster that have no master.
+const noShard = redisop.Shard(0)

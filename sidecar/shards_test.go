@@ -1,0 +1,131 @@
+package sidecar
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store"
+)
+
+func TestStatusHasShardsInTroubleFirst(t *testing.T) {
+	at := func(address string) store.ShardState { return store.ShardState{Address: address, Slots: 1} }
+	var m protocol.StatusRow
+	addShards(&m, []Shard{
+		{ShardState: at("b:1"), Redis: "ok", IsUp: true},
+		{ShardState: at("a:1"), Redis: "ok", IsUp: true, Held: 3, Waiting: 4},
+		{ShardState: at("z:1"), Redis: "it is out of memory", IsUp: true, Degraded: true},
+		{ShardState: at("y:1"), Redis: "it refuses connections"},
+		{ShardState: at(""), Redis: "no master"},
+		{ShardState: at("x:1"), Redis: "it refuses connections"},
+	})
+	var order []string
+	for _, r := range m.Shards {
+		order = append(order, r.Address)
+	}
+	if got := strings.Join(order, " "); got != " x:1 y:1 z:1 a:1 b:1" || m.ShardCount != 6 {
+		t.Errorf("%d shards in the order %q", m.ShardCount, got)
+	}
+	if got, want := m.Shards[4], (protocol.ShardRow{Address: "a:1", Slots: 1, Redis: "ok", Held: 3, Waiting: 4}); got != want {
+		t.Errorf("the row is %+v, want %+v", got, want)
+	}
+	if r := m.Shards[3]; !r.Degraded || r.Redis != "it is out of memory" {
+		t.Errorf("the row is %+v", r)
+	}
+}
+
+func TestStatusCountsShardsThatItDoesNotSend(t *testing.T) {
+	var shards []Shard
+	for i := range 200 {
+		shards = append(shards, Shard{ShardState: store.ShardState{Address: fmt.Sprintf("10.0.0.%03d:1", i), Slots: 1}, Redis: "ok", IsUp: true})
+	}
+	shards[150].Redis, shards[150].IsUp = "it refuses connections", false
+	var m protocol.StatusRow
+	addShards(&m, shards)
+	if len(m.Shards) != protocol.MaxShards || m.ShardCount != 200 || m.Shards[0].Address != "10.0.0.150:1" || m.Shards[1].Address != "10.0.0.000:1" {
+		t.Errorf("%d of %d shards, the first %+v", len(m.Shards), m.ShardCount, m.Shards[0])
+	}
+}
+
+// cluster returns a sidecar whose slots are on the shards 1 and 2, which are up.
+func cluster(t *testing.T) (s *Server, end func()) {
+	t.Helper()
+	s, end = unservedBy(t, "redis+cluster://127.0.0.1:1") // refuses connections
+	routes := []redisop.SlotRange{{First: 0, Last: 8191, Shard: 1}, {First: 8192, Last: 16383, Shard: 2}}
+	now := protocol.Now()
+	s.table.Route(now, routes)
+	s.shards.route(routes, s.setHealth)
+	for n := range redisop.Shard(2) {
+		s.table.Up(now, n+1, false, true)
+		s.shards.set(n+1, func(h *redisHealth) { *h = redisHealth{status: "ok"} }, s.setHealth)
+	}
+	return s, end
+}
+
+// The danger: one master hangs, and the status says that all do, or that all are well.
+func TestStatusNamesTheShardThatIsSilent(t *testing.T) {
+	s, end := cluster(t)
+	defer end()
+	since := protocol.Now()
+	s.table.Open(since, 1, locktable.Peer{})
+	slotOf := s.store.SlotOf()
+	name := "a"
+	for slotOf(name) > 8191 { // of shard 1
+		name += "a"
+	}
+	s.table.Acquire(since, 1, protocol.Acquire{ID: 7, Name: name, WaitMS: protocol.Forever})
+	now := since + int64(10*time.Second)
+	shards := []Shard{{ShardState: store.ShardState{Shard: 1, Address: "a:1"}, Redis: "ok", IsUp: true}, {ShardState: store.ShardState{Shard: 2, Address: "b:1"}, Redis: "ok", IsUp: true}}
+	why, all := s.noteSilence(now, shards)
+	if want := "Redis at a:1 has not answered for 10s"; why != want || all || shards[0].Redis != want || shards[1].Redis != "ok" {
+		t.Errorf("the reason is %q, of all shards: %v; %+v", why, all, shards)
+	}
+	shards = shards[:1]
+	shards[0].Redis = "ok"
+	if _, all = s.noteSilence(now, shards); !all {
+		t.Error("the only shard is silent, and not all are")
+	}
+	for _, e := range s.table.Effects() {
+		if e.Kind == locktable.Redis {
+			s.table.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Shard: e.Op.Shard, Outcome: redisop.HeldByOther})
+		}
+	}
+}
+
+func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
+	s, end := cluster(t)
+	defer end()
+	if h := s.redis.Load(); h.status != "ok" || h.isDegraded {
+		t.Fatalf("at the start: %+v", h)
+	}
+	s.shards.set(2, func(h *redisHealth) { *h = redisHealth{status: "it refuses connections"} }, s.setHealth)
+	if h := s.redis.Load(); !h.isUp() || !h.isDegraded || !strings.Contains(h.status, "1 of 2 masters of the Cluster are connected; it refuses") {
+		t.Errorf("one is down: %+v", h)
+	}
+	if up, down := s.shards.get(1), s.shards.get(2); !up.isUp() || down.isUp() {
+		t.Errorf("shard 1 %+v, shard 2 %+v", up, down)
+	}
+	s.shards.set(1, func(h *redisHealth) { *h = redisHealth{status: "it hangs"} }, s.setHealth)
+	if h := s.redis.Load(); h.isUp() {
+		t.Errorf("both are down: %+v", h)
+	}
+}
+
+// Before a node has answered, no slot has a master.
+func TestStatusOfAClusterThatIsNotReached(t *testing.T) {
+	s, end := unservedBy(t, "redis+cluster://127.0.0.1:1")
+	defer end()
+	shards := s.shardStates(&locktable.Survey{})
+	if len(shards) != 1 || shards[0].Address != "" || shards[0].Slots != redisop.Slots || shards[0].IsUp {
+		t.Errorf("the shards are %+v", shards)
+	}
+	single, endSingle := unserved(t)
+	defer endSingle()
+	if shards := single.shardStates(&locktable.Survey{}); shards != nil {
+		t.Errorf("a single Redis has the shards %+v", shards)
+	}
+}

@@ -1,0 +1,661 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// cluster knows which master of a Cluster has which slot, and has one connection to each of them: a
+// commands. It decides nothing about locks. The lock table is told of each slot that moves (OnRoute),
+// and names the shard to which an operation goes.
+//
+// It learns of a move in three ways:
+//   - A node answers MOVED: the operations were not executed, and another node has the slot.
+//   - A node answers CLUSTER NODES. One is asked at the start, after a MOVED, after a connection ended,
+//     and each minute.
+//   - A node ends a sharded subscription by itself, because the slot has left it. Then one is asked.
+//
+// Each of them may be out of date. An answer with an older config epoch does not take a slot from a
+// master that is connected; MOVED always does, because the node that answers it does not serve the slot.
+type cluster struct {
+	cfg   Config
+	dial  *dialer // what the URL says, with the user and the password that were read last
+	spare resultPool
+	keys  keyspace
+	place string // that the first URL names, for people
+
+	shards atomic.Pointer[[]*commands] // by redisop.Shard; the first one is nil
+	owners [redisop.Slots]atomic.Uint32
+
+	conns atomic.Uint32 // connections made so far, to all nodes
+	wake  chan struct{} // a node is to be asked
+	later chan struct{} // the same, within topologyRetryMax
+	ctx   context.Context
+	stop  context.CancelFunc
+	done  sync.WaitGroup
+
+	delivering sync.Mutex // held while routes are delivered; locked before mu and commands.mu
+
+	mu         sync.Mutex // guards what follows; never held during I/O or a callback
+	byAddress  map[string]redisop.Shard
+	id         string            // of the Cluster: see topology
+	nodes      map[string]bool   // the same
+	aliases    map[string]string // the same
+	replicas   []string          // nodes that have no slots, and can be asked
+	epochs     [redisop.Slots]uint64
+	moves      [redisop.Slots]slotMoves
+	routes     []redisop.SlotRange // not delivered yet
+	floor      Identity            // the largest floor of tokens of all nodes
+	isClosed   bool
+	trouble    string // why no node can be asked; "": one was
+	isTooLarge bool   // that there are too many masters was logged
+
+	counts clusterCounts
+}
+
+// slotMoves bounds how often MOVED moves a slot: nodes that do not know of each other's state name each
+// other.
+type slotMoves struct {
+	begun int64 // of the window
+	n     int
+}
+
+const (
+	// maxShards bounds the masters that are connected. Redis recommends a thousand nodes at most.
+	maxShards = 1024
+
+	// A slot is moved by MOVED at most maxMoves times in movesWindow. Otherwise its operations wait.
+	maxMoves    = 5
+	movesWindow = int64(100 * time.Millisecond)
+
+	// A node is asked which master has which slot each topologyInterval; while a slot has no master, or one
+	// that is not connected, after topologyRetry, and twice as long each time up to topologyRetryMax: ten
+	// thousand hosts ask. Between two questions is topologyPause.
+	topologyInterval = time.Minute
+	topologyRetry    = 250 * time.Millisecond
+	topologyRetryMax = 2 * time.Second
+	topologyPause    = 100 * time.Millisecond
+
+	// topologyTimeout bounds the question to one node.
+	topologyTimeout = time.Second
+)
+
+func newCluster(cfg Config, d *dialer, spare resultPool) *cluster {
+	if _, rest, isTagged := strings.Cut(cfg.KeyPrefix, "{"); isTagged && strings.Contains(rest, "}") && cfg.Log != nil {
+		cfg.Log.Info("the key prefix has a hash tag: all locks of this host are in one slot, so one master of the Cluster has all of them")
+	}
+	cl := &cluster{cfg: cfg, dial: d, spare: spare, keys: d.keys, place: d.address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last, trouble: d.notYet()}
+	cl.shards.Store(&[]*commands{nil})
+	cl.ctx, cl.stop = context.WithCancel(context.Background())
+	return cl
+}
+
+// run learns which master has which slot, until close.
+func (cl *cluster) run() {
+	retry := topologyRetry
+	for {
+		begun := time.Now()
+		wait := retry
+		if cl.learn() {
+			wait, retry = topologyInterval, topologyRetry
+		} else {
+			retry = min(2*retry, topologyRetryMax)
+		}
+		// The hosts of a Cluster do not ask in step.
+		t := time.NewTimer(wait*3/4 + rand.N(wait/2))
+		later := cl.later
+		for isDue := false; !isDue; {
+			isDue = true
+			select {
+			case <-t.C:
+			case <-later:
+				t.Reset(min(wait, topologyRetryMax/2+rand.N(topologyRetryMax/2)))
+				later, isDue = nil, false
+			case <-cl.wake:
+				t.Stop()
+				pause(cl.ctx, max(topologyPause-time.Since(begun), topologyPause/4))
+			case <-cl.ctx.Done():
+				t.Stop()
+			}
+		}
+		if cl.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// refreshLater has a node asked within seconds: when slots move one by one, each host gets many MOVED.
+func (cl *cluster) refreshLater() {
+	select {
+	case cl.later <- struct{}{}:
+	default:
+	}
+}
+
+// refresh has a node asked.
+func (cl *cluster) refresh() {
+	select {
+	case cl.wake <- struct{}{}:
+	default:
+	}
+}
+
+// learn asks nodes until one answers, and reports whether each slot has a master that is connected.
+func (cl *cluster) learn() (isSettled bool) {
+	cl.readLogin()
+	var errs []string
+	for _, address := range cl.askable() {
+		t, err := cl.ask(address)
+		if cl.ctx.Err() != nil {
+			return false
+		}
+		if err == nil {
+			if err = cl.apply(t, address); err == nil {
+				cl.note("")
+				return cl.isSettled()
+			}
+		}
+		if len(errs) < 3 {
+			errs = append(errs, err.Error())
+		}
+	}
+	cl.note(fmt.Sprintf("no node of the Cluster at %s says which master has which slot: %s", cl.place, strings.Join(errs, "; ")))
+	return false
+}
+
+// askable returns the addresses of the nodes that may be asked, in random order: those that are
+// connected first.
+func (cl *cluster) askable() []string {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	var connected []string
+	others := slices.Concat(cl.replicas, cl.dial.nodes)
+	for address, n := range cl.byAddress {
+		switch c := cl.get(n); {
+		case c.slots.Load() == 0: // it may be a node of another Cluster by now
+		case c.isUp.Load():
+			connected = append(connected, address)
+		default:
+			others = append(others, address)
+		}
+	}
+	for _, list := range [][]string{connected, others} {
+		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	}
+	all := append(connected, others...)
+	seen := make(map[string]bool)
+	return slices.DeleteFunc(all, func(address string) bool {
+		defer func() { seen[address] = true }()
+		return seen[address]
+	})
+}
+
+// ask asks one node, on a connection of its own.
+func (cl *cluster) ask(address string) (*topology, error) {
+	d := cl.at(address)
+	ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
+	defer cancel()
+	l, err := d.dial(ctx, &lostAddresses{})
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	_ = l.wire.SetDeadline(time.Now().Add(topologyTimeout))
+	text, err := l.client.ClusterNodes(ctx).Result()
+	switch {
+	case err != nil && strings.Contains(err.Error(), "cluster support disabled"):
+		return nil, unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", address)
+	case err != nil && code(err.Error()) == "NOPERM":
+		return nil, unavailablef("Redis at %s does not permit this user to ask which master has which slot; let its ACL have +cluster|nodes (%s)", address, clip(err.Error()))
+	case err != nil:
+		return nil, d.handshakeError(err)
+	}
+	t, err := parseTopology(text, address)
+	if err != nil {
+		return nil, unavailablef("Redis at %s cannot be understood: %v", address, err)
+	}
+	return t, nil
+}
+
+// tryCluster connects to each master of a Cluster, and ends the connections.
+func tryCluster(ctx context.Context, cfg Config, d *dialer) (address, runID string, err error) {
+	cl := newCluster(cfg, d, nil)
+	defer cl.stop()
+	defer context.AfterFunc(ctx, cl.stop)()
+	var t *topology
+	for _, node := range cl.askable() {
+		if t, err = cl.ask(node); err == nil {
+			break
+		}
+	}
+	switch {
+	case err != nil:
+		return "", "", err
+	case t.covered < redisop.Slots:
+		return "", "", unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.address, t.covered, redisop.Slots)
+	}
+	for master := range t.masters {
+		s, err := d.at(master).connect(ctx, &lostAddresses{}, Identity{})
+		if err != nil {
+			return "", "", err
+		}
+		s.close()
+	}
+	return d.place(), t.id, nil
+}
+
+// at returns the way to a node. Nodes announce IP addresses, for which there are no certificates: the
+// name in the certificate is that of the URL then.
+func (cl *cluster) at(address string) *dialer {
+	cl.mu.Lock()
+	login := cl.dial
+	cl.mu.Unlock()
+	return login.at(address)
+}
+
+// relogin returns the way to a node with the user and the password of a URL that was read again, which
+// must name the same Cluster.
+func (cl *cluster) relogin(d *dialer, address string) (*dialer, error) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	isSame := slices.ContainsFunc(d.nodes, func(node string) bool {
+		_, isKnown := cl.byAddress[node]
+		return isKnown || slices.Contains(cl.dial.nodes, node) || slices.Contains(cl.replicas, node)
+	})
+	if !isSame || (d.options.TLSConfig == nil) != (cl.dial.options.TLSConfig == nil) {
+		return nil, unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
+	}
+	cl.dial = d
+	return d.at(address), nil
+}
+
+// readLogin reads the user and the password of the Redis URL again, if no node could be asked with those
+// that were read last. A connection to a master does so by itself.
+func (cl *cluster) readLogin() {
+	cl.mu.Lock()
+	wasAsked := cl.trouble == ""
+	cl.mu.Unlock()
+	if wasAsked || cl.cfg.ReadURL == nil {
+		return
+	}
+	cfg := cl.cfg
+	var err error
+	if cfg.URL, err = cfg.ReadURL(); err != nil {
+		return
+	}
+	if d, err := parse(cfg); err == nil {
+		_, _ = cl.relogin(d, cl.place)
+	}
+}
+
+// apply takes in what a node knows. It is not taken if the node knows less than half of the masters, as
+// one does that was just added or reset.
+func (cl *cluster) apply(t *topology, asked string) error {
+	cl.mu.Lock()
+	known := 0
+	for _, c := range cl.withSlots() {
+		if _, ok := t.masters[c.dial.address]; ok {
+			known++
+		}
+	}
+	if all := len(cl.withSlots()); t.covered < redisop.Slots && 2*known <= all && all > 0 || t.covered == 0 {
+		cl.mu.Unlock()
+		return unavailablef("it knows masters of %d of the %d slots only", t.covered, redisop.Slots)
+	}
+	if !cl.isSame(t, asked) {
+		cl.mu.Unlock()
+		return unavailablef("Redis at %s is a node of another Cluster by now", asked)
+	}
+	cl.id, cl.nodes, cl.aliases, cl.replicas = t.id, t.nodes, t.aliases, t.replicas
+	changed := false
+	for slot := range t.owners {
+		address := t.owners[slot]
+		epoch := t.masters[address]
+		owner := redisop.Shard(cl.owners[slot].Load())
+		if c := cl.get(owner); c != nil && c.isUp.Load() && epoch < cl.epochs[slot] {
+			continue
+		}
+		n := redisop.Shard(0)
+		if address != "" {
+			n = cl.shardAt(address)
+		}
+		cl.epochs[slot] = epoch
+		if n != owner {
+			changed = true
+			cl.setOwner(uint16(slot), n)
+		}
+	}
+	cl.mu.Unlock()
+	if changed {
+		cl.deliverRoutes()
+	}
+	return nil
+}
+
+// isSame reports whether an answer is of the Cluster of before: most nodes of the smaller answer are in both.
+// A master that was removed can have become a node of another Cluster, with the same id, and its address
+// another server's. If no master is connected, a node of the URL is believed. The caller holds mu.
+func (cl *cluster) isSame(t *topology, asked string) bool {
+	common := 0
+	for id := range t.nodes {
+		if cl.nodes[id] {
+			common++
+		}
+	}
+	if len(cl.nodes) == 0 || 2*common > min(len(t.nodes), len(cl.nodes)) {
+		return true
+	}
+	isConnected := slices.ContainsFunc(cl.withSlots(), func(c *commands) bool { return c.isUp.Load() })
+	return !isConnected && slices.Contains(cl.dial.nodes, asked)
+}
+
+// onMoved takes in that a node does not serve a slot, and which one does as far as it knows.
+func (cl *cluster) onMoved(r redirect) {
+	cl.mu.Lock()
+	n := cl.shardAt(cl.named(r.address))
+	m := &cl.moves[r.slot]
+	if now := protocol.Now(); now-m.begun > movesWindow {
+		*m = slotMoves{begun: now}
+	}
+	// Several operations that were under way have the same answer.
+	moves := n != 0 && n != redisop.Shard(cl.owners[r.slot].Load()) && m.n < maxMoves
+	if moves {
+		m.n++
+		cl.epochs[r.slot] = 0 // the node that it names may not know of that itself yet
+		cl.setOwner(r.slot, n)
+	}
+	cl.mu.Unlock()
+	if moves {
+		cl.deliverRoutes()
+	}
+	if c := cl.get(n); c != nil && c.isUp.Load() {
+		cl.refreshLater() // the answer says all that matters now
+	} else {
+		cl.refresh()
+	}
+}
+
+// named returns the address under which a node is known. MOVED and ASK may have its host name, and CLUSTER
+// NODES has its IP address. The caller holds mu.
+func (cl *cluster) named(address string) string {
+	if known, ok := cl.aliases[address]; ok {
+		return known
+	}
+	return address
+}
+
+// setOwner notes that a shard has a slot. The caller holds mu, and calls deliverRoutes.
+func (cl *cluster) setOwner(slot uint16, n redisop.Shard) {
+	cl.owners[slot].Store(uint32(n))
+	if last := len(cl.routes) - 1; last >= 0 && cl.routes[last].Shard == n && cl.routes[last].Last+1 == slot {
+		cl.routes[last].Last = slot
+		return
+	}
+	cl.routes = append(cl.routes, redisop.SlotRange{First: slot, Last: slot, Shard: n})
+}
+
+// deliverRoutes tells the lock table which slots have moved, in the order in which they did. Before, the
+// floor of tokens of a node is at least that of the others: the counters of a slot may have lost their
+// last values on the way.
+//
+// When it returns, all routes that were noted before are delivered, by whichever goroutine: the results of
+// operations that were not executed follow.
+func (cl *cluster) deliverRoutes() {
+	cl.delivering.Lock()
+	defer cl.delivering.Unlock()
+	cl.mu.Lock()
+	routes, floor := cl.routes, cl.floor
+	cl.routes = nil
+	cl.countSlots()
+	cl.mu.Unlock()
+	if len(routes) == 0 {
+		return
+	}
+	cl.counts.changes.Add(1)
+	lifted := make(map[redisop.Shard]bool)
+	for _, r := range routes {
+		if c := cl.get(r.Shard); c != nil && !lifted[r.Shard] {
+			lifted[r.Shard] = true
+			c.liftFloor(&floor)
+		}
+	}
+	if cl.cfg.OnRoute != nil {
+		cl.cfg.OnRoute(routes)
+	}
+}
+
+// countSlots notes how many slots each shard has. The caller holds mu.
+func (cl *cluster) countSlots() {
+	slots := make([]int32, len(*cl.shards.Load()))
+	for i := range cl.owners {
+		slots[cl.owners[i].Load()]++
+	}
+	for n, c := range *cl.shards.Load() {
+		if c == nil {
+			continue
+		}
+		if had := c.slots.Swap(slots[n]); had == 0 && slots[n] > 0 {
+			c.connectNow()
+		}
+	}
+}
+
+// withSlots returns the shards that have slots.
+func (cl *cluster) withSlots() (shards []*commands) {
+	for _, c := range *cl.shards.Load() {
+		if c != nil && c.slots.Load() > 0 {
+			shards = append(shards, c)
+		}
+	}
+	return shards
+}
+
+// isSettled reports whether each slot has a master that is connected.
+func (cl *cluster) isSettled() bool {
+	for i := range cl.owners {
+		if c := cl.get(redisop.Shard(cl.owners[i].Load())); c == nil || !c.isUp.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// get returns a shard; nil: it is none.
+func (cl *cluster) get(n redisop.Shard) *commands {
+	if shards := *cl.shards.Load(); int(n) < len(shards) {
+		return shards[n]
+	}
+	return nil
+}
+
+// shardAt returns the shard of the node at an address, which it begins to connect; 0: there are too many. A
+// shard stays, also if it has no slots any more: then it is connected now and then. The caller holds mu.
+func (cl *cluster) shardAt(address string) redisop.Shard {
+	if n, ok := cl.byAddress[address]; ok {
+		return n
+	}
+	shards := *cl.shards.Load()
+	if len(shards) > maxShards || cl.isClosed {
+		if !cl.isTooLarge && !cl.isClosed {
+			cl.isTooLarge = true
+			cl.cfg.Log.Error("the Cluster has more masters than are connected; locks of their slots are unavailable", "masters", maxShards)
+		}
+		return 0
+	}
+	n := redisop.Shard(len(shards))
+	cfg := cl.cfg
+	cfg.Log = cl.cfg.Log.With("master", address)
+	cfg.Last = Identity{}
+	cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) { cl.onUp(n, dataLost, listening, &id) }
+	cfg.OnDown = func(n redisop.Shard, err error) { cl.onDown(n, err) }
+	cfg.OnResults = func(results []redisop.Result, raised *Identity) { cl.onResults(results, raised) }
+	c := newCommands(cfg, cl.dial.at(address), cl.spare)
+	c.cluster, c.shard = cl, n
+	shards = append(slices.Clone(shards), c)
+	cl.shards.Store(&shards)
+	cl.byAddress[address] = n
+	go c.run()
+	return n
+}
+
+// onUp passes on that a shard can be asked. The identity that a successor gets has the floor of tokens, and
+// nothing of a node: it does not know which node had which slot, and asserts what it holds.
+func (cl *cluster) onUp(n redisop.Shard, dataLost, listening bool, id *Identity) {
+	if cl.cfg.OnUp != nil {
+		cl.cfg.OnUp(n, dataLost, listening, *cl.raise(id))
+	}
+}
+
+func (cl *cluster) onDown(n redisop.Shard, err error) {
+	if cl.cfg.OnDown != nil {
+		if len(cl.withSlots()) > 1 {
+			err = unavailablef("%v; locks that other masters of the Cluster have are served", err)
+		}
+		cl.cfg.OnDown(n, err)
+	}
+	cl.refresh()
+}
+
+func (cl *cluster) onResults(results []redisop.Result, raised *Identity) {
+	if cl.cfg.OnResults == nil {
+		return
+	}
+	if raised != nil {
+		raised = cl.raise(raised)
+	}
+	for i := range results {
+		cl.liftAbove(&results[i])
+	}
+	cl.cfg.OnResults(results, raised)
+}
+
+// liftAbove has the tokens of the shard that has the slot of a lock be above one that another shard drew
+// before: it came after the route.
+func (cl *cluster) liftAbove(r *redisop.Result) {
+	if r.Token == 0 {
+		return
+	}
+	if n := redisop.Shard(cl.owners[cl.keys.slotOf(r.Name)].Load()); n != r.Shard {
+		if c := cl.get(n); c != nil {
+			c.liftFloor(&Identity{Floor: int64(r.Token), FloorAt: protocol.Now()})
+		}
+	}
+}
+
+// floorAt is the largest floor of all nodes.
+func (cl *cluster) floorAt(now int64) int64 {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if !cl.floor.known() {
+		return 0
+	}
+	return cl.floor.floor(now)
+}
+
+// raise notes the floor of a node, and returns what a successor is to know.
+func (cl *cluster) raise(id *Identity) *Identity {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	now := protocol.Now()
+	if floor := id.floor(now); !cl.floor.known() || floor > cl.floor.floor(now) {
+		cl.floor = Identity{Floor: floor, FloorAt: now}
+	}
+	raised := cl.floor
+	raised.RunID = cl.id
+	return &raised
+}
+
+// note notes why no node can be asked; "": one was. Locks of slots without a master are refused with it.
+func (cl *cluster) note(why string) {
+	cl.mu.Lock()
+	changed := cl.trouble != why
+	cl.trouble = why
+	cl.mu.Unlock()
+	if why == "" {
+		why = fmt.Sprintf("no master of the Cluster at %s has the slot of this lock; see CLUSTER NODES, and assign it", cl.place)
+	} else if changed {
+		cl.cfg.Log.Warn("the topology of the Cluster is not known", "reason", why)
+	}
+	if changed && cl.cfg.OnDown != nil {
+		cl.cfg.OnDown(0, unavailableError(why))
+	}
+}
+
+// do sends operations, each to its shard.
+func (cl *cluster) do(ops []redisop.Op) {
+	slices.SortStableFunc(ops, func(a, b redisop.Op) int { return int(a.Shard) - int(b.Shard) })
+	for len(ops) > 0 {
+		n := 1
+		for n < len(ops) && ops[n].Shard == ops[0].Shard {
+			n++
+		}
+		if c := cl.get(ops[0].Shard); c != nil {
+			c.do(ops[:n])
+		} else {
+			panic(fmt.Sprintf("store: an operation for shard %d, which cannot be asked", ops[0].Shard))
+		}
+		ops = ops[n:]
+	}
+}
+
+// askThere sends operations to the node that has their keys already, although another one has the slot.
+func (cl *cluster) askThere(r redirect, ops []redisop.Op) {
+	cl.mu.Lock()
+	n := cl.shardAt(cl.named(r.address))
+	cl.mu.Unlock()
+	if c := cl.get(n); c != nil && c.doAsking(ops) {
+		return
+	}
+	results := make([]redisop.Result, len(ops))
+	for i, op := range ops {
+		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: redisop.NotSent, Msg: "a node of the Cluster that has the lock cannot be connected"}
+	}
+	cl.onResults(results, nil)
+}
+
+// has reports whether a shard has the slot of a key.
+func (cl *cluster) has(n redisop.Shard, key string) bool {
+	return redisop.Shard(cl.owners[slotOf(key)].Load()) == n
+}
+
+// ofKey returns the shard that has the slot of a key; if none has, any.
+func (cl *cluster) ofKey(key string) *commands {
+	if c := cl.get(redisop.Shard(cl.owners[slotOf(key)].Load())); c != nil {
+		return c
+	}
+	for _, c := range *cl.shards.Load() {
+		if c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// close ends all connections, for as long as ctx allows.
+func (cl *cluster) close(ctx context.Context) error {
+	cl.stop()
+	cl.done.Wait()
+	cl.mu.Lock()
+	cl.isClosed = true
+	cl.mu.Unlock()
+	shards := *cl.shards.Load()
+	errs := make([]error, len(shards))
+	var wg sync.WaitGroup
+	for i, c := range shards {
+		if c != nil {
+			wg.Go(func() { errs[i] = c.close(ctx) })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

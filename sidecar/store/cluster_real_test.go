@@ -1,0 +1,113 @@
+package store
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// What scripted nodes pretend is true of real ones. The Cluster is one for all, because its start takes
+// seconds.
+func TestRealCluster(t *testing.T) {
+	c := harness.StartCluster(t, 2, 0)
+	masters := c.Masters()
+	r := openCluster(t, c.URL()).settled()
+
+	t.Run("operations of all slots", func(t *testing.T) {
+		var takes, renewals, drops []redisop.Op
+		for shard := range masters {
+			for _, name := range c.Names(shard, "all", 100) {
+				takes, renewals, drops = append(takes, takeOp(name, 1)), append(renewals, renewOp(name, 1)), append(drops, dropOp(name, 1))
+			}
+		}
+		for _, ops := range [][]redisop.Op{takes, renewals, drops} {
+			for _, res := range r.do(ops...) {
+				if res.Outcome != redisop.Done {
+					t.Fatalf("%+v", res)
+				}
+			}
+		}
+	})
+
+	t.Run("a lock whose keys are at the target", func(t *testing.T) {
+		name := c.Names(0, "asked", 1)[0]
+		from := r.shardOf(name)
+		if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done {
+			t.Fatalf("%+v", res)
+		}
+		m := c.OpenMigration(harness.Slot(name), masters[1])
+		m.MoveKeys(name, counterOf(name))
+		if err := m.To.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		renewed := r.do(renewOp(name, 1))[0]
+		if renewed.Outcome != redisop.Done || renewed.Shard != from || len(m.To.FieldsAsking(name)) != 1 {
+			t.Errorf("%+v", renewed)
+		}
+		// The keys of a Take are not all there, so it waits for the end of the migration.
+		if res := r.do(takeOp(name, 2))[0]; res.Outcome != redisop.Retryable || res.Shard != from {
+			t.Errorf("%+v", res)
+		}
+		m.Close()
+		// The counter has lost its last values.
+		if err := m.To.Set(t.Context(), counterOf(name), 5, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			res := r.do(takeOp(name, 3))[0]
+			if res.Outcome == redisop.Retryable {
+				continue
+			}
+			if res.Outcome != redisop.Done || res.Shard == from || int64(res.Token) <= r.first(name) {
+				t.Errorf("%+v, and the first token was %d", res, r.first(name))
+			}
+			break
+		}
+	})
+
+	t.Run("a slot that leaves with subscribers", func(t *testing.T) {
+		name := c.Names(0, "left", 1)[0]
+		from := r.shardOf(name)
+		r.Subscribe(from, name)
+		if got := recv(t, r.subscribed, "subscription"); got != name {
+			t.Fatal(got)
+		}
+		c.MoveSlot(harness.Slot(name), masters[1])
+		if got := recv(t, r.unsubscribed, "end of the subscription"); got != name {
+			t.Fatal(got)
+		}
+		r.await("route", func() bool { return r.owners[slotOf(name)] != from })
+		r.Unsubscribe(from, name)
+		r.Subscribe(r.shardOf(name), name)
+		if got := recv(t, r.subscribed, "subscription at the new owner"); got != name {
+			t.Fatal(got)
+		}
+		r.do(takeOp(name, 1), dropOp(name, 1))
+		if got := recv(t, r.messages, "release"); got != name {
+			t.Fatal(got)
+		}
+	})
+
+	t.Run("what hosts publish", func(t *testing.T) {
+		r.Announce(Host{Name: "here", Version: "1"})
+		harness.Eventually(t, "the host is listed", func() bool {
+			got := make(chan []Host, 1)
+			r.Hosts("", func(hosts []Host, _ string, _ error) { got <- hosts })
+			return slices.ContainsFunc(recv(t, got, "hosts"), func(h Host) bool { return h.UUID == ourUUID && h.Name == "here" })
+		})
+	})
+
+	if log := r.logged(); strings.Contains(log, "level=WARN") {
+		t.Errorf("the log has a warning: %s", log)
+	}
+}
+
+// first is the first token of a lock.
+func (c *clusterRecorder) first(name string) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int64(c.results[name][0].Token)
+}

@@ -1,0 +1,1016 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// lonelyRouter is a router that asks no node by itself. No node of it can be connected.
+type lonelyRouter struct {
+	*cluster
+	t     *testing.T
+	downs chan redisop.Shard // the first OnDown of each
+	tried map[redisop.Shard]bool
+}
+
+func routerOf(t *testing.T, onRoute func([]redisop.SlotRange)) *lonelyRouter {
+	t.Helper()
+	downs := make(chan redisop.Shard, 1000)
+	cfg := Config{URL: "redis+cluster://127.0.0.1:1", UUID: ourUUID, Timeout: patience, Log: slog.New(slog.DiscardHandler), OnRoute: onRoute}
+	cfg.OnDown = func(n redisop.Shard, _ error) { downs <- n }
+	d, err := parse(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := newCluster(cfg, d, make(resultPool, 1))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := cl.close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return &lonelyRouter{cl, t, downs, make(map[redisop.Shard]bool)}
+}
+
+// known is a topology of masters with these slots. They have the ports 1, 2, …, on which nothing listens.
+func known(t *testing.T, masters ...string) *topology {
+	t.Helper()
+	text := ""
+	for i, slots := range masters {
+		epoch, slots, _ := strings.Cut(slots, ": ")
+		n, _ := strconv.Atoi(epoch)
+		text += nodeLine(portAt(i+1)+"@1", "master", n, strings.Fields(slots)...)
+	}
+	top, err := parseTopology(text, portAt(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return top
+}
+
+func portAt(n int) string { return fmt.Sprintf("127.0.0.1:%d", n) }
+
+// ownerOf is the port of the master that has a slot; 0: none has.
+func (cl *cluster) ownerOf(slot int) int {
+	c := cl.get(redisop.Shard(cl.owners[slot].Load()))
+	if c == nil {
+		return 0
+	}
+	_, port, _ := strings.Cut(c.dial.address, ":")
+	n, _ := strconv.Atoi(port)
+	return n
+}
+
+// pretendUp has all shards be connected, as far as the router knows. They notice once that they are not.
+func (r *lonelyRouter) pretendUp() {
+	r.t.Helper()
+	for n, c := range *r.shards.Load() {
+		if c == nil {
+			continue
+		}
+		for !r.tried[redisop.Shard(n)] {
+			r.tried[recv(r.t, r.downs, "attempt to connect")] = true
+		}
+		c.isUp.Store(true)
+	}
+}
+
+func TestOldEpochTakesNoSlotFromAConnectedMaster(t *testing.T) {
+	cl := routerOf(t, nil)
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.pretendUp()
+	for _, tt := range []struct {
+		what   string
+		knows  *topology
+		owners [2]int // of slots 0 and 16383
+	}{
+		{"a node that missed a failover", known(t, "5: 0-8191", "4:", "5: 8192-16383"), [2]int{1, 2}},
+		{"the same epoch", known(t, "6: 0-16383"), [2]int{1, 1}},
+		{"a later one", known(t, "7:", "7: 0-16383"), [2]int{2, 2}},
+		{"an older one again", known(t, "6: 0-16383"), [2]int{2, 2}},
+	} {
+		if err := cl.apply(tt.knows, portAt(1)); err != nil {
+			t.Errorf("%s: %v", tt.what, err)
+		}
+		cl.pretendUp()
+		if got := [2]int{cl.ownerOf(0), cl.ownerOf(16383)}; got != tt.owners {
+			t.Errorf("%s: owners %v, want %v", tt.what, got, tt.owners)
+		}
+	}
+	// A master that is not connected keeps nothing.
+	cl.get(redisop.Shard(cl.owners[0].Load())).isUp.Store(false)
+	if err := cl.apply(known(t, "3: 0-16383"), portAt(1)); err != nil || cl.ownerOf(0) != 1 {
+		t.Errorf("owner %d, %v", cl.ownerOf(0), err)
+	}
+}
+
+func TestNodeThatKnowsFewMastersIsNotBelieved(t *testing.T) {
+	all := []string{"5: 0-4000", "5: 4001-8000", "5: 8001-12000", "5: 12001-16383"}
+	for _, tt := range []struct {
+		what    string
+		knows   []string
+		believe bool
+	}{
+		{"none", nil, false},
+		{"one", all[:1], false},
+		{"half", all[:2], false},
+		{"most", all[:3], true},
+		{"another one with all slots", []string{"", "", "", "", "6: 0-16383"}, true},
+		{"another one with some", []string{"", "", "", "", "6: 0-16382"}, false},
+	} {
+		cl := routerOf(t, nil)
+		if err := cl.apply(known(t, all...), portAt(1)); err != nil {
+			t.Fatal(err)
+		}
+		err := cl.apply(known(t, tt.knows...), portAt(1))
+		if (err == nil) != tt.believe {
+			t.Errorf("a node that knows %s: %v", tt.what, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), "of the 16384 slots only") || cl.ownerOf(16383) != 4 || cl.ownerOf(0) != 1) {
+			t.Errorf("a node that knows %s: %v; the owners are %d and %d", tt.what, err, cl.ownerOf(0), cl.ownerOf(16383))
+		}
+	}
+	// The first answer may know some slots only.
+	cl := routerOf(t, nil)
+	if err := cl.apply(known(t, "5: 7"), portAt(1)); err != nil || cl.ownerOf(7) != 1 || cl.ownerOf(8) != 0 {
+		t.Errorf("%v; owner %d and %d", err, cl.ownerOf(7), cl.ownerOf(8))
+	}
+}
+
+func TestSlotWithoutAMasterGoesToShard0(t *testing.T) {
+	var routes []redisop.SlotRange
+	cl := routerOf(t, func(r []redisop.SlotRange) { routes = append(routes, r...) })
+	for _, top := range []*topology{known(t, "5: 0-16383"), known(t, "6: 0-99 101-16383"), known(t, "7: 0-16383")} {
+		if err := cl.apply(top, portAt(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []redisop.SlotRange{{First: 0, Last: 16383, Shard: 1}, {First: 100, Last: 100, Shard: 0}, {First: 100, Last: 100, Shard: 1}}; !slices.Equal(routes, want) {
+		t.Errorf("routes %v, want %v", routes, want)
+	}
+	if cl.get(0) != nil {
+		t.Error("shard 0 can be asked")
+	}
+}
+
+func TestMovedMovesASlotSoOften(t *testing.T) {
+	routed := 0
+	cl := routerOf(t, func(r []redisop.SlotRange) { routed += len(r) })
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.pretendUp()
+	moved := func(slot uint16, port int) { cl.onMoved(redirect{slot: slot, address: portAt(port)}) }
+	select { // the end of a connection has a node asked, too
+	case <-cl.wake:
+	default:
+	}
+	routed = 0
+	for range 3 * maxMoves { // as many operations as were under way
+		moved(7, 2)
+	}
+	if routed != 1 || cl.ownerOf(7) != 2 {
+		t.Errorf("%d routes, and port %d has the slot", routed, cl.ownerOf(7))
+	}
+	for i := range 3 * maxMoves { // the two nodes name each other
+		moved(7, 1+i%2)
+	}
+	if slow := protocol.Now()-cl.moves[7].begun > movesWindow; routed > maxMoves && !slow {
+		t.Errorf("the slot moved %d times", routed)
+	}
+	if routed < maxMoves {
+		t.Errorf("the slot moved %d times, and %d are permitted", routed, maxMoves)
+	}
+	if moved(8, 2); cl.ownerOf(8) != 2 {
+		t.Error("another slot does not move")
+	}
+	routed = 0
+	cl.moves[7].begun -= 2 * movesWindow
+	if moved(7, 3-cl.ownerOf(7)); routed != 1 {
+		t.Error("the slot does not move after the window")
+	}
+	if len(cl.wake)+len(cl.later) == 0 {
+		t.Error("no node is asked")
+	}
+}
+
+// The node that MOVED names may not know of the slot yet, and has an older epoch. An answer of CLUSTER
+// NODES that knows nothing newer does not matter then.
+func TestMovedCountsWhateverTheEpoch(t *testing.T) {
+	cl := routerOf(t, nil)
+	if err := cl.apply(known(t, "9: 0-8191", "1: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.pretendUp()
+	cl.onMoved(redirect{slot: 7, address: portAt(2)})
+	if cl.ownerOf(7) != 2 {
+		t.Fatalf("port %d has the slot", cl.ownerOf(7))
+	}
+	if err := cl.apply(known(t, "9: 0-6 8-8191", "1: 7 8192-16383"), portAt(1)); err != nil || cl.ownerOf(7) != 2 {
+		t.Errorf("port %d has the slot, %v", cl.ownerOf(7), err)
+	}
+	// The epoch of the master before says nothing of the slot any more.
+	if err := cl.apply(known(t, "9: 0-6 8-8191", "1: 8192-16383", "4: 7"), portAt(1)); err != nil || cl.ownerOf(7) != 3 {
+		t.Errorf("port %d has the slot, %v", cl.ownerOf(7), err)
+	}
+	cl.onMoved(redirect{slot: 8, address: portAt(77)})
+	if cl.ownerOf(8) != 77 {
+		t.Errorf("a node that was not known: port %d has the slot", cl.ownerOf(8))
+	}
+}
+
+func TestDoSplitsByShard(t *testing.T) {
+	nodes := startFakeCluster(t, 3)
+	r := openCluster(t, nodes.url()).settled()
+	var ops []redisop.Op
+	for i := range 20 {
+		for node := range nodes {
+			name := nodes.names(node, 20)[i]
+			take := takeOp(name, 2)
+			take.AfterPendingDrop = true
+			ops = append(ops, dropOp(name, 1), take)
+		}
+	}
+	for _, res := range r.do(ops...) {
+		if res.Outcome != redisop.Done || res.Shard != r.shardOf(res.Name) {
+			t.Errorf("%+v", res)
+		}
+	}
+	for i, n := range nodes {
+		locks := 0
+		for _, run := range n.seen() {
+			for _, name := range run.locks {
+				if locks++; int(slotOf(name))*3/redisop.Slots != i || slotOf(name) != slotOf(run.locks[0]) {
+					t.Errorf("node %d has a run of %q", i, run.locks)
+				}
+			}
+		}
+		if locks != 20 {
+			t.Errorf("node %d has %d locks", i, locks)
+		}
+	}
+}
+
+func TestConnectionsOfAClusterHaveNumbersOfTheirOwn(t *testing.T) {
+	nodes := startFakeCluster(t, 3)
+	r := openCluster(t, nodes.url()).settled()
+	used := make(map[uint32]bool)
+	for range 2 {
+		for i := range nodes {
+			number, isKnown := r.do(takeOp(nodes.names(i, 1)[0], 1))[0].Conn.Number()
+			if !isKnown || used[number] {
+				t.Errorf("node %d: connection %d, known: %v, of %v", i, number, isKnown, used)
+			}
+			used[number] = true
+		}
+		for i, n := range nodes {
+			n.mu.Lock()
+			greeted := n.greeted
+			n.mu.Unlock()
+			n.cut()
+			r.await("new connection", func() bool {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return n.greeted > greeted && r.isUp[r.owners[slotOf(nodes.names(i, 1)[0])]]
+			})
+		}
+	}
+}
+
+func TestMovedOperationIsSentToTheOtherNode(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(0, 1)[0]
+	slot := slotOf(name)
+	nodes.know(nodes.topology(2, map[uint16]int{slot: 1}))
+	nodes[0].set(func() {
+		nodes[0].onRun = func(*nodeRun) string { return fmt.Sprintf("-MOVED %d %s\r\n", slot, nodes[1].address) }
+	})
+	from := r.shardOf(name)
+	before := len(r.events())
+	res := r.do(takeOp(name, 1))[0]
+	to := r.shardOf(name)
+	if res.Outcome != redisop.Retryable || res.Shard != from || !strings.Contains(res.Msg, "on its way to another node") {
+		t.Errorf("%+v", res)
+	}
+	if got, want := r.events()[before:], []string{fmt.Sprint("route ", to), "result " + name + " retryable"}; !slices.Equal(got[:2], want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if again := r.do(takeOp(name, 1))[0]; again.Outcome != redisop.Done || again.Shard != to || to == from {
+		t.Errorf("%+v", again)
+	}
+}
+
+// asksAt has a node answer ASK for all of a slot.
+func (n *fakeNode) asksAt(slot uint16, address string) {
+	n.set(func() {
+		n.onRun = func(run *nodeRun) string {
+			if slotOf(run.locks[0]) != slot {
+				return ""
+			}
+			return fmt.Sprintf("-ASK %d %s\r\n", slot, address)
+		}
+	})
+}
+
+func TestAskedOperationsGoOneByOne(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	tag := nodes.names(0, 1)[0]
+	slot := slotOf(tag)
+	nodes[0].asksAt(slot, nodes[1].address)
+	from := r.shardOf(tag)
+	pair := "{" + tag + "}pair"
+	again := takeOp(pair, 2)
+	again.AfterPendingDrop = true
+	ops := []redisop.Op{takeOp("{"+tag+"}1", 1), takeOp("{"+tag+"}2", 1), dropOp("{"+tag+"}3", 1), renewOp("{"+tag+"}4", 1), dropOp(pair, 1), again}
+	for _, res := range r.do(ops...) {
+		if res.Outcome != redisop.Done || res.Shard != from {
+			t.Errorf("%+v, want shard %d", res, from)
+		}
+	}
+	var names []string
+	for _, run := range nodes[1].seen() {
+		if !run.isAsking || len(run.statuses) != 1 {
+			t.Errorf("a run of %q for %d operations, behind ASKING: %v", run.locks, len(run.statuses), run.isAsking)
+		}
+		names = append(names, run.locks[0])
+	}
+	if len(names) != 6 {
+		t.Errorf("runs of %q", names)
+	}
+	if first := slices.Index(names, pair); first < 0 || nodes[1].seen()[first].args[1][2] != 1 {
+		t.Error("the Take overtook its Drop")
+	}
+	if r.shardOf(tag) != from {
+		t.Error("ASK moved the slot")
+	}
+}
+
+// The danger: two nodes that send an operation to each other for ever.
+func TestAskThatAnswersAskingIsNotFollowed(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(0, 1)[0]
+	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	nodes[1].asksAt(slotOf(name), nodes[0].address)
+	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Retryable || res.Shard != r.shardOf(name) {
+		t.Errorf("%+v", res)
+	}
+	if here, there := len(nodes[0].seen()), len(nodes[1].seen()); here != 1 || there != 1 {
+		t.Errorf("%d and %d runs", here, there)
+	}
+}
+
+func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	added := startFakeNode(t, 9)
+	name := nodes.names(0, 1)[0]
+	nodes[0].asksAt(slotOf(name), added.address)
+	for end := time.Now().Add(patience); ; {
+		res := r.do(takeOp(name, 1))[0]
+		if res.Outcome == redisop.Done {
+			break
+		}
+		if res.Outcome != redisop.NotSent || res.Msg == "" || time.Now().After(end) {
+			t.Fatalf("%+v", res)
+		}
+	}
+	if runs := added.seen(); len(runs) == 0 || !runs[len(runs)-1].isAsking {
+		t.Errorf("%+v", runs)
+	}
+	// One too many.
+	full := make([]*commands, maxShards+1)
+	cl := routerOf(t, nil)
+	got := make(chan []redisop.Result, 1)
+	cl.cfg.OnResults = func(results []redisop.Result, _ *Identity) { got <- results }
+	cl.shards.Store(&full)
+	cl.askThere(redirect{slot: 1, address: portAt(1)}, []redisop.Op{{Kind: redisop.Take, Name: "a", Shard: 7}})
+	if res := recv(t, got, "results"); len(res) != 1 || res[0].Outcome != redisop.NotSent || res[0].Name != "a" || res[0].Shard != 7 || res[0].Msg == "" {
+		t.Errorf("%+v", res)
+	}
+	none := []*commands{nil}
+	cl.shards.Store(&none)
+}
+
+func TestTryAgainSplitsARun(t *testing.T) {
+	nodes := startFakeCluster(t, 1)
+	r := openCluster(t, nodes.url()).settled()
+	nodes[0].set(func() {
+		nodes[0].onRun = func(run *nodeRun) string {
+			if slices.Contains(run.locks, "{a}3") {
+				return "-TRYAGAIN Multiple keys request during rehashing of slot\r\n"
+			}
+			return ""
+		}
+	})
+	var ops []redisop.Op
+	for i := range 8 {
+		ops = append(ops, takeOp(fmt.Sprint("{a}", i), 1))
+	}
+	for i, res := range r.do(ops...) {
+		if want := map[bool]redisop.Outcome{false: redisop.Done, true: redisop.Retryable}[i == 3]; res.Outcome != want {
+			t.Errorf("%+v, want %v", res, want)
+		}
+	}
+	if runs := len(nodes[0].seen()); runs != 7 { // 8, 4 and 4, 2 and 2, 1 and 1
+		t.Errorf("%d runs", runs)
+	}
+}
+
+func TestQueryOfKeysOnSeveralNodes(t *testing.T) {
+	nodes := startFakeCluster(t, 3)
+	r := openCluster(t, nodes.url()).settled()
+	var list [][]string
+	for i := range 10 {
+		for node, n := range nodes {
+			list = append(list, []string{"hget", nodes.names(node, 10)[i], "about"})
+			n.set(func() { n.onOther = func(words []string) string { return bulk(fmt.Sprint(n.number, words[1])) } })
+		}
+	}
+	type answer struct {
+		replies []reply
+		err     error
+	}
+	ask := func() answer {
+		got := make(chan answer, 2)
+		r.Store.ask(list, func(replies []reply, err error) { got <- answer{slices.Clone(replies), err} })
+		return recv(t, got, "replies")
+	}
+	got := ask()
+	if got.err != nil || len(got.replies) != len(list) {
+		t.Fatalf("%d replies, %v", len(got.replies), got.err)
+	}
+	for i, rep := range got.replies {
+		if want := fmt.Sprint(1+i%3, list[i][1]); rep.text != want {
+			t.Errorf("reply %d is %q, want %q", i, rep.text, want)
+		}
+	}
+	// One node is down: the query fails as a whole, once.
+	nodes[1].set(func() { nodes[1].onOther = func([]string) string { return "" } })
+	failed := make(chan answer, 2)
+	r.Store.ask(list, func(replies []reply, err error) { failed <- answer{replies, err} })
+	nodes[1].cut()
+	if got := recv(t, failed, "error"); got.err == nil || !strings.Contains(got.err.Error(), nodes[1].address) || got.replies != nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestProbeLockIsOneOfTheNode(t *testing.T) {
+	nodes := startFakeCluster(t, 3)
+	given := map[uint16]int{}
+	for slot := range uint16(redisop.Slots) {
+		if given[slot] = 0; slot == 12345 { // one node has one slot, and one has none
+			given[slot] = 1
+		}
+	}
+	nodes.know(nodes.topology(1, given))
+	probed := make([]chan string, 3)
+	for i, n := range nodes {
+		probed[i] = make(chan string, 1)
+		n.set(func() {
+			n.onRun = func(run *nodeRun) string {
+				select {
+				case probed[i] <- run.locks[0]:
+				default:
+				}
+				return ""
+			}
+		})
+	}
+	openCluster(t, nodes.url(), often).settled()
+	for i := range 2 {
+		name := recv(t, probed[i], "probe")
+		if (slotOf(name) == 12345) != (i == 1) || Reserved("", name) == "" {
+			t.Errorf("node %d is probed with the lock %q in slot %d", i, name, slotOf(name))
+		}
+	}
+	if len(probed[2]) != 0 {
+		t.Errorf("a node without slots is probed with the lock %q", <-probed[2])
+	}
+	for name, want := range map[string]bool{"locksidecar_probe": true, "locksidecar_probe0": true, "locksidecar_probe65535": true, "locksidecar_probe1x": false, "locksidecar_prob": false, "probe": false} {
+		if isProbeLock(name) != want {
+			t.Errorf("%q is the lock of a probe: %v", name, !want)
+		}
+	}
+}
+
+// Each key that a script may make is among its keys, and all are of one slot.
+func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 6))
+	for round := range 400 {
+		e := encoder{prefix: ourUUID + ":", keys: newKeyspace([]string{"", "app1:", "{app1}:"}[rnd.IntN(3)]), origin: noOrigin, declares: round%4 != 0, isSharded: rnd.IntN(2) == 0}
+		var ops []redisop.Op
+		for i := range rnd.IntN(300) {
+			name := fmt.Sprintf([]string{"lock%d", "{tag}%d", "{t%d}x"}[rnd.IntN(3)], i)
+			op := redisop.Op{Kind: redisop.OpKind(1 + rnd.IntN(5)), Name: name, HoldID: 1 + rnd.Uint64N(1<<40), Count: 1 + uint32(rnd.IntN(2)), LeaseMS: 30_000 + uint32(rnd.IntN(2)), Reserve: 1}
+			switch {
+			case op.Kind == redisop.Drop && rnd.IntN(2) == 0:
+				op.LeaseMS = 0
+			case op.Kind == redisop.Take && rnd.IntN(3) == 0:
+				drop := dropOp(name, op.HoldID-1)
+				op.AfterPendingDrop, op.Count = true, 1
+				ops = append(ops, drop)
+			case op.Kind == redisop.Take:
+				op.Enqueue, op.RequireExisting = rnd.IntN(2) == 0, rnd.IntN(4) == 0
+			}
+			ops = append(ops, op)
+		}
+		slot := e.keys.slotOf
+		left := len(ops)
+		sortForBatching(int64(round), ops, slot)
+		for len(ops) > 0 {
+			s, n := batchPrefix(ops, slot)
+			text := e.run(nil, byDigest, s, 0, 0, ops[:n])
+			words, err := readCommandText(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			count, _ := strconv.Atoi(words[2])
+			keys := words[3 : 3+count]
+			locks := make(map[string]bool)
+			for _, op := range ops[:n] {
+				locks[op.Name] = true
+				if slot(op.Name) != slot(ops[0].Name) {
+					t.Fatalf("one run has locks of two slots: %+v", ops[:n])
+				}
+			}
+			want := make(map[string]bool)
+			for name := range locks {
+				want[e.keys.key(name)] = true
+				if s != acquireRelease {
+					continue
+				}
+				if e.declares || slices.ContainsFunc(ops[:n], func(op redisop.Op) bool { return op.Name == name && op.Kind == redisop.Take }) {
+					want[e.keys.counter(name)] = true
+				}
+				if e.declares {
+					want[e.keys.queue(name)], want[e.keys.ours(signsPrefix, name)] = true, true
+				}
+			}
+			if s == acquireRelease && e.declares && len(keys) != 4*len(locks) {
+				t.Fatalf("%d keys for %d locks", len(keys), len(locks))
+			}
+			if len(keys) != len(want) {
+				t.Fatalf("keys %q, want %v", keys, want)
+			}
+			for _, key := range keys {
+				if !want[key] || slotOf(key) != slot(ops[0].Name) {
+					t.Fatalf("key %q of slot %d; want each of %v once, of slot %d", key, slotOf(key), want, slot(ops[0].Name))
+				}
+				delete(want, key)
+			}
+			if s == acquireRelease {
+				counts := words[3+count+1]
+				if isLong := e.declares || e.isSharded; isLong != (len(counts) == 6) || isLong && (counts[4] == 1) != e.declares || isLong && (counts[5] == 1) != e.isSharded {
+					t.Fatalf("declares %v, sharded %v: %q", e.declares, e.isSharded, counts)
+				}
+			}
+			ops, left = ops[n:], left-n
+		}
+		if left != 0 {
+			t.Fatalf("%d operations are left", left)
+		}
+	}
+}
+
+func TestTryOfACluster(t *testing.T) {
+	try := func(url string) (string, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		address, _, err := Try(ctx, Config{URL: url})
+		return address, err
+	}
+	nodes := startFakeCluster(t, 3)
+	patient, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	address, runID, err := Try(patient, Config{URL: nodes.url()})
+	if err != nil || address != strings.TrimPrefix(nodes.url(), "redis+cluster://")+"/0" || runID == "" {
+		t.Errorf("%q, %q, %v", address, runID, err)
+	}
+	for i, n := range nodes {
+		if n.mu.Lock(); n.greeted == 0 {
+			t.Errorf("node %d was not connected", i)
+		}
+		n.mu.Unlock()
+	}
+	nodes.know(nodes.topology(1, map[uint16]int{7: -1}))
+	if _, err := try(nodes.url()); err == nil || !strings.Contains(err.Error(), "for 16383 of its 16384 slots only") {
+		t.Errorf("%v", err)
+	}
+	text := nodes.topology(1, nil)
+	nodes.know(strings.ReplaceAll(text, nodes[2].address, "127.0.0.1:1"))
+	if _, err := try("redis+cluster://" + nodes[0].address); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1 refuses connections") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Close with operations under way returns when ctx ends, with their results, and leaves no goroutine:
+// see TestMain.
+func TestCloseOfAClusterWithOperationsInFlight(t *testing.T) {
+	nodes := startFakeCluster(t, 3)
+	received := make(chan bool, 100)
+	for _, n := range nodes {
+		n.set(func() { n.onRun = func(*nodeRun) string { received <- true; return ":" } }) // and the rest never comes
+	}
+	r := openCluster(t, nodes.url()).settled()
+	var ops []redisop.Op
+	for i := range nodes {
+		op := takeOp(nodes.names(i, 1)[0], 1)
+		op.Shard = r.shardOf(op.Name)
+		ops = append(ops, op)
+	}
+	r.Do(ops)
+	for range nodes {
+		recv(t, received, "run")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := r.Close(ctx); err == nil {
+		t.Error("Close has no error")
+	}
+	for _, op := range ops {
+		if res := r.results[op.Name]; len(res) != 1 || res[0].Outcome != redisop.Unknown || res[0].Shard != op.Shard {
+			t.Errorf("%+v", res)
+		}
+	}
+}
+
+func TestURLNamesTheWrongKindOfServer(t *testing.T) {
+	single := startRedis(t)
+	r := openCluster(t, "redis+cluster://"+single.tcp())
+	r.await("sentence", func() bool { return strings.Contains(r.downs[0], "write redis:// instead of redis+cluster://") })
+	node := startRedis(t, "--cluster-enabled", "yes")
+	other := connected(t, node.url())
+	if log := other.logged(); !strings.Contains(log, "write redis+cluster:// instead of redis://") {
+		t.Error(log)
+	}
+}
+
+// The danger: two nodes answer MOVED at the same time. The results of one are delivered while the route
+// that explains them waits for that of the other.
+func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
+	var cl *lonelyRouter
+	var log sync.Mutex
+	var order []string
+	note := func(what string) {
+		log.Lock()
+		defer log.Unlock()
+		order = append(order, what)
+	}
+	var second sync.WaitGroup
+	cl = routerOf(t, func(ranges []redisop.SlotRange) {
+		if ranges[0].First == 7 {
+			returned := make(chan bool)
+			second.Go(func() {
+				cl.onMoved(redirect{slot: 8, address: portAt(2)})
+				note("second returned")
+				close(returned)
+			})
+			select {
+			case <-returned:
+			case <-time.After(100 * time.Millisecond): // it waits, as it should
+			}
+		}
+		if len(ranges) == 1 && ranges[0].First == ranges[0].Last {
+			note(fmt.Sprint("route ", ranges[0].First))
+		}
+	})
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.onMoved(redirect{slot: 7, address: portAt(2)})
+	second.Wait()
+	if want := []string{"route 7", "route 8", "second returned"}; !slices.Equal(order, want) {
+		t.Errorf("%q, want %q", order, want)
+	}
+}
+
+// The danger: the counter of a lock has lost its last values on the way to another node, which draws them
+// again.
+func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
+	for _, when := range []string{"the token comes before the move", "the token comes after the move", "the new owner is just being connected"} {
+		t.Run(when, func(t *testing.T) {
+			nodes := startFakeCluster(t, 2)
+			name := nodes.names(0, 1)[0]
+			slot := slotOf(name)
+			last := time.Now().Add(time.Hour).UnixMicro() // as with a node whose clock is ahead
+			var r *clusterRecorder
+			move := func() { r.cluster.onMoved(redirect{slot: slot, address: nodes[1].address}) }
+			var onUp atomic.Pointer[func()]
+			r = openCluster(t, nodes.url(), func(cfg *Config) {
+				up := cfg.OnUp
+				cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) {
+					if f := onUp.Swap(nil); f != nil {
+						(*f)()
+					}
+					up(n, dataLost, listening, id)
+				}
+			}).settled()
+			nodes.know(nodes.topology(2, map[uint16]int{slot: 1}))
+			nodes[0].set(func() {
+				nodes[0].token = last
+				nodes[0].onRun = func(*nodeRun) string {
+					if when == "the token comes after the move" {
+						move()
+					}
+					return ""
+				}
+			})
+			take := func() { // at the first node
+				if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done || res.Token != uint64(last)+1 {
+					t.Fatalf("%+v", res)
+				}
+			}
+			switch to := r.shardOf(nodes.names(1, 1)[0]); when {
+			case "the token comes before the move":
+				take()
+				move()
+			case "the token comes after the move":
+				take()
+			default:
+				then := func() { take(); move() }
+				onUp.Store(&then)
+				r.mu.Lock()
+				r.isUp[to] = false
+				r.mu.Unlock()
+				nodes[1].cut()
+				r.await("connection", func() bool { return r.isUp[to] && onUp.Load() == nil })
+			}
+			for res := r.do(takeOp(name, 2))[0]; res.Outcome != redisop.Done; res = r.do(takeOp(name, 2))[0] {
+				if res.Outcome != redisop.NotSent {
+					t.Fatalf("%+v", res)
+				}
+			}
+			runs := nodes[1].seen()
+			if len(runs) == 0 {
+				t.Fatal("the new owner has executed nothing")
+			}
+			if floor, _ := strconv.ParseInt(runs[len(runs)-1].args[4], 10, 64); floor <= last {
+				t.Errorf("tokens of the new owner are above %d, and there is one that is %d", floor, last+1)
+			}
+		})
+	}
+}
+
+// The danger: an operation is given to a connection that has ended for good, and gets no result.
+func TestAskNamesANodeThatIsClosed(t *testing.T) {
+	cl := routerOf(t, nil)
+	got := make(chan []redisop.Result, 1)
+	cl.cfg.OnResults = func(results []redisop.Result, _ *Identity) { got <- results }
+	if err := cl.apply(known(t, "5: 0-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cl.get(1).close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cl.askThere(redirect{slot: 1, address: portAt(1)}, []redisop.Op{{Kind: redisop.Drop, Name: "a", Shard: 7}})
+	if res := recv(t, got, "results"); len(res) != 1 || res[0].Outcome != redisop.NotSent || res[0].Shard != 7 || res[0].Msg == "" {
+		t.Errorf("%+v", res)
+	}
+}
+
+// The danger: the script is sent again without ASKING, and the node answers MOVED for ever.
+func TestAskedScriptThatIsNotKnownIsSentAgainBehindAsking(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(0, 1)[0]
+	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	isKnown := false
+	nodes[1].set(func() {
+		nodes[1].onRun = func(run *nodeRun) string {
+			switch {
+			case !run.isAsking:
+				return fmt.Sprintf("-MOVED %d %s\r\n", slotOf(name), nodes[0].address)
+			case !isKnown:
+				isKnown = true
+				return "-NOSCRIPT No matching script\r\n"
+			}
+			return ""
+		}
+	})
+	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done || res.Shard != r.shardOf(name) {
+		t.Errorf("%+v", res)
+	}
+}
+
+// A daemon that never asked a node reads the URL again, too: its password may be the reason.
+func TestPasswordOfAClusterIsReadAgain(t *testing.T) {
+	s := startRedis(t, "--cluster-enabled", "yes")
+	a := s.admin()
+	must(a.ClusterAddSlotsRange(ctx, 0, redisop.Slots-1).Result())
+	var url atomic.Value
+	urlWith := func(password string) string { return "redis+cluster://app:" + password + "@" + s.tcp() }
+	url.Store(urlWith("wrong"))
+	must(a.ACLSetUser(ctx, "app", "reset", "on", ">first", "~*", "&*", "+@all").Result())
+	r := openCluster(t, urlWith("wrong"), func(c *Config) {
+		c.ReadURL = func() (string, error) { return url.Load().(string), nil }
+	})
+	r.await("sentence", func() bool { return strings.Contains(r.downs[0], "does not accept the password of user") })
+	url.Store(urlWith("first"))
+	r.settled()
+	for _, password := range []string{"second", "third"} {
+		must(a.ACLSetUser(ctx, "app", ">"+password).Result())
+		url.Store(urlWith(password))
+		must(a.ACLSetUser(ctx, "app", "resetpass", ">"+password).Result())
+		r.mu.Lock()
+		clear(r.downs)
+		r.mu.Unlock()
+		must(a.ClientKillByFilter(ctx, "user", "app").Result())
+		r.await("end of the connection", func() bool { return r.downs[1] != "" })
+		r.settled()
+	}
+	if log := r.logged(); strings.Contains(log, "third") || strings.Contains(log, "wrong@") {
+		t.Error("the log has a password")
+	}
+	// Another Cluster is not used.
+	url.Store("redis+cluster://app:third@127.0.0.1:1")
+	must(a.ClientKillByFilter(ctx, "user", "app").Result())
+	r.await("warning", func() bool { return strings.Contains(r.logged(), "names another Redis") })
+	r.settled()
+}
+
+func TestClusterWithoutPermissionSaysWhich(t *testing.T) {
+	s := startRedis(t, "--cluster-enabled", "yes")
+	a := s.admin()
+	must(a.ClusterAddSlotsRange(ctx, 0, redisop.Slots-1).Result())
+	must(a.ACLSetUser(ctx, "app", "reset", "on", ">p", "~*", "&*", "+@all", "-cluster|nodes").Result())
+	r := openCluster(t, "redis+cluster://app:p@"+s.tcp())
+	r.await("sentence", func() bool { return strings.Contains(r.downs[0], "let its ACL have +cluster|nodes") })
+	must(a.ACLSetUser(ctx, "app", "+cluster|nodes").Result())
+	r.settled()
+}
+
+// A slot without a master is explained from the first answer on.
+func TestSlotWithoutAMasterIsExplained(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	nodes.know(nodes.topology(1, map[uint16]int{7: -1}))
+	r := openCluster(t, nodes.url())
+	r.await("sentence", func() bool { return strings.Contains(r.downs[0], "no master of the Cluster at") })
+	nodes.know(nodes.topology(2, nil))
+	r.settled()
+}
+
+// A query that a node does not serve has the others found, also if no lock is used.
+func TestQueryThatIsMovedMovesTheSlot(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	key := nodes.names(0, 1)[0]
+	slot := slotOf(key)
+	nodes[0].set(func() {
+		nodes[0].onOther = func([]string) string { return fmt.Sprintf("-MOVED %d %s\r\n", slot, nodes[1].address) }
+	})
+	to := fmt.Sprint("route ", r.shardOf(nodes.names(1, 1)[0]))
+	before := len(r.events())
+	got := make(chan reply, 1)
+	r.Store.ask([][]string{{"hget", key, "about"}}, func(replies []reply, _ error) { got <- replies[0] })
+	if rep := recv(t, got, "reply"); rep.kind != '-' {
+		t.Errorf("%v", rep)
+	}
+	r.await("route", func() bool { return slices.Contains(r.lines[before:], to) })
+}
+
+// The node ends a sharded subscription when the slot leaves it. No operation may follow that would be
+// answered with MOVED.
+func TestSubscriptionThatLeavesHasANodeAsked(t *testing.T) {
+	nodes := startFakeCluster(t, 1)
+	n := nodes[0]
+	r := openCluster(t, nodes.url()).settled()
+	asked := func() int {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.topology
+	}
+	before := asked()
+	r.cluster.refresh() // a node that is asked now finds all masters connected, and is not asked again soon
+	r.await("topology", func() bool { return asked() > before && len(r.cluster.wake) == 0 })
+	r.Subscribe(1, "lock")
+	if got := recv(t, r.subscribed, "subscription"); got != "lock" {
+		t.Fatal(got)
+	}
+	before = asked()
+	n.push(">3\r\n" + bulk("sunsubscribe") + bulk(channelOf("lock")) + ":0\r\n")
+	if got := recv(t, r.unsubscribed, "end of the subscription"); got != "lock" {
+		t.Fatal(got)
+	}
+	r.await("topology", func() bool { return asked() > before })
+	if got := recv(t, r.subscribed, "subscription, again"); got != "lock" {
+		t.Fatal(got)
+	}
+}
+
+// A master that was removed can have become a node of another Cluster. Its answer takes no slot.
+func TestNodeOfAnotherClusterIsNotBelieved(t *testing.T) {
+	cl := routerOf(t, nil)
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.pretendUp()
+	foreign := known(t, "9: 0-16383")
+	foreign.nodes = map[string]bool{"another": true, "third": true, "fourth": true}
+	if err := cl.apply(foreign, portAt(1)); err == nil || cl.ownerOf(16383) != 2 {
+		t.Errorf("the slots are those of another Cluster: owner %d, %v", cl.ownerOf(16383), err)
+	}
+	cl.get(1).slots.Store(0)
+	if slices.Contains(cl.askable(), cl.get(1).dial.address) && cl.get(1).dial.address != "127.0.0.1:1" {
+		t.Error("a master without slots is asked")
+	}
+}
+
+// MOVED has the host name of a node, and CLUSTER NODES its IP address, too: both are one shard.
+func TestNodeHasOneShardWhateverItsName(t *testing.T) {
+	cl := routerOf(t, nil)
+	top := known(t, "5: 0-8191", "6: 8192-16383")
+	top.aliases["db-2:2"] = portAt(2)
+	if err := cl.apply(top, portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.pretendUp()
+	cl.onMoved(redirect{7, "db-2:2"})
+	if cl.ownerOf(7) != 2 || len(*cl.shards.Load()) != 3 {
+		t.Errorf("slot 7 is at %d of %d shards", cl.ownerOf(7), len(*cl.shards.Load())-1)
+	}
+}
+
+// The slot leaves the node while it is being asked to end a subscription: the push looks like a
+// confirmation, and then the node answers MOVED. The next reply is still that of the next command.
+func TestUnsubscribeThatMeetsTheMoveOfItsSlot(t *testing.T) {
+	for _, answers := range []string{
+		">3\r\n" + bulk("sunsubscribe") + bulk("CHANNEL") + ":0\r\n" + "-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
+		">3\r\n" + bulk("sunsubscribe") + bulk("CHANNEL") + ":0\r\n+PONG\r\n",
+		"-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
+		"-MOVED 1 127.0.0.1:1\r\n-NOPERM this user has no permissions to run the 'ping' command\r\n",
+	} {
+		l := newListener(newKeyspace(""))
+		l.isSharded = true
+		l.subscribe("lock")
+		asked := l.next()
+		l.onConfirmation(asked, asked.channels[0])
+		l.unsubscribe("lock")
+		r := l.next()
+		if r == nil || !r.endsWithPing() || !strings.HasSuffix(string(appendChannelsRequest(nil, r)), "ping\r\n") {
+			t.Fatalf("%+v", r)
+		}
+		c := &commands{cluster: routerOf(t, nil).cluster, listener: l}
+		p := &pipeline{commands: c, readyConn: &readyConn{dial: &dialer{address: portAt(1)}}}
+		p.calls.push(call{form: subscribing, channels: r})
+		p.calls.push(call{form: alive})
+		replies := newReplies(&inputSource{strings.NewReader(strings.ReplaceAll(answers, bulk("CHANNEL"), bulk(r.channels[0])))})
+		for {
+			answer, err := replies.next()
+			if err != nil {
+				break
+			}
+			if answer.kind == '>' {
+				err = p.onConfirmation(answer, true, r.channels[0])
+			} else {
+				_, err = p.onRefusal(r, answer)
+			}
+			if err != nil {
+				t.Errorf("%q: %v", answers, err)
+			}
+		}
+		if p.calls.len() != 1 || p.calls.front().form != alive || c.listener.inFlight != 0 {
+			t.Errorf("%q: %d calls are without an answer, want the one after it; %d requests", answers, p.calls.len(), c.listener.inFlight)
+		}
+	}
+}
+
+// A quiet Drop that finds a queue is executed again, by another script. A Take that was pipelined after it
+// comes after that, too: otherwise it would keep the lock that the Drop passes on.
+func TestTakeComesAfterItsDropThoughThatWasBusy(t *testing.T) {
+	nodes := startFakeCluster(t, 1)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(0, 1)[0]
+	n := nodes[0]
+	before := len(n.seen())
+	take := takeOp(name, 2)
+	take.AfterPendingDrop = true
+	drop := dropOp(name, 1)
+	take.Shard, drop.Shard = r.shardOf(name), r.shardOf(name)
+	n.set(func() { // which answers nothing meanwhile
+		r.Do([]redisop.Op{drop})
+		r.Do([]redisop.Op{take})
+	})
+	r.await("both have results", func() bool { return len(r.results[name]) == 2 })
+	runs := n.seen()[before:]
+	if len(runs) != 1 || len(runs[0].statuses) != 2 {
+		t.Errorf("%d runs, want one for both", len(runs))
+	}
+}

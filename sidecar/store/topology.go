@@ -1,0 +1,149 @@
+package store
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// A topology is what one node of a Cluster knows of it.
+type topology struct {
+	id       string                // the smallest id of all nodes: two Clusters have none in common
+	nodes    map[string]bool       // ids of all nodes
+	aliases  map[string]string     // the address of a node, by that with its host name
+	masters  map[string]uint64     // the config epoch of each master that has slots, by address
+	replicas []string              // addresses of all other nodes that are not down
+	owners   [redisop.Slots]string // the address of the master; "": none has the slot
+	covered  int                   // slots that have a master
+}
+
+// parseTopology reads the answer to CLUSTER NODES, which every version of Redis has, of a node at an
+// address. A line is
+//
+//	id ip:port@busport[,hostname[,…]] flags master ping pong epoch link slot slot …
+//
+// A slot is a number, or two with a dash; one in brackets is under way to or from another node, and the
+// node before has it. A node that does not know its own address leaves the host out.
+func parseTopology(text, asked string) (*topology, error) {
+	t := &topology{masters: make(map[string]uint64), nodes: make(map[string]bool), aliases: make(map[string]string)}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 8 {
+			return nil, fmt.Errorf("a line of CLUSTER NODES has %d fields", len(fields))
+		}
+		flags := strings.Split(fields[2], ",")
+		has := func(flag string) bool {
+			for _, f := range flags {
+				if f == flag {
+					return true
+				}
+			}
+			return false
+		}
+		if !has("handshake") {
+			t.nodes[fields[0]] = true
+		}
+		address, ok := nodeAddress(fields[1], asked)
+		if !has("handshake") && (t.id == "" || fields[0] < t.id) {
+			t.id = fields[0]
+		}
+		if !ok || has("noaddr") || has("handshake") {
+			continue
+		}
+		if alias, ok := hostAddress(fields[1]); ok {
+			t.aliases[alias] = address
+		}
+		if !has("master") || len(fields) == 8 {
+			if !has("fail") {
+				t.replicas = append(t.replicas, address)
+			}
+			continue
+		}
+		epoch, err := strconv.ParseUint(fields[6], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("a line of CLUSTER NODES has the epoch %.32q", fields[6])
+		}
+		for _, field := range fields[8:] {
+			if strings.HasPrefix(field, "[") {
+				continue
+			}
+			first, last, isRange := strings.Cut(field, "-")
+			if !isRange {
+				last = first
+			}
+			from, err1 := strconv.ParseUint(first, 10, 16)
+			to, err2 := strconv.ParseUint(last, 10, 16)
+			if err1 != nil || err2 != nil || from > to || to >= redisop.Slots {
+				return nil, fmt.Errorf("a line of CLUSTER NODES has the slots %.32q", field)
+			}
+			for slot := from; slot <= to; slot++ {
+				if t.owners[slot] == "" {
+					t.covered++
+				}
+				t.owners[slot] = address
+			}
+			t.masters[address] = epoch
+		}
+	}
+	return t, nil
+}
+
+// nodeAddress returns the address of a node as CLUSTER NODES has it. asked is the address of the node
+// that answered.
+func nodeAddress(field, asked string) (address string, ok bool) {
+	addr, hostname, _ := strings.Cut(field, ",")
+	hostname, _, _ = strings.Cut(hostname, ",")
+	addr, _, _ = strings.Cut(addr, "@")
+	colon := strings.LastIndexByte(addr, ':') // an IPv6 address has no brackets
+	if colon < 0 {
+		return "", false
+	}
+	host, port := addr[:colon], addr[colon+1:]
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", false
+	}
+	if host == "" || host == "?" {
+		host = hostname
+	}
+	if host == "" || host == "?" {
+		host, _, _ = net.SplitHostPort(asked)
+	}
+	return net.JoinHostPort(strings.Trim(host, "[]"), port), host != ""
+}
+
+// hostAddress returns the address with the host name that CLUSTER NODES has of a node; false: it has none.
+func hostAddress(field string) (address string, ok bool) {
+	addr, names, _ := strings.Cut(field, ",")
+	hostname, _, _ := strings.Cut(names, ",")
+	addr, _, _ = strings.Cut(addr, "@")
+	colon := strings.LastIndexByte(addr, ':')
+	if colon < 0 || hostname == "" || strings.Contains(hostname, "=") {
+		return "", false
+	}
+	return net.JoinHostPort(hostname, addr[colon+1:]), true
+}
+
+// A redirect is what a node of a Cluster answers for a slot that it does not serve: MOVED, because another
+// node has it, or ASK, because another node has these keys already.
+type redirect struct {
+	slot    uint16
+	address string // of that node
+}
+
+// parseRedirect reads the error "MOVED slot address" or "ASK slot address" of the node at an address.
+func parseRedirect(text, asked string) (r redirect, ok bool) {
+	fields := strings.Fields(text)
+	if len(fields) != 3 || fields[0] != "MOVED" && fields[0] != "ASK" {
+		return r, false
+	}
+	slot, err := strconv.ParseUint(fields[1], 10, 16)
+	if err != nil || slot >= redisop.Slots {
+		return r, false
+	}
+	r.slot = uint16(slot)
+	r.address, ok = nodeAddress(fields[2], asked)
+	return r, ok
+}

@@ -1,0 +1,184 @@
+package topology
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// status returns the status of a daemon.
+func status(t *testing.T, c *locksidecar.Client) locksidecar.Status {
+	t.Helper()
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// lockOn returns a lock of a shard that the client holds.
+func lockOn(t *testing.T, c *harness.Cluster, client *locksidecar.Client, shard int) string {
+	t.Helper()
+	name := c.Names(shard, "status", 1)[0]
+	if _, err := client.Lock(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// checkMetrics checks that the metrics have these lines.
+func checkMetrics(t *testing.T, d *harness.Daemon, lines ...string) {
+	t.Helper()
+	got := d.Run("metrics").Stdout
+	for _, line := range lines {
+		if !regexp.MustCompile("(?m)^locksidecar_" + line + "$").MatchString(got) {
+			t.Errorf("the metrics lack %s; of Redis, they have\n%s", line, strings.Join(regexp.MustCompile("(?m)^locksidecar_(redis_[sud]|topo|redir).*$").FindAllString(got, -1), "\n"))
+		}
+	}
+}
+
+func TestClusterStatusNamesTheMasterThatIsDown(t *testing.T) {
+	c := harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
+	d := harness.StartDaemon(t, c.URL())
+	client, other := harness.Dial(t, d), harness.Dial(t, d)
+	var names []string
+	for shard := range 3 {
+		names = append(names, lockOn(t, c, client, shard))
+	}
+	go other.Lock(t.Context(), names[1])
+	masters := c.Masters()
+	want := map[string]locksidecar.ShardStatus{}
+	total := 0
+	for shard, m := range masters {
+		slots := (shard+1)*harness.ClusterSlots/3 - shard*harness.ClusterSlots/3
+		total += slots
+		want[m.Address()] = locksidecar.ShardStatus{Address: m.Address(), Slots: slots, Redis: "ok", Held: 1}
+	}
+	if total != harness.ClusterSlots {
+		t.Fatalf("%d slots", total)
+	}
+	waits := want[masters[1].Address()]
+	waits.Waiting = 1
+	want[waits.Address] = waits
+	var s locksidecar.Status
+	harness.Eventually(t, "the status has three masters that serve, with the locks that are on them", func() bool {
+		s = status(t, client)
+		got := map[string]locksidecar.ShardStatus{}
+		for _, r := range s.Shards {
+			if r.RoundTrip <= 0 {
+				return false
+			}
+			r.RoundTrip = 0
+			got[r.Address] = r
+		}
+		return fmt.Sprint(got) == fmt.Sprint(want) && s.ShardCount == 3
+	})
+	if s.Redis != "ok" || s.Degraded {
+		t.Errorf("all serve, and Redis is %q, degraded: %v", s.Redis, s.Degraded)
+	}
+
+	for shard, name := range names {
+		info := harness.Info(t, d, name)
+		if !info.InCluster || info.Slot != harness.Slot(name) || info.Shard != masters[shard].Address() {
+			t.Errorf("%s is in slot %d (in a Cluster: %v) of %q, want %d of %s", name, info.Slot, info.InCluster, info.Shard, harness.Slot(name), masters[shard].Address())
+		}
+	}
+	if out := d.Run("who", names[0]).Stdout; !strings.Contains(out, fmt.Sprintf("SLOT    %d, of the master at %s\n", harness.Slot(names[0]), masters[0].Address())) {
+		t.Errorf("who prints\n%s", out)
+	}
+	if out := d.Run("ls", fmt.Sprintf("--slot=%d", harness.Slot(names[2]))).Stdout; !strings.Contains(out, names[2]) || strings.Contains(out, names[0]) || strings.Contains(out, names[1]) {
+		t.Errorf("ls of the slot of %s prints\n%s", names[2], out)
+	}
+	for _, m := range masters {
+		checkMetrics(t, d, fmt.Sprintf("redis_shard_up{shard=%q} 1", m.Address()), fmt.Sprintf("redis_slots{shard=%q} %d", m.Address(), want[m.Address()].Slots))
+	}
+	checkMetrics(t, d, "redis_up 1", "redis_degraded 0", "topology_changes_total [1-9][0-9]*")
+
+	dead := masters[1].Address()
+	masters[1].Kill()
+	harness.Eventually(t, "the status says that the master is down", func() bool {
+		s = status(t, client)
+		return len(s.Shards) == 3 && strings.Contains(s.Shards[0].Redis, "refuses connections")
+	})
+	if r := s.Shards[0]; r.Address != dead || r.Slots != want[dead].Slots || r.Held != 1 || r.Waiting != 1 || r.Degraded {
+		t.Errorf("the row of %s is %+v", dead, r)
+	}
+	for _, r := range s.Shards[1:] {
+		if r.Redis != "ok" || r.Degraded || r.Address == dead {
+			t.Errorf("another master: %+v", r)
+		}
+	}
+	if !s.Degraded || !strings.Contains(s.Redis, "2 of 3 masters of the Cluster are connected") || !strings.Contains(s.Redis, dead) {
+		t.Errorf("Redis is %q, degraded: %v", s.Redis, s.Degraded)
+	}
+	if got := d.Run("ping"); got.Code != 74 || !strings.Contains(got.Stderr, dead) {
+		t.Errorf("ping ends with %d: %s%s", got.Code, got.Stdout, got.Stderr)
+	}
+	out := d.Run("status").Stdout
+	table := regexp.MustCompile(`(?m)^ {10}(MASTER|none|127\.0\.0\.1:\d+) `).FindAllStringSubmatch(out, -1)
+	if len(table) != 4 || table[1][1] != dead {
+		t.Errorf("status prints\n%s", out)
+	}
+	checkMetrics(t, d, fmt.Sprintf("redis_shard_up{shard=%q} 0", dead), fmt.Sprintf("redis_shard_up{shard=%q} 1", masters[0].Address()), "redis_up 1", "redis_degraded 1")
+
+	masters[1].Restart()
+	harness.Eventually(t, "all masters serve", func() bool {
+		s = status(t, client)
+		return s.Redis == "ok" && !slices.ContainsFunc(s.Shards, func(r locksidecar.ShardStatus) bool { return r.Redis != "ok" })
+	})
+}
+
+// The danger: a person looks for the locks of slots that no master has, and finds that Redis has not
+// been reached.
+func TestClusterStatusHasSlotsWithoutAMaster(t *testing.T) {
+	c := harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
+	name := c.Names(0, "status", 1)[0]
+	slot := harness.Slot(name)
+	for _, n := range c.Nodes {
+		n.MustDo("CLUSTER", "DELSLOTS", slot)
+	}
+	d := harness.LaunchDaemon(t, c.URL())
+	client := harness.Dial(t, d)
+	go client.Lock(t.Context(), name)
+	var s locksidecar.Status
+	harness.Eventually(t, "the status has three masters that serve, and a slot without one", func() bool {
+		s = status(t, client)
+		return len(s.Shards) == 4 && s.Shards[1].Redis == "ok" && s.Shards[0].Waiting == 1
+	})
+	if r := s.Shards[0]; r.Address != "" || r.Slots != 1 || !strings.Contains(r.Redis, "no master of the Cluster") || s.ShardCount != 4 {
+		t.Errorf("the row is %+v, of %d", r, s.ShardCount)
+	}
+	if info := harness.Info(t, d, name); !info.InCluster || info.Slot != slot || info.Shard != "" {
+		t.Errorf("the lock is in slot %d of %q", info.Slot, info.Shard)
+	}
+	checkMetrics(t, d, `redis_shard_up{shard="none"} 0`, `redis_slots{shard="none"} 1`, "redis_up 1")
+}
+
+func TestClusterCountsRedirects(t *testing.T) {
+	c := harness.StartCluster(t, 3, 0)
+	d := harness.StartDaemon(t, c.URL(), "--lease=1s") // renewed each 333 ms
+	client := harness.Dial(t, d)
+	name := lockOn(t, c, client, 0)
+	from, to := c.ShardMaster(0).Address(), c.ShardMaster(1).Address()
+	checkMetrics(t, d, `redirects_total{kind="moved"} 0`, `redirects_total{kind="ask"} 0`, `redirects_total{kind="tryagain"} 0`)
+	counts := func(kind string) func() bool {
+		some := regexp.MustCompile(`(?m)^locksidecar_redirects_total{kind="` + kind + `"} [1-9]`)
+		return func() bool { return some.MatchString(d.Run("metrics").Stdout) }
+	}
+	m := c.OpenMigration(harness.Slot(name), c.ShardMaster(1))
+	m.MoveKeys(name, "redisson_lock_token:{"+name+"}")
+	harness.Eventually(t, "the source answers the renewal with ASK", counts("ask"))
+	go client.Lock(t.Context(), "{"+name+"}:new") // no node has all of its keys
+	harness.Eventually(t, "a node answers TRYAGAIN", counts("tryagain"))
+	if shard := harness.Info(t, d, name).Shard; shard != from {
+		t.Errorf("while the slot migrates, it is of %s, want %s", shard, from)
+	}
+	m.Close()
+	harness.Eventually(t, "the source answers MOVED", counts("moved"))
+	harness.Eventually(t, "the slot is of the target", func() bool { return harness.Info(t, d, name).Shard == to })
+}

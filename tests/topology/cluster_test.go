@@ -1,0 +1,316 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
+	"github.com/locksidecar/locksidecar/tests/history"
+)
+
+const (
+	// clusterLease is that of the daemons of most tests in a Cluster: a failover takes less than what is
+	// left of it after a renewal, so no hold is lost.
+	clusterLease = 10 * time.Second
+
+	// maxGap is how long the locks of masters without a fault may go without a grant of any of them.
+	maxGap = time.Second
+
+	// openFor is how long a slot migrates at least. One with many keys does so for longer.
+	openFor = 5 * time.Millisecond
+)
+
+// startHosts starts two daemons.
+func startHosts(t *testing.T, c *harness.Cluster, lease time.Duration) []*harness.Daemon {
+	t.Helper()
+	var hosts []*harness.Daemon
+	for range 2 {
+		hosts = append(hosts, harness.StartDaemon(t, c.URL(), "--lease="+lease.String()))
+	}
+	return hosts
+}
+
+// contendEverywhere has clients of each host contend for so many locks of each shard, and returns when
+// each was granted.
+func contendEverywhere(c *harness.Cluster, w *crowd, perHost, names int) (groups []*group) {
+	w.t.Helper()
+	for shard := range c.Masters() {
+		groups = append(groups, w.contend(perHost, c.Names(shard, "hot", names)...))
+	}
+	for shard, g := range groups {
+		g.await(fmt.Sprintf("the locks of shard %d are granted", shard))
+	}
+	return groups
+}
+
+func TestClusterServesLocksOfAllMasters(t *testing.T) {
+	c := harness.StartCluster(t, 3, 0)
+	w := startCrowd(t, clusterLease, startHosts(t, c, clusterLease)...)
+	groups := contendEverywhere(c, w, 3, 4)
+	for _, g := range groups {
+		harness.Eventually(t, "each lock passes between the hosts", func() bool {
+			return !slices.ContainsFunc(g.crossings(), func(n int) bool { return n < 10 })
+		})
+	}
+	w.end()
+	masters := c.Masters()
+	for shard, g := range groups {
+		t.Logf("shard %d: grants %v, to another host %v", shard, g.grants(), g.crossings())
+		for _, name := range g.names {
+			// Another master would answer MOVED.
+			counter := "redisson_lock_token:{" + name + "}"
+			if n, err := masters[shard].Exists(t.Context(), counter).Result(); n != 1 || err != nil {
+				t.Errorf("%d of %s at the master of its slot: %v", n, counter, err)
+			}
+		}
+	}
+}
+
+// The danger: a client takes a lock at the target of a slot while another one has it at the source, or
+// a renewal or a release fails because the key is not where the slot is.
+func TestClusterKeepsLocksThroughMigration(t *testing.T) {
+	const lease = 3 * time.Second // so that there are renewals while slots move
+	c := harness.StartCluster(t, 3, 0)
+	w := startCrowd(t, lease, startHosts(t, c, lease)...)
+	moving := c.Names(0, "moving", 100)
+	release := w.hold(0, moving[:12]...)
+	hot := w.contend(3, moving[12:16]...)
+	all := w.contend(2, moving[16:]...)
+	others := w.contend(1, c.Names(2, "stays", 4)...)
+	hot.await("the locks of the slots are granted")
+
+	source, target := c.ShardMaster(0), c.ShardMaster(1)
+	began := time.Now()
+	for _, to := range []*harness.ClusterNode{target, source} {
+		gap := hot.watch()
+		for _, name := range moving {
+			m := c.OpenMigration(harness.Slot(name), to)
+			time.Sleep(openFor)
+			m.Close()
+		}
+		t.Logf("%d slots moved to %s; the hot locks had no grant for %v at most", len(moving), to.Address(), gap())
+		c.AwaitAgreement()
+		hot.await("the locks are granted after their slots have moved")
+		others.await("the locks of a master without a move are granted")
+	}
+	t.Logf("both moves took %v; %d grants of locks that moved", time.Since(began), sum(hot.grants())+sum(all.grants()))
+	release()
+	report := w.end()
+	if len(report.Lost) > 0 {
+		t.Errorf("holds were lost: %v", report.Lost)
+	}
+	for _, name := range moving {
+		if c.MasterOf(name) != source {
+			t.Fatalf("the slot of %s was not moved back", name)
+		}
+	}
+}
+
+func sum(numbers []int) (sum int) {
+	for _, n := range numbers {
+		sum += n
+	}
+	return sum
+}
+
+// The danger: the key of a held lock is at the target of a slot that stays at its source, where a
+// renewal does not find it: the hold is lost after its lease.
+func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
+	const lease = time.Second
+	c := harness.StartCluster(t, 3, 0)
+	hosts := startHosts(t, c, lease)
+	holder, other := harness.Dial(t, hosts[0]), harness.Dial(t, hosts[1])
+	// They share a slot. Of the first, key and counter are moved; of the second, only the key.
+	tag := "{" + c.Names(0, "tag", 1)[0] + "}"
+	whole, split, stays := tag+":whole", tag+":split", tag+":stays"
+	held := map[string]*locksidecar.Lock{}
+	for _, name := range []string{whole, split, stays} {
+		lock, err := holder.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held[name] = lock
+	}
+
+	m := c.OpenMigration(harness.Slot(tag), c.ShardMaster(1))
+	m.MoveKeys(whole, "redisson_lock_token:"+whole, split)
+	time.Sleep(3 * lease) // what the slot does not survive if renewals do not follow it
+	for name, lock := range held {
+		if err := lock.Err(); err != nil {
+			t.Errorf("%s was lost while its slot migrated: %v", name, err)
+		}
+	}
+	for _, name := range []string{whole, split} {
+		if len(m.To.FieldsAsking(name)) != 1 {
+			t.Errorf("the target does not have %s any more: nothing renewed it there", name)
+		}
+	}
+	if len(m.From.Fields(stays)) != 1 {
+		t.Errorf("the source does not have %s any more: nothing renewed it there", stays)
+	}
+	m.Close()
+	c.AwaitAgreement()
+	for name, lock := range held {
+		if _, err := other.TryLock(t.Context(), name); err == nil {
+			t.Errorf("%s is held twice", name)
+		}
+		if err := lock.Unlock(); err != nil {
+			t.Errorf("the release of %s: %v", name, err)
+		}
+		next, err := other.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if next.Token() <= lock.Token() {
+			t.Errorf("%s: token %d after %d", name, next.Token(), lock.Token())
+		}
+	}
+}
+
+// The danger: a fault of one master delays the locks of the others, or ends holds that the promoted
+// replica has.
+func TestClusterMasterIsKilled(t *testing.T) {
+	failOneMaster(t, "a master is killed", func(c *harness.Cluster, master *harness.ClusterNode) {
+		master.Kill()
+		if next := c.AwaitFailover(master); next == master {
+			t.Errorf("%s is still the master", next.Address())
+		}
+	})
+}
+
+// The danger: a master that goes on after its replica was promoted acknowledges what it is asked.
+func TestClusterMasterIsPaused(t *testing.T) {
+	failOneMaster(t, "a master is paused", func(c *harness.Cluster, master *harness.ClusterNode) {
+		master.Pause()
+		time.Sleep(3 * time.Second) // the fault lasts so long: on most machines a replica is promoted meanwhile
+		master.Continue()
+		c.AwaitAgreement()
+		t.Logf("a replica was promoted: %v", c.ShardMaster(master.Shard) != master)
+	})
+}
+
+// failOneMaster has a fault of the master of one shard while clients contend for locks of all. The fault
+// returns when the shard has a master again. What the master has acknowledged and not replicated is
+// lost, so two clients may hold a lock of its shard; tokens tell them apart.
+func failOneMaster(t *testing.T, what string, fault func(*harness.Cluster, *harness.ClusterNode)) {
+	c := harness.StartCluster(t, 3, 1, "--cluster-require-full-coverage", "no")
+	w := startCrowd(t, clusterLease, startHosts(t, c, clusterLease)...)
+	groups := contendEverywhere(c, w, 2, 4)
+	kept := c.Names(0, "kept", 3)
+	release := w.hold(0, kept...)
+	victim := c.ShardMaster(0)
+	awaitReplicated(t, victim, kept[0])
+
+	mended := w.fault(what, groups[0].names, history.LosesData, history.Interrupts)
+	gap0, gap1, gap2 := groups[0].watch(), groups[1].watch(), groups[2].watch()
+	fault(c, victim)
+	groups[0].await("the locks of the shard are granted again")
+	mended()
+	t.Logf("no lock of the shard was granted for %v", gap0())
+	for shard, gap := range map[int]time.Duration{1: gap1(), 2: gap2()} {
+		t.Logf("no lock of shard %d was granted for %v", shard, gap)
+		if gap > maxGap {
+			t.Errorf("the locks of shard %d, whose master had no fault, were not granted for %v", shard, gap)
+		}
+	}
+	release()
+	w.end()
+}
+
+// awaitReplicated waits until a replica has what a master has executed. The name is that of a lock in a
+// slot of the master.
+func awaitReplicated(t *testing.T, master *harness.ClusterNode, name string) {
+	t.Helper()
+	// WAIT is about the writes of its connection.
+	var confirmed *redis.Cmd
+	if _, err := master.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.Set(t.Context(), "written:{"+name+"}", 1, 0)
+		confirmed = p.Do(t.Context(), "WAIT", 1, 2000)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := confirmed.Int(); n < 1 {
+		t.Fatalf("%d replicas confirm a write: %v", n, err)
+	}
+}
+
+// The danger: the old master goes on granting after the promotion, or the new one grants what the old
+// one had given. Clients are paused during a planned failover, so nothing may be lost.
+func TestClusterPlannedFailover(t *testing.T) {
+	c := harness.StartCluster(t, 3, 1)
+	w := startCrowd(t, clusterLease, startHosts(t, c, clusterLease)...)
+	groups := contendEverywhere(c, w, 2, 4)
+	release := w.hold(0, c.Names(0, "kept", 3)...)
+	for range 2 { // there and back
+		old := c.ShardMaster(0)
+		gap := groups[0].watch()
+		next := c.PlannedFailover(0)
+		groups[0].await("the locks of the shard are granted at its new master")
+		t.Logf("from %s to %s: no lock of the shard was granted for %v", old.Address(), next.Address(), gap())
+	}
+	for _, g := range groups {
+		g.await("all locks are granted")
+	}
+	release()
+	if report := w.end(); len(report.Lost) > 0 {
+		t.Errorf("holds were lost: %v", report.Lost)
+	}
+}
+
+// A shard without a master stops only its own locks, and clients are told which server is missing.
+func TestClusterDownShardIsSaid(t *testing.T) {
+	c := harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
+	client := harness.Dial(t, harness.StartDaemon(t, c.URL()))
+	name, elsewhere := c.Names(0, "down", 1)[0], c.Names(1, "up", 1)[0]
+	pass := func(name string) {
+		t.Helper()
+		lock, err := client.TryLock(t.Context(), name)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := lock.Unlock(locksidecar.Confirmed(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass(name)
+	pass(elsewhere)
+
+	victim := c.ShardMaster(0)
+	victim.Kill()
+	refused := func(when string) {
+		t.Helper()
+		text := ""
+		harness.Eventually(t, "an acquire is refused with the address of its master, "+when, func() bool {
+			_, err := client.TryLock(t.Context(), name)
+			if !errors.Is(err, locksidecar.ErrUnavailable) {
+				t.Fatalf("a try of a lock whose master is down: %v", err)
+			}
+			pass(elsewhere)
+			text = err.Error()
+			return strings.Contains(text, victim.Address())
+		})
+		t.Logf("%s: %s", when, text)
+	}
+	refused("before the other masters know")
+	harness.Eventually(t, "the other masters know", func() bool {
+		return !strings.Contains(c.ShardMaster(1).ClusterInfo(t.Context()).Val(), "cluster_slots_fail:0")
+	})
+	refused("after the other masters know")
+	victim.Restart()
+	c.AwaitAgreement()
+	harness.Eventually(t, "the lock is granted when its master has returned", func() bool {
+		lock, err := client.TryLock(t.Context(), name)
+		if err == nil {
+			err = lock.Unlock()
+		}
+		return err == nil
+	})
+}
