@@ -340,7 +340,7 @@ func (p *pipeline) deliverResults() error {
 	p.deliver()
 	if p.silent != "" && !p.commands.publishTold {
 		p.commands.publishTold = true
-		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels "+p.dial.keys.channelPatterns(),
+		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +"+p.sharded("publish")+" and the channels "+p.dial.keys.channelPatterns(),
 			"lock", p.silent)
 	}
 	return err
@@ -386,6 +386,14 @@ func (p *pipeline) follow() {
 	for _, a := range asks {
 		p.commands.cluster.askThere(a.redirect, a.ops)
 	}
+}
+
+// sharded returns the command for the channels of locks: that for sharded ones, if they are.
+func (p *pipeline) sharded(command string) string {
+	if p.isSharded {
+		return "s" + command
+	}
+	return command
 }
 
 // onPush takes in what Redis sends without having been asked, and confirmations of
@@ -550,7 +558,7 @@ func (p *pipeline) reportDenied(names []string, why string) {
 	c := p.commands
 	if !c.subscribeTold {
 		c.subscribeTold = true
-		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +subscribe and the channels "+p.dial.keys.channelPatterns(),
+		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +"+p.sharded("subscribe")+" and the channels "+p.dial.keys.channelPatterns(),
 			"lock", names[0], "reason", clip(why))
 	}
 	p.reportSubscribed(delivery{unsubscribed: names})
