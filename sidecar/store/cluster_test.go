@@ -362,7 +362,7 @@ func TestAskedOperationsGoOneByOne(t *testing.T) {
 	}
 }
 
-// The danger: two nodes that send an operation to each other for ever.
+// The danger: two nodes that redirect an operation to each other without end.
 func TestAskThatAnswersAskingIsNotFollowed(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
@@ -786,7 +786,7 @@ func TestAskNamesANodeThatIsClosed(t *testing.T) {
 	}
 }
 
-// The danger: the script is sent again without ASKING, and the node answers MOVED for ever.
+// The danger: the script is sent again without ASKING, and the node answers MOVED each time.
 func TestAskedScriptThatIsNotKnownIsSentAgainBehindAsking(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
