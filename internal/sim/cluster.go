@@ -255,6 +255,7 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 
 // route tells the table of a host which shards have slots, and has the host connect to them.
 func (w *world) route(h *host, ranges []redisop.SlotRange) {
+	h.routedAt = w.now
 	h.table.Route(h.clock(w.now), ranges)
 	w.afterInput(h)
 	for _, r := range ranges {
