@@ -117,6 +117,7 @@ type lockOnHost struct {
 	endedAt       int64           // world time: when the hold ended
 	dataLostAt    int64           // when the table was told last that Redis may have lost its data
 	movedAt       int64           // when the table was told last that another shard has the lock, or Redis answered that
+	movedFrom     redisop.Shard   // the shard that had it before the table was told
 	tokens        tokenRanges
 
 	// Whether the table knows that other hosts wait, and what it does then.

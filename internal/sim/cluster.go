@@ -246,7 +246,7 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 		h.conns[s].floor = max(h.conns[s].floor, h.floor.now(h.clock(w.now)))
 	}
 	h.routes[n] = s
-	l.tokens, l.dataLostAt, l.movedAt = tokenRanges{}, w.now, w.now
+	l.tokens, l.dataLostAt, l.movedAt, l.movedFrom = tokenRanges{}, w.now, w.now, was
 	w.check.meetIf(RoutedHold, l.hold.state == live && was != 0)
 	if w.trace.on {
 		w.trace.add(w, n, h, "shard %d has the lock, no more shard %d", s, was)
@@ -255,7 +255,6 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 
 // route tells the table of a host which shards have slots, and has the host connect to them.
 func (w *world) route(h *host, ranges []redisop.SlotRange) {
-	h.routedAt = w.now
 	h.table.Route(h.clock(w.now), ranges)
 	w.afterInput(h)
 	for _, r := range ranges {

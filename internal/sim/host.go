@@ -46,7 +46,6 @@ type host struct {
 	undrained bool                    // the table has effects that were not carried out yet
 	conns     [maxShards]connection   // by the shard that they lead to
 	routes    [maxNames]redisop.Shard // which shard has the slot of a lock, as the table was told
-	routedAt  int64                   // when it was last told of a route
 	floor     tokenFloor              // what the store knows of tokens
 	sessions  []session
 	locks     [maxNames]lockOnHost

@@ -263,7 +263,7 @@ func (c *Cluster) disagreement() string {
 	return ""
 }
 
-// describe returns who has which slots, and who is a replica of whom, in a view.
+// describe returns the slots of each node in a view, and the master of each replica.
 func (c *Cluster) describe(view []clusterRow) string {
 	var lines []string
 	for _, row := range view {
