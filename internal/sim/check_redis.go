@@ -248,7 +248,8 @@ func (w *world) checkResult(h *host, o *operation) {
 			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
 		}
 		l.tokens = tokenRanges{}
-		if l.hold.state == orphaned { // there is no client to be notified
+		isAsserted := r.Outcome == redisop.KeyMissing && o.isOutdated // at the shard that has the lock now
+		if l.hold.state == orphaned && !isAsserted {                  // there is no client to be notified
 			w.endHold(h, n)
 		}
 		l.waiting, l.turnGrants, l.localGrants = 0, 0, 0
