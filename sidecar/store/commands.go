@@ -491,9 +491,9 @@ func (c *commands) onConnected(s *readyConn) {
 	if p.reported != "" {
 		c.reportDegraded(p.reported)
 	}
-	go p.read()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	go p.read() // it may send what waits as soon as mu is unlocked: the floor is lifted before
 	c.listener.isSharded = s.isSharded
 	c.pipe = p
 	if c.cluster != nil {
