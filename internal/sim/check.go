@@ -347,3 +347,11 @@ func (h *host) isIdle(now int64, n int, arrival uint64) bool {
 	held := l.hold.state != none && now < l.hold.end()
 	return !held && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && !l.wantsMessages && !h.waitsBefore(n, arrival)
 }
+
+// noteKnownAgain is called before an input has the table know a lock: a request that arrives, or a lock
+// that is transferred to the host. A lock of which it knew nothing has no known subscribers.
+func (w *world) noteKnownAgain(h *host, n int, arrival uint64) {
+	if h.isIdle(h.clock(w.now), n, arrival) {
+		h.locks[n].forgotten = true
+	}
+}

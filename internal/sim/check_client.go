@@ -722,9 +722,7 @@ func (w *world) checkArrival(h *host, s *session, q *request) {
 	n := int(q.name)
 	l := &h.locks[n]
 	q.obstructed = h.isObstructed(n, q.arrival)
-	if h.isIdle(h.clock(w.now), n, q.arrival) {
-		l.forgotten = true
-	}
+	w.noteKnownAgain(h, n, q.arrival)
 	if l.hold.reenters(s, q) {
 		return
 	}

@@ -418,6 +418,7 @@ func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64, is
 	has := int(name.key.Owner) == h.index
 	switch m.Kind {
 	case redisop.Transferred:
+		w.noteKnownAgain(h, n, math.MaxUint64) // also one that it gives back at once
 		if m.Conn == (redisop.Conn{}) {
 			m.Tokens = 0 // the store takes them out
 			w.check.meet(TransferNotProved)
