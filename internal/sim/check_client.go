@@ -631,16 +631,29 @@ func (w *world) checkNotRenewed(h *host, s *session, n int) {
 // keepsOthersDown reports whether a hold of a Cluster is about to end, and with it the deadline of holds
 // of its session that other shards renewed.
 func (w *world) keepsOthersDown(h *host, s *session, n int) bool {
-	c := &h.locks[n].hold
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	confirmed := c.confirmed
+	if c.confirmedAt == now {
+		confirmed = c.confirmedBefore // the table may not have taken the result in: it is of the same batch
+	}
 	isShorter := h.longest > h.lease // the lease, since a restart: of what the table knows, the checker does not know more
-	if !w.plan.cluster || !isShorter && min(c.deadline, c.confirmed)-h.clock(w.now) > h.lease/8+eps {
+	if !w.plan.cluster || !isShorter && min(c.deadline, confirmed)-now > h.lease/8+eps {
 		return false
+	}
+	if l.inFlight != noOp && !isShorter {
+		o := &w.ops[l.inFlight]
+		sent := h.clock(o.issuedAt)
+		if (o.op.Kind == redisop.Renew || o.op.Kind == redisop.Take) && now+eps < sent+min(h.lease/32, (min(c.deadline, confirmed)-sent)/4) {
+			return false // its renewal was just sent
+		}
 	}
 	for i := range w.plan.names {
 		o := &h.locks[i].hold
 		isSharing := i != n && o.session == s.id && !o.fixed && (o.isBelieved() || o.state == unbelieved)
-		isLonger := o.confirmed-c.confirmed >= h.lease/8
-		hasLonger := h.locks[i].confirmed-c.confirmed >= h.lease/8 // for the hold before this one
+		isLonger := o.confirmed-confirmed >= h.lease/8
+		hasLonger := h.locks[i].confirmed-confirmed >= h.lease/8 // for the hold before this one
 		if isSharing && (isShorter || isLonger || hasLonger || o.state == unbelieved) {
 			w.check.meet(GivenUpForOthers)
 			return true

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // remainingLease is the fixed lease of a hold that is not renewed, ms; 0: it is renewed. A
@@ -67,14 +68,20 @@ func (t *Table) endDueHold(a *moment.Alarm, l *lock) bool {
 // giveUpForOthers gives up a hold that keeps down the deadline of the session's other holds, shortly
 // before that deadline: its shard does not renew it, and those of the others do. A Redis that is no
 // Cluster renews all of them, or none.
+//
+// The session may have been sent a deadline that is one bucket less, so a hold is given up two buckets
+// before its own. If its renewal was just sent, that has a quarter of the time that is left, up to half a
+// bucket: a host that stood still renews all of its holds at once, and one shard is the first to answer.
 func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
-	until := min(t.deadline(h), h.lock.claim.ValidUntil())
+	until, bucket := min(t.deadline(h), h.lock.claim.ValidUntil()), t.bucketWidth()
+	op := h.lock.claim.InFlight()
 	switch {
-	case !a.Due(until - 2*t.bucketWidth()): // the session may have been sent a deadline that is one less
+	case !a.Due(until - 2*bucket):
+	case (op.Kind == redisop.Renew || op.Kind == redisop.Take) && !a.Due(op.SentAt+min(bucket/2, (until-op.SentAt)/4)):
 	case t.lastsShortest(h):
 		t.giveUp(h)
 	default: // until another shard renews
-		a.Due(a.Now + t.bucketWidth()/4)
+		a.Due(a.Now + bucket/4)
 	}
 }
 

@@ -318,6 +318,50 @@ func TestHoldOfAShardThatIsDownEndsNoHoldOfAnother(t *testing.T) {
 	}
 }
 
+// The daemon stood still until shortly before the deadline. The first shard that answers again must not
+// end the holds of the second one, whose renewals are on the way.
+func TestHoldWhoseRenewalWasJustSentIsNotGivenUpForOthers(t *testing.T) {
+	c := newCluster(t)
+	c.hold(1, "a")
+	c.hold(2, "b")
+	c.now += int64(27 * time.Second)
+	c.tb.Advance(c.now)
+	c.effects()
+	renewals := c.sent
+	if len(renewals) != 2 {
+		t.Fatalf("sent: %+v, want two renewals", renewals)
+	}
+	c.answer(renewals[0], redisop.Result{})
+	c.now += int64(100 * time.Millisecond)
+	c.acquire(3, renewals[1].Name) // the table looks at the lock
+	c.answer(renewals[1], redisop.Result{})
+	if c.took(locktable.Lost) {
+		t.Error("a hold is lost although its shard renews it")
+	}
+}
+
+// The danger: the hold that waits for its renewal ends the others with the deadline that they share.
+func TestHoldWhoseRenewalHasNoResultIsGivenUpBeforeTheSharedDeadline(t *testing.T) {
+	c := newCluster(t)
+	c.hold(1, "a")
+	c.hold(2, "b")
+	deadline := c.now + int64(30*time.Second)
+	c.now += int64(27 * time.Second)
+	c.tb.Advance(c.now)
+	c.effects()
+	for _, op := range c.sent {
+		if op.Name == "a" {
+			c.answer(op, redisop.Result{})
+		}
+	}
+	for !c.took(locktable.Lost) {
+		if c.now += int64(10 * time.Millisecond); c.now > deadline-int64(30*time.Second)/16 {
+			t.Fatal("no hold is lost, and clients may believe that all of them are")
+		}
+		c.tb.Advance(c.now)
+	}
+}
+
 // While no shard renews, no hold keeps the deadline of others down.
 func TestHoldsOfShardsThatAreAllDownLastUntilTheirDeadline(t *testing.T) {
 	c := newCluster(t)

@@ -458,4 +458,18 @@ var topologyMutants = []mutant{
 		new:  ``,
 		by:   test("sidecar", "TestHealthOfACluster"),
 	},
+	{
+		rule: "a hold whose renewal was just sent is not given up for others",
+		file: "sidecar/locktable/hold.go",
+		old:  `(op.Kind == redisop.Renew || op.Kind == redisop.Take) && !a.Due(op.SentAt+min(bucket/2, (until-op.SentAt)/4)):`,
+		new:  `op.Kind == redisop.Drop && bucket < 0:`,
+		by:   test("sidecar/locktable", "TestHoldWhoseRenewalWasJustSentIsNotGivenUpForOthers"),
+	},
+	{
+		rule: "a hold whose renewal has no result is given up for others",
+		file: "sidecar/locktable/hold.go",
+		old:  `!a.Due(op.SentAt+min(bucket/2, (until-op.SentAt)/4)):`,
+		new:  `op.SentAt != 0:`,
+		by:   test("sidecar/locktable", "TestHoldWhoseRenewalHasNoResultIsGivenUpBeforeTheSharedDeadline"),
+	},
 }
