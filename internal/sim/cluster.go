@@ -207,7 +207,7 @@ func (w *world) onMoved(h *host, n int, from, to redisop.Shard) {
 	if to == 0 || h.routes[n] != from {
 		return
 	}
-	w.drainDeferred(h) // what the table did before it knew
+	w.drain(h) // what the table did before it knew: a result may be of the same reply as others
 	w.sharers(n, func(n int) { w.noteRoute(h, n, to) })
 	slot := uint16(w.counterOf(n))
 	w.route(h, []redisop.SlotRange{{First: slot, Last: slot, Shard: to}})
