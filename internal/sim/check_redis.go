@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -315,15 +316,21 @@ func (w *world) onDone(h *host, o *operation) {
 }
 
 // checkDraw checks that Redis never gives a token twice, nor one that is smaller than any
-// before, whatever it has forgotten. floor is what the host of this draw knows.
-func (w *world) checkDraw(n int, first, last, floor uint64) {
+// before, whatever it has forgotten. made: there was no counter.
+func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
+		floor := uint64(o.floor) // what the host of this draw knows
+		if made || o.floor == redis.MaxToken {
+			floor = uint64(o.birth)
+		}
+		// The slot left the shard and came back, and the host of this draw was not told before.
+		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
 		// drawn from a new counter in fewer microseconds.
 		isAhead := int64(name.drawn) > w.time()
-		if !name.counterLost || w.redis.jumpedBack == 0 && !isAhead || floor >= name.drawn {
+		if !name.counterLost || w.redis.jumpedBack == 0 && !isAhead && !isUnseen || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
 		w.check.meet(LowerTokenExcused)

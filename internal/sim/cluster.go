@@ -244,6 +244,7 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 	was := h.routes[n]
 	if !w.keepsFloor {
 		h.conns[s].floor = max(h.conns[s].floor, h.floor.now(h.clock(w.now)))
+		w.askClock(h, s)
 	}
 	h.routes[n] = s
 	l.tokens, l.dataLostAt, l.movedAt, l.movedFrom = tokenRanges{}, w.now, w.now, was
@@ -297,7 +298,7 @@ func (w *world) migrate() {
 				w.after(c.lastReply-w.now, event{kind: evSubscriptionEnded, host: int16(h.index), name: int8(n), gen: c.gen, shard: int8(from)})
 			}
 		}
-		w.redis.owners[n] = to
+		w.redis.owners[n], w.redis.names[n].cameAt = to, w.now
 		w.redis.keepSnapshotOf(n)
 	})
 	w.announce()

@@ -1,6 +1,9 @@
 package sim
 
-import "github.com/locksidecar/locksidecar/sidecar/redisop"
+import (
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // The connections of a host, one to each shard: what is in flight on one, and what becomes of that
 // when it breaks.
@@ -15,6 +18,8 @@ type operation struct {
 	server   int    // run id of that which its connection leads to
 	floor    int64  // of its connection
 	birth    int64  // a new counter begins above it
+	clockAt  int64  // of its connection
+	toldAt   int64  // when the table was told last that another shard has its lock
 	script   uint64 // the number of the one that executes it
 	at       int64  // it reaches Redis no earlier; or, if executed, when it did
 	issuedAt int64  // when the table issued it
@@ -41,7 +46,11 @@ type connection struct {
 	lastExec  int64 // when what was sent last reaches Redis
 	lastReply int64 // when what was replied last reaches the host
 	floor     int64
-	clock     tokenFloor // Redis's, when the connection was made
+	clock     tokenFloor // Redis's, when it was last read
+	clockAt   int64      // when that was
+	reading   int64      // of the clock that is asked for
+	lifts     bool       // the clock is asked for, because slots came: each counter is lifted to it
+	asksAgain bool       // slots came since
 	script    script     // that was begun last
 	sync      replication
 	replied   uint64 // the number of the last script of which something was replied
@@ -180,7 +189,10 @@ func (w *world) send(h *host, i int32) {
 	o.gen, o.server, o.floor = c.gen, c.nextRun, c.floor
 	o.script, o.unknown = c.script.number, c.script.unknown
 	o.res.Conn = w.connOf(c, o.op.Shard)
-	o.birth = h.floor.now(h.clock(w.now))
+	o.birth, o.clockAt, o.toldAt = h.floor.now(h.clock(w.now)), c.clockAt, h.locks[o.name].movedAt
+	if c.lifts {
+		o.floor, o.clockAt = redis.MaxToken, w.now
+	}
 	if w.withoutTokenFloor {
 		o.floor, o.birth = 1, 0 // only a counter that is not there is below it
 	}
@@ -509,10 +521,51 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	h.floor.raise(now, w.time())
 	c.clock = tokenFloor{w.time(), now}
 	c.floor = max(w.time(), h.floor.now(now))
+	c.clockAt, c.lifts, c.asksAgain = w.now, false, false
 	c.nextRun = w.redis.shards[s].run
 	c.dead, c.inRedis, c.isListening = false, true, !h.mayNotSubscribe
 	c.lastExec, c.lastReply = w.now, w.now
 	w.after(w.lag()+w.stallLeft(s), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
+}
+
+// askClock has the tokens of slots that have just come to a shard be above its clock.
+func (w *world) askClock(h *host, s redisop.Shard) {
+	switch c := &h.conns[s]; {
+	case c.dead: // it is read when the next connection is made
+	case c.lifts:
+		c.asksAgain = true
+	default:
+		c.lifts = true
+		w.after(w.lag(), event{kind: evClockAsked, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	}
+}
+
+// onClockAsked has a shard tell its clock.
+func (w *world) onClockAsked(h *host, e event) {
+	c := &h.conns[e.shard]
+	if e.gen != c.gen || c.dead {
+		return
+	}
+	c.reading, c.clockAt = w.time(), w.now
+	w.after(w.lag()+w.stallLeft(redisop.Shard(e.shard)), event{kind: evClockTold, host: int16(h.index), gen: c.gen, shard: e.shard})
+}
+
+// onClockTold handles that a shard has told its clock.
+func (w *world) onClockTold(h *host, e event) {
+	c := &h.conns[e.shard]
+	if e.gen != c.gen || c.dead {
+		return
+	}
+	now := h.clock(w.now)
+	c.clock = tokenFloor{c.reading, now}
+	h.floor.raise(now, c.reading)
+	c.floor = max(c.floor, c.reading, h.floor.now(now))
+	c.lifts = false
+	w.check.meet(ClockTold)
+	if c.asksAgain {
+		c.asksAgain = false
+		w.askClock(h, redisop.Shard(e.shard))
+	}
 }
 
 // onConnected handles that the store has connected.

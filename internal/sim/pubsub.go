@@ -183,6 +183,9 @@ func (w *world) onMessage(h *host, e event) {
 	if w.plan.durable && !w.grantsTransfers { // a Take, which the replica confirms, comes first
 		m.Conn, m.Tokens = redisop.Conn{}, 0
 	}
+	if c.lifts {
+		m.Tokens = 0 // the store's floor is above them
+	}
 	isCopy := w.plan.cluster && w.messages[e.arg].server != c.nextRun
 	w.freeMessages = append(w.freeMessages, e.arg)
 	if e.gen != c.gen || !c.ok || c.dead || h.isDown() {

@@ -55,6 +55,7 @@ type redisName struct {
 	unannounced bool         // and no message was published
 	ghost       bool         // the key was written by an operation that its table had given up, or was restored from a replica
 	counterLost bool         // since the last draw
+	cameAt      int64        // when its slot was migrated to the shard that has it
 }
 
 func (r *redisServer) init() {
@@ -479,7 +480,7 @@ func (w *world) execute(h *host, o *operation) {
 		if before.Owner == redis.NoOwner {
 			w.checkWakeUp(n)
 		}
-		w.onPass(n, &reply, o.floor)
+		w.onPass(n, &reply, o)
 	case redis.Write:
 		name.unjumpedExpiry = 0
 		if before.Owner == redis.NoOwner {
@@ -503,12 +504,8 @@ func (w *world) execute(h *host, o *operation) {
 		}
 	}
 	if reply.Token != 0 {
-		floor := o.floor
-		if reply.Made {
-			floor = o.birth
-			w.check.meetIf(CounterBeganAboveClock, floor > w.time())
-		}
-		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, uint64(floor))
+		w.check.meetIf(CounterBeganAboveClock, reply.Made && o.birth > w.time())
+		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, o, reply.Made)
 	}
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {
 		reply.Listeners = redisop.Listeners{State: redisop.Uncountable}
@@ -533,7 +530,7 @@ func (w *world) execute(h *host, o *operation) {
 }
 
 // onPass notes that an operation passed the key on to a ticket.
-func (w *world) onPass(n int, reply *redis.Reply, floor int64) {
+func (w *world) onPass(n int, reply *redis.Reply, o *operation) {
 	name := &w.redis.names[n]
 	name.unjumpedExpiry = 0
 	name.ghost = true // until its host is told
@@ -545,7 +542,7 @@ func (w *world) onPass(n int, reply *redis.Reply, floor int64) {
 			if m.Reached == 0 {
 				continue // the tokens are for the next one
 			}
-			w.checkDraw(n, m.LastToken-uint64(m.Tokens)+1, m.LastToken, uint64(floor))
+			w.checkDraw(n, m.LastToken-uint64(m.Tokens)+1, m.LastToken, o, false)
 		} else if m.Kind == redisop.Requeue {
 			w.check.meet(OldTicketSkipped)
 		}

@@ -70,6 +70,7 @@ const (
 	RoutedHold             // a host learned that a slot had moved while a client had its lock
 	SubscriptionEnded      // because its slot left the shard
 	TransferPassedOn       // the message, by a shard that did not execute the transfer
+	ClockTold              // of a shard to which slots came
 	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
@@ -173,6 +174,7 @@ var situationNames = [situations]string{
 	RoutedHold:             "routed-hold",
 	SubscriptionEnded:      "subscription-ended",
 	TransferPassedOn:       "transfer-passed-on",
+	ClockTold:              "clock-told",
 	GivenUpForOthers:       "given-up-for-others",
 
 	KilledBeforeJournal:      "killed-before-journal",

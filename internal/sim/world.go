@@ -104,6 +104,8 @@ const (
 	evSubscriptionMoved                  // the answer that another shard has the channel reaches the host
 	evSubscriptionEnded                  // the host is notified that a shard has the channel no more
 	evTopology                           // the host learns which shards have the slots
+	evClockAsked                         // the question for its clock reaches Redis
+	evClockTold                          // the answer reaches the host
 	evPromoted                           // the spare shard has taken over the slots of another
 	evMessage                            // a published message reaches the host
 	evClient                             // a client acts
@@ -286,6 +288,10 @@ func (w *world) handle(e event) {
 		w.onSubscriptionEnded(h, e)
 	case evTopology:
 		w.learnTopology(h)
+	case evClockAsked:
+		w.onClockAsked(h, e)
+	case evClockTold:
+		w.onClockTold(h, e)
 	case evPromoted:
 		w.onPromoted(redisop.Shard(e.shard))
 	case evMessage:

@@ -64,9 +64,10 @@ type cluster struct {
 }
 
 // slotMoves bounds how often MOVED moves a slot: nodes that do not know of each other's state name each
-// other.
+// other. An answer to a question from before the last move does not move it back.
 type slotMoves struct {
 	begun int64 // of the window
+	last  int64
 	n     int
 }
 
@@ -202,6 +203,7 @@ func (cl *cluster) askable() []string {
 
 // ask asks one node, on a connection of its own.
 func (cl *cluster) ask(address string) (*topology, error) {
+	askedAt := protocol.Now()
 	d := cl.at(address)
 	ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
 	defer cancel()
@@ -224,6 +226,7 @@ func (cl *cluster) ask(address string) (*topology, error) {
 	if err != nil {
 		return nil, unavailablef("Redis at %s cannot be understood: %v", address, err)
 	}
+	t.askedAt = askedAt
 	return t, nil
 }
 
@@ -318,16 +321,20 @@ func (cl *cluster) apply(t *topology, asked string) error {
 	}
 	cl.id, cl.nodes, cl.aliases, cl.replicas = t.id, t.nodes, t.aliases, t.replicas
 	changed := false
+	returned := make(map[redisop.Shard]bool) // shards that got slots, perhaps some that they had before
 	for slot := range t.owners {
 		address := t.owners[slot]
 		epoch := t.masters[address]
 		owner := redisop.Shard(cl.owners[slot].Load())
-		if c := cl.get(owner); c != nil && c.isUp.Load() && epoch < cl.epochs[slot] {
+		if c := cl.get(owner); c != nil && c.isUp.Load() && epoch < cl.epochs[slot] || cl.moves[slot].last > t.askedAt {
 			continue
 		}
 		n := redisop.Shard(0)
 		if address != "" {
 			n = cl.shardAt(address)
+		}
+		if was := cl.epochs[slot]; n == owner && was != 0 && epoch > was { // 0: of a MOVED
+			returned[n] = true
 		}
 		cl.epochs[slot] = epoch
 		if n != owner {
@@ -335,7 +342,13 @@ func (cl *cluster) apply(t *topology, asked string) error {
 			cl.setOwner(uint16(slot), n)
 		}
 	}
+	floor := cl.floor
 	cl.mu.Unlock()
+	for n := range returned {
+		if c := cl.get(n); c != nil {
+			c.onSlotsCame(&floor)
+		}
+	}
 	if changed {
 		cl.deliverRoutes()
 	}
@@ -371,6 +384,7 @@ func (cl *cluster) onMoved(r redirect) {
 	moves := n != 0 && n != redisop.Shard(cl.owners[r.slot].Load()) && m.n < maxMoves
 	if moves {
 		m.n++
+		m.last = protocol.Now()
 		cl.epochs[r.slot] = 0 // the node that it names may not know of that itself yet
 		cl.setOwner(r.slot, n)
 	}
@@ -405,8 +419,8 @@ func (cl *cluster) setOwner(slot uint16, n redisop.Shard) {
 }
 
 // deliverRoutes tells the lock table which slots have moved, in the order in which they did. Before, the
-// floor of tokens of a node is at least that of the others: the counters of a slot may have lost their
-// last values on the way.
+// floor of tokens of a node is at least that of the others, and its clock is asked for: the counters of a
+// slot may have lost their last values on the way, and other hosts may have drawn these.
 //
 // When it returns, all routes that were noted before are delivered, by whichever goroutine: the results of
 // operations that were not executed follow.
@@ -426,7 +440,7 @@ func (cl *cluster) deliverRoutes() {
 	for _, r := range routes {
 		if c := cl.get(r.Shard); c != nil && !lifted[r.Shard] {
 			lifted[r.Shard] = true
-			c.liftFloor(&floor)
+			c.onSlotsCame(&floor)
 		}
 	}
 	if cl.cfg.OnRoute != nil {

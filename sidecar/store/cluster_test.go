@@ -723,7 +723,7 @@ func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
 					up(n, dataLost, listening, id)
 				}
 			}).settled()
-			nodes.know(nodes.topology(2, map[uint16]int{slot: 1}))
+			nodes.know("") // the host learns of the move from MOVED alone
 			nodes[0].set(func() {
 				nodes[0].token = last
 				nodes[0].onRun = func(*nodeRun) string {
@@ -762,10 +762,135 @@ func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
 			if len(runs) == 0 {
 				t.Fatal("the new owner has executed nothing")
 			}
-			if floor, _ := strconv.ParseInt(runs[len(runs)-1].args[4], 10, 64); floor <= last {
-				t.Errorf("tokens of the new owner are above %d, and there is one that is %d", floor, last+1)
+			floor, birth := runs[len(runs)-1].floors()
+			if floor <= last || birth <= last {
+				t.Errorf("tokens of the new owner are above %d, and those of new counters above %d, and there is one that is %d", floor, birth, last+1)
 			}
 		})
+	}
+}
+
+// The danger: another host drew tokens at the former owner, which were lost in a failover of that. This
+// host has not seen them, and has read the clock of the new owner long ago.
+func TestTokensOfTheNewOwnerAreAboveItsClock(t *testing.T) {
+	for _, when := range []string{"the new owner is connected", "the new owner is just being connected"} {
+		t.Run(when, func(t *testing.T) {
+			nodes := startFakeCluster(t, 2)
+			moved, other := nodes.names(0, 1)[0], nodes.names(1, 1)[0]
+			var onUp atomic.Pointer[func()]
+			r := openCluster(t, nodes.url(), func(cfg *Config) {
+				up := cfg.OnUp
+				cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) {
+					if f := onUp.Swap(nil); f != nil {
+						(*f)()
+					}
+					up(n, dataLost, listening, id)
+				}
+			}).settled()
+			slot, to := slotOf(moved), r.shardOf(other)
+			nodes.know("") // the host learns of the move from MOVED alone
+			var clock int64 // of the new owner, when it has the slot
+			move := func() {
+				nodes[1].set(func() { nodes[1].ahead = time.Hour })
+				clock = time.Now().Add(time.Hour).UnixMicro()
+				r.cluster.onMoved(redirect{slot: slot, address: nodes[1].address})
+			}
+			if when == "the new owner is connected" {
+				move()
+			} else {
+				onUp.Store(&move)
+				r.mu.Lock()
+				r.isUp[to] = false
+				r.mu.Unlock()
+				nodes[1].cut()
+				r.await("connection", func() bool { return r.isUp[to] && onUp.Load() == nil })
+			}
+			for _, name := range []string{moved, other, moved} {
+				if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done || res.Shard != to {
+					t.Fatalf("%+v", res)
+				}
+			}
+			runs := nodes[1].seen()
+			for _, run := range runs {
+				if floor, _ := run.floors(); floor < clock {
+					t.Errorf("tokens are above %d, and the clock was at %d when the slot came", floor, clock)
+				}
+			}
+			// Once the clock is known, counters are not lifted to it each time.
+			if floor, birth := runs[len(runs)-1].floors(); floor > birth {
+				t.Errorf("each counter is still lifted: %d", floor)
+			}
+		})
+	}
+}
+
+// The danger: the answer to CLUSTER NODES was under way when MOVED came, and moves the slot back.
+func TestAnswerToAQuestionFromBeforeAMoveDoesNotMoveTheSlotBack(t *testing.T) {
+	cl := routerOf(t, nil)
+	before := known(t, "5: 0-8191", "6: 8192-16383")
+	if err := cl.apply(before, portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.onMoved(redirect{slot: 7, address: portAt(2)})
+	if err := cl.apply(before, portAt(1)); err != nil || cl.ownerOf(7) != 2 {
+		t.Errorf("slot 7 is at node %d, want 2 (%v)", cl.ownerOf(7), err)
+	}
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil || cl.ownerOf(7) != 1 {
+		t.Errorf("slot 7 is at node %d, want 1, as a later answer says (%v)", cl.ownerOf(7), err)
+	}
+}
+
+// The danger: a slot left its master and came back, and this host learns no more than a larger config epoch.
+func TestClockOfAMasterWithALargerEpochIsAskedFor(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	for i, n := range nodes {
+		r.do(takeOp(nodes.names(i, 1)[0], 1)) // the clocks that were asked for at the start are known
+		n.set(func() { n.clocks = 0 })
+	}
+	for id := range uint64(2) {
+		top, err := parseTopology(nodes.topology(2, nil), nodes[0].address)
+		if err == nil {
+			err = r.cluster.apply(top, nodes[0].address)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range nodes { // the answer comes before the result
+			r.do(takeOp(nodes.names(i, 1)[0], 2+id))
+		}
+	}
+	for i, n := range nodes {
+		if asked := n.asked(); asked != 1 {
+			t.Errorf("the clock of node %d was asked for %d times, want once", i, asked)
+		}
+	}
+}
+
+// The danger: a slot comes after Redis has read its clock for the one before.
+func TestClockIsAskedForAgainIfSlotsCameSince(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(1, 1)[0]
+	r.do(takeOp(name, 1)) // the clock that was asked for at the start is known
+	nodes[1].set(func() { nodes[1].clocks = 0 })
+	c := r.cluster.get(r.shardOf(name))
+	c.mu.Lock() // no answer is taken in
+	for range 3 {
+		c.pipe.askClock(protocol.Now())
+	}
+	if floor := c.pipe.encoder.tokensAbove(); floor < 1<<53-1 {
+		t.Errorf("a counter of %d would not be lifted", floor)
+	}
+	c.pipe.out.Flush()
+	c.mu.Unlock()
+	r.await("second answer", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return !c.pipe.encoder.lifts
+	})
+	if n := nodes[1].asked(); n != 2 {
+		t.Errorf("the clock was asked for %d times, want twice", n)
 	}
 }
 

@@ -50,18 +50,19 @@ type commands struct {
 
 	spareResults resultPool
 
-	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
-	renewals lanes      // Renew and Check
-	deletes  lanes      // Drops that can wait
-	others   fifo[redisop.Op]
-	asking   fifo[redisop.Op] // whose keys are here already, although another node has their slot
-	listener listener
-	queries  fifo[*query]
-	pipe     *pipeline // nil while down
-	closing  bool
-	closed   bool
-	movedTo  string       // where the master is since the last attempt to connect began; "": nothing was received
-	batch    []redisop.Op // emptied, for pump
+	mu           sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
+	renewals     lanes      // Renew and Check
+	deletes      lanes      // Drops that can wait
+	others       fifo[redisop.Op]
+	asking       fifo[redisop.Op] // whose keys are here already, although another node has their slot
+	listener     listener
+	queries      fifo[*query]
+	pipe         *pipeline // nil while down
+	closing      bool
+	closed       bool
+	mustAskClock bool         // slots have moved here since then, see pipeline.askClock
+	movedTo      string       // where the master is since the last attempt to connect began; "": nothing was received
+	batch        []redisop.Op // emptied, for pump
 
 	isUp      atomic.Bool  // the server can be asked
 	slots     atomic.Int32 // that the server has, as far as is known; of a Cluster
@@ -332,7 +333,8 @@ func (c *commands) connect(delay time.Duration, last Identity) {
 		}
 		c.readLogin()
 		c.mu.Lock()
-		c.movedTo = "" // the Sentinels are asked after it
+		c.movedTo = ""         // the Sentinels are asked after it
+		c.mustAskClock = false // it is read when the connection is made
 		c.mu.Unlock()
 		s, err := c.login.find(c.ctx, c.sentinels, &c.lost, last)
 		select {
@@ -500,6 +502,10 @@ func (c *commands) onConnected(s *readyConn) {
 		if now := protocol.Now(); c.cluster.floorAt(now) > p.id.floor(now) { // liftFloor looked before
 			p.lift(now, c.cluster.floorAt(now))
 		}
+		if c.mustAskClock {
+			c.mustAskClock = false
+			p.askClock(protocol.Now())
+		}
 	}
 	if c.ctx.Err() != nil {
 		p.cut(net.ErrClosed) // close looked before
@@ -597,6 +603,24 @@ func (c *commands) liftFloor(floor *Identity) {
 		now := protocol.Now()
 		p.lift(now, floor.floor(now))
 	}
+}
+
+// onSlotsCame has the tokens of locks whose slots have just moved to this node be above a floor, and above
+// all tokens that were drawn before.
+func (c *commands) onSlotsCame(floor *Identity) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pipe
+	if p == nil {
+		c.mustAskClock = true // the clock may have been read already
+		return
+	}
+	now := protocol.Now()
+	if floor.known() {
+		p.lift(now, floor.floor(now))
+	}
+	p.askClock(now)
+	p.out.Flush()
 }
 
 // lift has the tokens of this connection be above a floor, too. The caller holds mu.

@@ -29,9 +29,11 @@ type fakeNode struct {
 	onRun    func(run *nodeRun) (answer string)
 	onOther  func(words []string) (answer string) // to a command that the node does not know
 	runs     []nodeRun
-	token    int64 // the last one, of all locks
-	greeted  int   // connections that subscribe to a sidecar's channel
-	topology int   // how often CLUSTER NODES was asked
+	token    int64         // the last one, of all locks
+	ahead    time.Duration // of its clock
+	clocks   int           // how often its clock was asked for
+	greeted  int           // connections that subscribe to a sidecar's channel
+	topology int           // how often CLUSTER NODES was asked
 	conns    map[net.Conn]bool
 	isClosed bool
 }
@@ -44,6 +46,13 @@ type nodeRun struct {
 	locks    []string // among the keys
 	statuses []string // the usual answer, for each operation
 	isAsking bool
+}
+
+// floors returns what tokens are above, and those of new counters, of a run of the script for all cases.
+func (r *nodeRun) floors() (floor, birth int64) {
+	floor, _ = strconv.ParseInt(r.args[4], 10, 64)
+	birth, _ = strconv.ParseInt(r.args[5], 10, 64)
+	return floor, birth
 }
 
 func startFakeNode(t testing.TB, number int) *fakeNode {
@@ -111,6 +120,13 @@ func (n *fakeNode) seen() []nodeRun {
 	return slices.Clone(n.runs)
 }
 
+// asked returns how often the clock was asked for.
+func (n *fakeNode) asked() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.clocks
+}
+
 func (n *fakeNode) serve(conn net.Conn) {
 	defer conn.Close()
 	in := bufio.NewReader(conn)
@@ -157,7 +173,8 @@ func (n *fakeNode) answer(verb string, words []string, isAsking bool) string {
 	case "info":
 		return bulk("redis_version:7.0.15\r\nredis_mode:cluster\r\nrun_id:" + runID + "\r\nrole:master\r\nmaster_replid:" + runID + "\r\nconnected_slaves:0\r\n")
 	case "time":
-		now := time.Now().UnixMicro()
+		n.clocks++
+		now := time.Now().Add(n.ahead).UnixMicro()
 		return array(bulk(strconv.FormatInt(now/1e6, 10)), bulk(strconv.FormatInt(now%1e6, 10)))
 	case "cluster":
 		n.topology++

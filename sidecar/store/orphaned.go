@@ -86,7 +86,7 @@ func (s *Store) dropOrphaned(name, field, id string, hold uint64, published stri
 		}
 		return append(declared,
 			id+":", string(e.counts(0, 0, 1, flags)), "0", number(lease.Milliseconds()),
-			number(p.encoder.floor), number(p.id.floor(protocol.Now())), number(p.encoder.expiry), "", p.encoder.origin,
+			number(e.tokensAbove()), number(p.id.floor(protocol.Now())), number(p.encoder.expiry), "", p.encoder.origin,
 			strconv.FormatUint(hold, 10), keys.channel(name),
 			field, published, ownChannel(id), "recall:"+p.encoder.origin+" "+keys.key(name),
 		)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -53,6 +54,7 @@ type pipeline struct {
 	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
 	nextCheck     int64            // when run checks liveness next, at the latest
 	served        bool             // Redis answered a command
+	mustAskAgain  bool             // slots have moved here since askClock
 	raised        bool             // a token has raised session.id's floor since the last OnResults
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
 	queryCalls    int              // how many of the calls are commands of queries
@@ -234,6 +236,45 @@ func (p *pipeline) ping(now int64) {
 	} else {
 		p.out.Queued = appendRole(p.out.Queued)
 	}
+}
+
+// askClock has the tokens of locks whose slots have just moved here be above all that were drawn before,
+// whoever drew them: their counters may have lost their last values on the way, and Redis's clock was last
+// read when this connection was made. Until its answer comes, each counter is lifted to the clock as it is
+// used; then the clock is the floor. The caller holds mu.
+func (p *pipeline) askClock(now int64) {
+	if p.encoder.lifts {
+		p.mustAskAgain = true
+		return
+	}
+	p.encoder.lifts = true
+	p.register(now, call{form: timing})
+	p.out.Queued = appendTime(p.out.Queued)
+}
+
+// onClock takes the answer of askClock. The caller holds mu.
+func (p *pipeline) onClock(answer reply) {
+	clock, ok := parseTime(answer)
+	if !ok {
+		return // each counter is lifted, for as long as the connection lasts
+	}
+	p.clock, p.clockAt = clock, p.now
+	p.lift(p.now, clock)
+	p.raised = true
+	if p.encoder.lifts = false; p.mustAskAgain {
+		p.mustAskAgain = false
+		p.askClock(p.now)
+	}
+}
+
+// parseTime returns what TIME answers, µs.
+func parseTime(answer reply) (int64, bool) {
+	if answer.kind != '*' || len(answer.list) != 2 {
+		return 0, false
+	}
+	seconds, err := strconv.ParseInt(answer.list[0].text, 10, 64)
+	micros, err2 := strconv.ParseInt(answer.list[1].text, 10, 64)
+	return seconds*1_000_000 + micros, err == nil && err2 == nil
 }
 
 // onPong takes the answer of ping: any reply shows that Redis is alive. A replica is left. The caller
@@ -462,7 +503,7 @@ func (p *pipeline) checkTokens(m *redisop.Message) {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
-	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (redisop.Conn{}) {
+	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.tokensAbove() || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (redisop.Conn{}) {
 		m.Tokens = 0
 	} else {
 		p.raiseFloor(p.now, m.LastToken)
@@ -684,8 +725,11 @@ func (p *pipeline) onResults(answer reply) error {
 			p.queueWait(p.now)
 		}()
 	}
-	if cl.form == alive {
+	switch cl.form {
+	case alive:
 		p.onPong(answer)
+	case timing:
+		p.onClock(answer)
 	}
 	p.served = true
 	if cl.ops > 0 { // something on the way may answer a ping

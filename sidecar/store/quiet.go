@@ -131,7 +131,7 @@ func (e *encoder) quiet(dst []byte, f form, s *script, op *redisop.Op) []byte {
 		dst = e.keys.appendOurs(dst, queuePrefix, op.Name)
 		dst = e.appendField(dst, op.HoldID)
 		dst = appendNumber(dst, int64(op.LeaseMS))
-		dst = appendNumber(dst, e.floor)
+		dst = appendNumber(dst, e.tokensAbove())
 		return appendNumber(dst, e.expiry)
 	}
 	dst = appendCommand(dst, f, s, 2, 3)

@@ -66,13 +66,15 @@ const (
 	probing                 // EVALSHA: a probe
 	syncing                 // WAIT
 	permitting              // ASKING: the next command may be of a slot that another node has
+	timing                  // TIME: see pipeline.askClock
 )
 
 // encoder turns operations into commands.
 type encoder struct {
 	prefix string // of this sidecar's owner fields: "<uuid>:"
 	keys   keyspace
-	floor  int64  // of this connection's tokens, µs
+	floor  int64  // of this connection's tokens, µs; see tokensAbove
+	lifts  bool   // each counter is lifted, see pipeline.askClock
 	expiry int64  // of token counters after their last use, ms; 0: none
 	origin string // what messages name as theirs
 
@@ -83,6 +85,15 @@ type encoder struct {
 	turns [turns][]redisop.Op // of the operations that are being arranged
 	words []byte              // to be used again
 	text  [6]byte             // the same
+}
+
+// tokensAbove is the value, µs, that tokens of this connection are above. A counter that is not is
+// lifted to Redis's clock.
+func (e *encoder) tokensAbove() int64 {
+	if e.lifts {
+		return 1<<53 - 1
+	}
+	return e.floor
 }
 
 // scriptOf is the script for operations of a kind.
@@ -335,7 +346,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	dst = append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')
 	dst = appendNumber(dst, int64(lease))
 	dst = appendNumber(dst, int64(passLease))
-	dst = appendNumber(dst, e.floor)
+	dst = appendNumber(dst, e.tokensAbove())
 	dst = appendNumber(dst, birth)
 	dst = appendNumber(dst, e.expiry)
 	dst = e.appendQueueWords(dst, ops)
@@ -482,6 +493,9 @@ func appendLoad(dst []byte, s *script) []byte {
 }
 
 func appendPing(dst []byte) []byte { return appendString(appendArray(dst, 1), "ping") }
+
+// appendTime appends the command that asks for Redis's clock.
+func appendTime(dst []byte) []byte { return appendString(appendArray(dst, 1), "time") }
 
 func appendRole(dst []byte) []byte { return appendString(appendArray(dst, 1), "role") }
 

@@ -862,6 +862,28 @@ func TestPairLiftsACounterThatIsOneBelowTheFloor(t *testing.T) {
 	})
 }
 
+// While the clock is asked for, each counter is lifted to it, and none is set back: hundreds of tokens may
+// have been drawn from one in fewer microseconds, or the clock was set back.
+func TestCounterIsLiftedToTheClockAndNeverSetBack(t *testing.T) {
+	const ahead = 1 << 52
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		r.one(takeOp("another", 1)) // the connection is in use
+		b.admin.Set(ctx, counterOf("behind"), r.id.Floor+1, 0)
+		b.admin.Set(ctx, counterOf("ahead"), ahead, 0)
+		r.commands.mu.Lock()
+		r.commands.pipe.encoder.lifts = true
+		r.commands.mu.Unlock()
+		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
+		if res := r.one(takeOp("behind", 2)); res.Outcome != redisop.Done || res.Token <= before {
+			t.Errorf("got %+v, the time was %d", res, before)
+		}
+		if res := r.one(takeOp("ahead", 3)); res.Outcome != redisop.Done || res.Token != ahead+uint64(takeOp("ahead", 3).Reserve) {
+			t.Errorf("got %+v, the counter was %d", res, uint64(ahead))
+		}
+	})
+}
+
 // A drop and a take of one run have each its own result.
 func TestPairWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
 	s := startRedis(t)

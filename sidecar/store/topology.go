@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -18,6 +19,7 @@ type topology struct {
 	replicas []string              // addresses of all other nodes that are not down
 	owners   [redisop.Slots]string // the address of the master; "": none has the slot
 	covered  int                   // slots that have a master
+	askedAt  int64                 // before which it was not asked for, CLOCK_BOOTTIME in ns
 }
 
 // parseTopology reads the answer to CLUSTER NODES, which every version of Redis has, of a node at an
@@ -28,7 +30,7 @@ type topology struct {
 // A slot is a number, or two with a dash; one in brackets is under way to or from another node, and the
 // node before has it. A node that does not know its own address leaves the host out.
 func parseTopology(text, asked string) (*topology, error) {
-	t := &topology{masters: make(map[string]uint64), nodes: make(map[string]bool), aliases: make(map[string]string)}
+	t := &topology{askedAt: protocol.Now(), masters: make(map[string]uint64), nodes: make(map[string]bool), aliases: make(map[string]string)}
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) < 8 {

@@ -461,8 +461,8 @@ var storeMutants = []mutant{
 	{
 		rule: "all tokens of a transfer are above the floor",
 		file: "sidecar/store/pipeline.go",
-		old:  `int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor ||`,
-		new:  `int64(m.LastToken) < p.encoder.floor ||`,
+		old:  `int64(m.LastToken)-int64(m.Tokens) < p.encoder.tokensAbove() ||`,
+		new:  `int64(m.LastToken) < p.encoder.tokensAbove() ||`,
 		by:   test("sidecar/store", "TestTokensOfATransferAreAboveTheFloor"),
 	},
 	{

@@ -189,7 +189,7 @@ func (c *Counter) draw(cmd *Command, n int64) (last int64, made bool, code strin
 		return 0, false, "ERR"
 	case c.Value < cmd.Floor:
 		made = c.Value == 0
-		c.Value = cmd.Fresh + n
+		c.Value = max(c.Value, cmd.Fresh) + n
 		switch {
 		case cmd.Expiry == 0:
 			c.ExpireAt = NoExpiry

@@ -15,7 +15,8 @@
 -- have lost its value: it was deleted or flushed, or it is that of a replica that lags. It
 -- continues from Redis's clock in µs, or from birth if that is later. That is above every token
 -- that this sidecar knows: a counter starts at the time, and grows by less than one per µs,
--- because a round trip takes longer than the tokens that it draws.
+-- because a round trip takes longer than the tokens that it draws. The floor may also be above
+-- all counters, see pipeline.askClock: those that are ahead of the clock stay.
 
 local lease, floor, birth, expiry = ARGV[3], ARGV[5] + 0, ARGV[6] + 0, ARGV[7]
 local ask, keys, args = redis.pcall, KEYS, ARGV -- Redis finds locals faster than globals
@@ -39,7 +40,7 @@ local function draw(counter, n)
   if last - n < floor then
     local time = redis.call('TIME')
     local made = last == n
-    last = math.max(time[1] * 1000000 + time[2], birth) + n
+    last = math.max(last, math.max(time[1] * 1000000 + time[2], birth) + n)
     local text = string.format('%.0f', last)
     if expiry == '0' then
       redis.call('SET', counter, text)
