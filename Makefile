@@ -214,9 +214,9 @@ test-old-redisson: redis $(OLD_JAR) ## the tests with Redisson, on its last vers
 # The servers of the matrix; system is the redis-server of this machine. The model of the scripts is
 # not compared with 6.2: there, a script on a replica still reads a key that has expired, and finds the
 # lock held, where later versions refuse the write that follows.
-SERVERS ?= system redis-6.2 redis-8.2 valkey-8.1 valkey-9.1
+SERVERS ?= system redis-6.2 redis-7.4 redis-8.0 redis-8.2 redis-8.6 valkey-8.0 valkey-8.1 valkey-9.1
 .PHONY: topology
-topology: redis venv redisson ## the scripts, Sentinel and durability with each of SERVERS: Redis and Valkey of several versions
+topology: redis venv redisson ## the scripts, Cluster, Sentinel and durability with each of SERVERS: Redis and Valkey of several versions
 	@for s in $(SERVERS); do \
 		dir=; [ $$s = system ] || dir=$$(.ci/servers $$s): || exit 1; \
 		echo "== $$s: $$(PATH=$$dir$$PATH redis-server --version)"; \
