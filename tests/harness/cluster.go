@@ -342,14 +342,33 @@ func (c *Cluster) CommandCalls(ctx context.Context) map[string]int {
 // at all running masters: with SSUBSCRIBE, or with SUBSCRIBE.
 func (c *Cluster) Subscribers(lock string) (subscribers int64) {
 	c.t.Helper()
-	channel := "redisson_lock__channel:{" + lock + "}"
 	for _, n := range c.Masters() {
-		subscribers += n.Subscribers(lock)
-		// Redis 6.2 has no sharded channels.
-		subscribers += n.PubSubShardNumSub(c.t.Context(), channel).Val()[channel]
+		subscribers += n.LockSubscribers(lock)
 	}
 	return subscribers
 }
+
+// LockSubscribers returns how many clients have subscribed to the channel of a lock at this node: with
+// SSUBSCRIBE, or with SUBSCRIBE.
+func (n *ClusterNode) LockSubscribers(lock string) int64 {
+	n.t.Helper()
+	channel := channelOf(lock)
+	// Redis 6.2 has no sharded channels.
+	return n.Subscribers(lock) + n.PubSubShardNumSub(n.t.Context(), channel).Val()[channel]
+}
+
+// ReleaseForeign deletes a lock, and publishes that as Redisson does.
+func (n *ClusterNode) ReleaseForeign(lock string) {
+	n.t.Helper()
+	publish := "SPUBLISH"
+	if !n.knows("spublish") {
+		publish = "PUBLISH"
+	}
+	n.MustDo("DEL", lock)
+	n.MustDo(publish, channelOf(lock), "0")
+}
+
+func channelOf(lock string) string { return "redisson_lock__channel:{" + lock + "}" }
 
 // MoveSlot moves a slot to another master as redis-cli does: key by key, while the slot migrates. It
 // returns when the masters have been told, and perhaps before replicas know: see AwaitAgreement.
@@ -422,6 +441,55 @@ func (m *Migration) Close() {
 	}
 }
 
+// MovesSlotsAtomically reports whether a node can give slots to another one with all of their keys in one
+// step. Valkey since 9.0 and Redis since 8.4 can.
+func (r *Redis) MovesSlotsAtomically() bool {
+	r.t.Helper()
+	return r.knows("cluster|migrateslots") || r.knows("cluster|migration")
+}
+
+// knows reports whether the server has a command.
+func (r *Redis) knows(command string) bool {
+	r.t.Helper()
+	rows, err := r.Do(r.t.Context(), "COMMAND", "INFO", command).Slice()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return len(rows) == 1 && rows[0] != nil
+}
+
+// MoveSlotsAtomically moves slots of one master to another one in one step, and returns when both know that
+// they have moved: see AwaitAgreement. Precondition: MovesSlotsAtomically.
+func (c *Cluster) MoveSlotsAtomically(slots []int, to *ClusterNode) {
+	c.t.Helper()
+	from := c.Master(slots[0])
+	var ranges []any
+	for _, slot := range slots {
+		ranges = append(ranges, slot, slot)
+	}
+	// The source of Valkey begins, and the target of Redis.
+	asked, command := to, slices.Concat([]any{"CLUSTER", "MIGRATION", "IMPORT"}, ranges)
+	if from.knows("cluster|migrateslots") {
+		asked, command = from, slices.Concat([]any{"CLUSTER", "MIGRATESLOTS", "SLOTSRANGE"}, ranges, []any{"NODE", to.ID})
+	}
+	// A node may refuse to begin while it deletes the keys of slots that it gave away, and may give up. So it is
+	// asked until the slots have moved. While they move, it answers that they do.
+	var refused error
+	defer func() {
+		if c.t.Failed() {
+			c.t.Logf("%d slots of %s move to %s; the last answer of %s: %v", len(slots), from.Address(), to.Address(), asked.Address(), refused)
+		}
+	}()
+	Eventually(c.t, "the slots have moved in one step", func() bool {
+		source, target := from.self(), to.self()
+		if !slices.ContainsFunc(slots, func(slot int) bool { return source.has(slot) || !target.has(slot) }) {
+			return true
+		}
+		refused = asked.Do(c.t.Context(), command...).Err()
+		return false
+	})
+}
+
 // Address returns host and port.
 func (n *ClusterNode) Address() string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.Port))
@@ -466,6 +534,18 @@ func (n *ClusterNode) FieldsAsking(lock string) map[string]string {
 		n.t.Fatal(err)
 	}
 	return fields.Val()
+}
+
+// Slots returns the slots that the node has, as far as it knows.
+func (n *ClusterNode) Slots() (slots []int) {
+	n.t.Helper()
+	me := n.self()
+	for slot := range ClusterSlots {
+		if me.has(slot) {
+			slots = append(slots, slot)
+		}
+	}
+	return slots
 }
 
 // keysIn returns some keys of a slot; none: it has none.

@@ -3,6 +3,8 @@ package topology
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,9 +24,6 @@ const (
 
 	// maxGap is how long the locks of masters without a fault may go without a grant of any of them.
 	maxGap = time.Second
-
-	// openFor is how long a slot migrates at least. One with many keys does so for longer.
-	openFor = 5 * time.Millisecond
 )
 
 // startHosts starts two daemons.
@@ -76,32 +75,90 @@ func TestClusterServesLocksOfAllMasters(t *testing.T) {
 // The danger: a client takes a lock at the target of a slot while another one has it at the source, or
 // a renewal or a release fails because the key is not where the slot is.
 func TestClusterKeepsLocksThroughMigration(t *testing.T) {
+	const (
+		laps = 1
+		held = 12
+
+		// openFor is how long a slot migrates at least. One with many keys does so for longer.
+		openFor = 5 * time.Millisecond
+	)
+	keepLocksThroughMigration(t, laps, held, func(c *harness.Cluster, names []string, to *harness.ClusterNode) {
+		for _, name := range names {
+			m := c.OpenMigration(harness.Slot(name), to)
+			time.Sleep(openFor)
+			m.Close()
+		}
+	})
+}
+
+// The danger: the source executes an operation that the target does not get, or the other way round: a
+// lock is taken twice, or a hold is lost. A slot moves without ASK, and in one step with many others: all of
+// their operations are answered MOVED, and all of their sharded subscriptions end.
+func TestClusterKeepsLocksThroughAtomicMigration(t *testing.T) {
+	const (
+		laps     = 3 // a move takes milliseconds
+		held     = 40
+		together = 20 // slots in one step
+	)
+	needAtomicMigration(t)
+	keepLocksThroughMigration(t, laps, held, func(c *harness.Cluster, names []string, to *harness.ClusterNode) {
+		for some := range slices.Chunk(names, together) {
+			var slots []int
+			for _, name := range some {
+				slots = append(slots, harness.Slot(name))
+			}
+			c.MoveSlotsAtomically(slots, to)
+		}
+	})
+}
+
+func needAtomicMigration(t *testing.T) {
+	t.Helper()
+	if !harness.StartRedis(t).MovesSlotsAtomically() {
+		t.Skip("this server does not move slots in one step; Redis since 8.4 and Valkey since 9.0 do: make topology SERVERS='redis-8.6 valkey-9.1'")
+	}
+}
+
+// keepLocksThroughMigration moves the slots of names to another master and back, while clients of two hosts
+// contend for locks of these slots, hold so many of them, and wait for those.
+func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harness.Cluster, names []string, to *harness.ClusterNode)) {
 	const lease = 3 * time.Second // so that there are renewals while slots move
 	c := harness.StartCluster(t, 3, 0)
 	w := startCrowd(t, lease, startHosts(t, c, lease)...)
 	moving := c.Names(0, "moving", 100)
-	release := w.hold(0, moving[:12]...)
-	hot := w.contend(3, moving[12:16]...)
-	all := w.contend(2, moving[16:]...)
+	// Those of a move have neighbours of each kind.
+	rand.Shuffle(len(moving), func(i, j int) { moving[i], moving[j] = moving[j], moving[i] })
+	release := []func(){w.hold(0, moving[:held/2]...), w.hold(1, moving[held/2:held]...)}
+	waiting := w.contend(2, moving[:held]...)
+	hot := w.contend(3, moving[held:held+4]...)
+	all := w.contend(2, moving[held+4:]...)
 	others := w.contend(1, c.Names(2, "stays", 4)...)
 	hot.await("the locks of the slots are granted")
 
 	source, target := c.ShardMaster(0), c.ShardMaster(1)
 	began := time.Now()
-	for _, to := range []*harness.ClusterNode{target, source} {
-		gap := hot.watch()
-		for _, name := range moving {
-			m := c.OpenMigration(harness.Slot(name), to)
-			time.Sleep(openFor)
-			m.Close()
+	for range laps {
+		for _, to := range []*harness.ClusterNode{target, source} {
+			gap := hot.watch()
+			move(c, moving, to)
+			t.Logf("%d slots moved to %s; the hot locks had no grant for %v at most", len(moving), to.Address(), gap())
+			c.AwaitAgreement()
+			hot.await("the locks are granted after their slots have moved")
+			others.await("the locks of a master without a move are granted")
 		}
-		t.Logf("%d slots moved to %s; the hot locks had no grant for %v at most", len(moving), to.Address(), gap())
-		c.AwaitAgreement()
-		hot.await("the locks are granted after their slots have moved")
-		others.await("the locks of a master without a move are granted")
 	}
-	t.Logf("both moves took %v; %d grants of locks that moved", time.Since(began), sum(hot.grants())+sum(all.grants()))
-	release()
+	t.Logf("the moves took %v; %d grants of locks that moved", time.Since(began), sum(hot.grants())+sum(all.grants()))
+	for _, d := range w.daemons {
+		seen := regexp.MustCompile(`(?m)^locksidecar_redirects_total.*$`).FindAllString(d.Run("metrics").Stdout, -1)
+		t.Logf("a daemon was answered %q", seen)
+	}
+	if n := sum(waiting.grants()); n > 0 {
+		t.Errorf("locks that were held were granted %d times", n)
+	}
+	for _, end := range release {
+		end()
+	}
+	waiting.await("the waiters of the locks that were held are served")
 	report := w.end()
 	if len(report.Lost) > 0 {
 		t.Errorf("holds were lost: %v", report.Lost)
@@ -110,6 +167,109 @@ func TestClusterKeepsLocksThroughMigration(t *testing.T) {
 		if c.MasterOf(name) != source {
 			t.Fatalf("the slot of %s was not moved back", name)
 		}
+	}
+}
+
+// The danger: a master that gave all of its slots away becomes a replica of the one that has them, and gets
+// what hosts publish there: a host that is still connected to it receives a transfer twice. When it is
+// promoted later, the host uses a connection of before.
+func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {
+	const lease = 3 * time.Second // so that there are renewals meanwhile
+	needAtomicMigration(t)
+	c := harness.StartCluster(t, 3, 0, "--cluster-allow-replica-migration", "yes")
+	w := startCrowd(t, lease, startHosts(t, c, lease)...)
+	groups := contendEverywhere(c, w, 3, 4)
+	kept := c.Names(0, "kept", 20)
+	release := []func(){w.hold(0, kept[:10]...), w.hold(1, kept[10:]...)}
+	await := func(what string) {
+		t.Helper()
+		for _, g := range groups {
+			g.await(what)
+		}
+	}
+	source, target := c.ShardMaster(0), c.ShardMaster(1)
+	all := harness.ClusterSlots - len(c.ShardMaster(2).Slots())
+	hasAll := func(n *harness.ClusterNode) {
+		t.Helper()
+		want := fmt.Sprintf("locksidecar_redis_slots{shard=%q} %d\n", n.Address(), all)
+		harness.Eventually(t, "each daemon knows that a master has the slots of two", func() bool {
+			return !slices.ContainsFunc(w.daemons, func(d *harness.Daemon) bool { return !strings.Contains(d.Run("metrics").Stdout, want) })
+		})
+	}
+	c.MoveSlotsAtomically(source.Slots(), target)
+	harness.Eventually(t, "the master without slots is a replica", func() bool {
+		return strings.Contains(source.Info(t.Context(), "replication").Val(), "role:slave")
+	})
+	source.Shard = target.Shard
+	c.AwaitAgreement()
+	await("all locks are granted after the slots have moved")
+	hasAll(target)
+	await("all locks are granted where the slots are")
+	if next := c.PlannedFailover(target.Shard); next != source {
+		t.Fatalf("%s is the master", next.Address())
+	}
+	await("all locks are granted after the replica was promoted")
+	hasAll(source)
+	await("all locks are granted where the slots are")
+	for _, end := range release {
+		end()
+	}
+	if report := w.end(); len(report.Lost) > 0 {
+		t.Errorf("holds were lost: %v", report.Lost)
+	}
+}
+
+// The danger: a daemon that waits for the release of another program stays subscribed where the slot of the
+// lock was, and does not learn of the release.
+func TestClusterSubscriptionFollowsItsSlot(t *testing.T) {
+	t.Run("key by key", func(t *testing.T) {
+		followSlots(t, (*harness.Cluster).MoveSlot)
+	})
+	t.Run("atomically", func(t *testing.T) {
+		needAtomicMigration(t)
+		followSlots(t, func(c *harness.Cluster, slot int, to *harness.ClusterNode) { c.MoveSlotsAtomically([]int{slot}, to) })
+	})
+}
+
+func followSlots(t *testing.T, move func(c *harness.Cluster, slot int, to *harness.ClusterNode)) {
+	const (
+		rounds = 5
+
+		// maxTime is far more than a message takes, and less than passes until a waiter polls.
+		maxTime = 3 * time.Second
+	)
+	c := harness.StartCluster(t, 3, 0)
+	d := harness.StartDaemon(t, c.URL())
+	w := harness.StartGoWorker(t, d)
+	program := c.Client(t)
+	var followed, woken []time.Duration
+	for _, name := range c.Names(0, "foreign", rounds) {
+		program.HSet(t.Context(), name, "a-program:1", "1")
+		program.PExpire(t.Context(), name, time.Minute)
+		waiting := w.Enqueue(d, name)
+		isSubscribedAt := func(n *harness.ClusterNode) func() bool { return func() bool { return n.LockSubscribers(name) == 1 } }
+		harness.Eventually(t, "the daemon is subscribed", isSubscribedAt(c.MasterOf(name)))
+		to := c.ShardMaster(1)
+		move(c, harness.Slot(name), to)
+		moved := time.Now()
+		harness.Eventually(t, "the daemon is subscribed where the slot is", isSubscribedAt(to))
+		followed = append(followed, time.Since(moved))
+
+		released := time.Now()
+		to.ReleaseForeign(name)
+		w.Await(waiting)
+		woken = append(woken, time.Since(released))
+		w.Unlock(name)
+		c.AwaitAgreement()
+	}
+	slices.Sort(followed)
+	slices.Sort(woken)
+	t.Logf("the subscription followed within %v; the waiter was granted the lock %v after the release", followed, woken)
+	if median := followed[rounds/2]; median > maxTime {
+		t.Errorf("the end of a subscription has nothing asked: the next one came after %v in the median", median)
+	}
+	if median := woken[rounds/2]; median > maxTime {
+		t.Errorf("the release does not wake the waiter: it waited for %v in the median", median)
 	}
 }
 
