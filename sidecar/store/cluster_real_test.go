@@ -69,6 +69,9 @@ func TestRealCluster(t *testing.T) {
 	})
 
 	t.Run("a slot that leaves with subscribers", func(t *testing.T) {
+		if !masters[0].HasShardedChannels() {
+			t.Skip("this server has no sharded channels: a subscription stays when its slot moves")
+		}
 		name := c.Names(0, "left", 1)[0]
 		from := r.shardOf(name)
 		r.Subscribe(from, name)

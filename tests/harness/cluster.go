@@ -361,7 +361,7 @@ func (n *ClusterNode) LockSubscribers(lock string) int64 {
 func (n *ClusterNode) ReleaseForeign(lock string) {
 	n.t.Helper()
 	publish := "SPUBLISH"
-	if !n.knows("spublish") {
+	if !n.HasShardedChannels() {
 		publish = "PUBLISH"
 	}
 	n.MustDo("DEL", lock)
@@ -446,6 +446,13 @@ func (m *Migration) Close() {
 func (r *Redis) MovesSlotsAtomically() bool {
 	r.t.Helper()
 	return r.knows("cluster|migrateslots") || r.knows("cluster|migration")
+}
+
+// HasShardedChannels reports whether nodes have SSUBSCRIBE. Redis 6.2 has not: a message to a channel goes to
+// all nodes there, and a subscription stays when its slot moves.
+func (r *Redis) HasShardedChannels() bool {
+	r.t.Helper()
+	return r.knows("ssubscribe")
 }
 
 // knows reports whether the server has a command.

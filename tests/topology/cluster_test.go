@@ -235,8 +235,9 @@ func followSlots(t *testing.T, move func(c *harness.Cluster, slot int, to *harne
 	const (
 		rounds = 5
 
-		// maxTime is far more than a message takes, and less than passes until a waiter polls.
-		maxTime = 3 * time.Second
+		// maxTime is far more than a message takes, and less than passes until a waiter polls, or until a poll
+		// for one lock has shown where the others are.
+		maxTime = time.Second
 	)
 	c := harness.StartCluster(t, 3, 0)
 	d := harness.StartDaemon(t, c.URL())
@@ -252,8 +253,10 @@ func followSlots(t *testing.T, move func(c *harness.Cluster, slot int, to *harne
 		to := c.ShardMaster(1)
 		move(c, harness.Slot(name), to)
 		moved := time.Now()
-		harness.Eventually(t, "the daemon is subscribed where the slot is", isSubscribedAt(to))
-		followed = append(followed, time.Since(moved))
+		if c.Nodes[0].HasShardedChannels() {
+			harness.Eventually(t, "the daemon is subscribed where the slot is", isSubscribedAt(to))
+			followed = append(followed, time.Since(moved))
+		}
 
 		released := time.Now()
 		to.ReleaseForeign(name)
@@ -265,8 +268,8 @@ func followSlots(t *testing.T, move func(c *harness.Cluster, slot int, to *harne
 	slices.Sort(followed)
 	slices.Sort(woken)
 	t.Logf("the subscription followed within %v; the waiter was granted the lock %v after the release", followed, woken)
-	if median := followed[rounds/2]; median > maxTime {
-		t.Errorf("the end of a subscription has nothing asked: the next one came after %v in the median", median)
+	if len(followed) > 0 && followed[rounds/2] > maxTime {
+		t.Errorf("the end of a subscription has nothing asked: the next one came after %v in the median", followed[rounds/2])
 	}
 	if median := woken[rounds/2]; median > maxTime {
 		t.Errorf("the release does not wake the waiter: it waited for %v in the median", median)
