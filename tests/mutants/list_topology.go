@@ -173,7 +173,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "an empty hash tag is none",
-		file: "sidecar/store/slot.go",
+		file: "sidecar/redisop/slot.go",
 		old:  `ok && tag != "" {`,
 		new:  `ok {`,
 		by:   test("sidecar/store", "TestSlotOfIsThatOfRedis"),
