@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,7 +28,8 @@ type host struct {
 	conn net.Conn
 	in   *bufio.Reader
 	enc  encoder
-	now  int64 // of what is encoded, ns
+	now  int64                    // of what is encoded, ns
+	slot func(name string) uint16 // of a Cluster; nil: Redis is none
 }
 
 func dialHost(t testing.TB, s *server, uuid string) *host {
@@ -40,11 +43,22 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 	return h
 }
 
+// dialMaster is dialHost at a master of a Cluster.
+func dialMaster(t testing.TB, s *server, uuid string) *host {
+	h := dialHost(t, s, uuid)
+	h.enc.declares, h.enc.isSharded, h.slot = true, true, h.enc.keys.slotOf
+	return h
+}
+
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...redisop.Op) (text []byte, replies int) {
-	sortForBatching(h.now, ops, nil)
+	quiet := pipeline{encoder: encoder{declares: h.enc.declares}}
+	sortForBatching(h.now, ops, h.slot)
 	for len(ops) > 0 {
-		script, n := batchPrefix(ops, nil)
+		script, n := batchPrefix(ops, h.slot)
+		if q := quiet.quietScript(h.now, &ops[0]); n == 1 && q != nil {
+			script = q
+		}
 		text = h.enc.run(text, byDigest, script, h.now, 0, ops[:n])
 		ops = ops[n:]
 		replies++
@@ -100,12 +114,27 @@ func (s *server) cpu(c *redis.Client) float64 {
 	return (user + system) * 1e6
 }
 
-func BenchmarkRedisCost(b *testing.B) {
+func BenchmarkRedisCost(b *testing.B) { runCosts(b, startRedis, dialHost, lockOfHost) }
+
+// BenchmarkRedisClusterCost is BenchmarkRedisCost at the only master of a Cluster. Each lock has a slot
+// of its own, and so a script, but for the locks of the shapes that say so.
+func BenchmarkRedisClusterCost(b *testing.B) {
+	start := func(t testing.TB, _ ...string) *server { return startOnlyMaster(t.(*testing.B)) }
+	runCosts(b, start, dialMaster, lockOfHost)
+	b.Run("one-slot-a-host", func(b *testing.B) {
+		runCosts(b, start, dialMaster, func(h, i int) string { return fmt.Sprintf("lock:{%02d}:%04d", h, i) })
+	})
+}
+
+// lockOfHost is the name of a lock of a host.
+func lockOfHost(h, i int) string { return fmt.Sprintf("lock:%02d:%04d", h, i) }
+
+// runCosts measures what each kind of batch costs a server.
+func runCosts(b *testing.B, start func(t testing.TB, args ...string) *server, dial func(t testing.TB, s *server, uuid string) *host, lock func(h, i int) string) {
 	const (
 		hosts    = 64
 		pipeline = 64
 	)
-	lock := func(h, i int) string { return fmt.Sprintf("lock:%02d:%04d", h, i) }
 	many := func(n int, op func(i int) redisop.Op) (ops []redisop.Op) {
 		for i := range n {
 			ops = append(ops, op(i))
@@ -152,27 +181,29 @@ func BenchmarkRedisCost(b *testing.B) {
 	}
 	assert := takes(pipeline, 0)
 	assert.name = "assert-and-drop-pipelined" // takes that draw no token, as after a loss of data
+	assertAlone := takes(1, 0)
+	assertAlone.name = "assert-and-drop"
 	for _, sh := range []shape{
 		{name: "failing-take", units: 1, ops: others, setup: others},
 		{name: "failing-take-pipelined", units: pipeline, setup: others, ops: func(int) []redisop.Op {
 			return many(pipeline, func(int) redisop.Op { return takeOp("contended", 1) })
 		}},
 		{name: "drop-of-nothing", units: 1, ops: func(h int) []redisop.Op { return []redisop.Op{dropOp(lock(h, 0), 1)} }},
-		takes(1, 1), takes(pipeline, 1), assert,
+		takes(1, 1), takes(pipeline, 1), assertAlone, assert,
 		renewals(1), renewals(2), renewals(4), renewals(16), renewals(64), renewals(128),
 		func() shape { s := renewals(1024); s.name += "-pipelined"; return s }(),
 	} {
 		b.Run(sh.name, func(b *testing.B) {
-			s := startRedis(b)
+			s := start(b)
 			admin := s.admin()
-			for _, script := range scripts {
+			for _, script := range clusterScripts {
 				admin.ScriptLoad(ctx, script.text)
 			}
 			crowd := make([]*host, hosts)
 			first, then := make([][]byte, hosts), make([][]byte, hosts)
 			var replies, more int
 			for i := range crowd {
-				h := dialHost(b, s, fmt.Sprintf("%08d-2222-3333-4444-555555555555", i))
+				h := dial(b, s, fmt.Sprintf("%08d-2222-3333-4444-555555555555", i))
 				crowd[i] = h
 				if sh.setup != nil {
 					h.ask(sh.setup(i)...)
@@ -333,6 +364,66 @@ func BenchmarkRedisConnect(b *testing.B) {
 	}
 	used := s.cpu(admin) - before
 	b.ReportMetric(used/float64(b.N), "redis-µs/session")
+}
+
+// BenchmarkRedisTopology measures what it costs a node of a Cluster that a sidecar asks which master has
+// which slot, and that one connects. The Cluster has 30 masters, each with a replica. The others do not
+// run, and that the node tries to connect them is in the figures: some 13 µs in a millisecond.
+func BenchmarkRedisTopology(b *testing.B) {
+	const masters = 30
+	nodes := ""
+	for i := range 2 * masters {
+		flags, slots := "master", fmt.Sprintf(" %d-%d", i*redisop.Slots/masters, (i+1)*redisop.Slots/masters-1)
+		of := "-"
+		switch {
+		case i == 0:
+			flags = "myself,master"
+		case i >= masters:
+			flags, slots, of = "slave", "", fmt.Sprintf("%040d", i-masters+1)
+		}
+		nodes += fmt.Sprintf("%040d 127.0.0.1:%d@%d %s %s 0 0 %d connected%s\n", i+1, 1+i, 101+i, flags, of, i+1, slots)
+	}
+	nodes += "vars currentEpoch 30 lastVoteEpoch 0\n"
+	file := filepath.Join(b.TempDir(), "nodes.conf")
+	if err := os.WriteFile(file, []byte(nodes), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	s := startRedis(b, "--cluster-enabled", "yes", "--cluster-config-file", file, "--cluster-require-full-coverage", "no")
+	admin := s.admin()
+	cl := newCluster(Config{}, must(parse(Config{URL: "redis+cluster://" + s.tcp(), Timeout: patience})), nil)
+	b.Cleanup(cl.stop)
+	connection := must(cl.at(s.tcp()).dial(ctx, &lostAddresses{}))
+	b.Cleanup(connection.close)
+	for _, shape := range []struct {
+		name string
+		do   func() error
+	}{
+		{"ask", func() error {
+			t, err := cl.ask(s.tcp())
+			if err == nil && (len(t.masters) != masters || len(t.nodes) != 2*masters) {
+				b.Fatalf("%d masters of %d nodes", len(t.masters), len(t.nodes))
+			}
+			return err
+		}},
+		{"ask-on-a-connection", func() error { return connection.client.ClusterNodes(ctx).Err() }},
+		{"connect", func() error {
+			session, err := cl.at(s.tcp()).connect(ctx, &lostAddresses{}, Identity{})
+			if err == nil {
+				session.close()
+			}
+			return err
+		}},
+	} {
+		b.Run(shape.name, func(b *testing.B) {
+			before := s.cpu(admin)
+			for range b.N {
+				if err := shape.do(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric((s.cpu(admin)-before)/float64(b.N), "redis-µs/op")
+		})
+	}
 }
 
 // BenchmarkRedisMemory measures what a lock takes in the memory of Redis: while it
