@@ -39,7 +39,7 @@ type cluster struct {
 
 	conns atomic.Uint32 // connections made so far, to all nodes
 	wake  chan struct{} // a node is to be asked
-	later chan struct{} // the same, within topologyRetryMax
+	later chan struct{} // the same, within topologySpread
 	ctx   context.Context
 	stop  context.CancelFunc
 	done  sync.WaitGroup
@@ -80,12 +80,13 @@ const (
 	movesWindow = int64(100 * time.Millisecond)
 
 	// A node is asked which master has which slot each topologyInterval; while a slot has no master, or one
-	// that is not connected, after topologyRetry, and twice as long each time up to topologyRetryMax: ten
-	// thousand hosts ask. Between two questions is topologyPause.
+	// that is not connected, each topologyRetry. With a tenth more, each host learns of a new master within
+	// 2 s, and ten thousand hosts need 1 % of each of 30 masters. Between two questions is topologyPause, and
+	// hosts that have a reason at the same moment ask within topologySpread.
 	topologyInterval = time.Minute
-	topologyRetry    = 250 * time.Millisecond
-	topologyRetryMax = 2 * time.Second
+	topologyRetry    = 1800 * time.Millisecond
 	topologyPause    = 100 * time.Millisecond
+	topologySpread   = 2 * time.Second
 
 	// topologyTimeout bounds the question to one node.
 	topologyTimeout = time.Second
@@ -103,24 +104,20 @@ func newCluster(cfg Config, d *dialer, spare resultPool) *cluster {
 
 // run learns which master has which slot, until close.
 func (cl *cluster) run() {
-	retry := topologyRetry
 	for {
 		begun := time.Now()
-		wait := retry
+		wait := topologyRetry*9/10 + rand.N(topologyRetry/5)
 		if cl.learn() {
-			wait, retry = topologyInterval, topologyRetry
-		} else {
-			retry = min(2*retry, topologyRetryMax)
+			wait = topologyInterval*3/4 + rand.N(topologyInterval/2) // the hosts of a Cluster do not ask in step
 		}
-		// The hosts of a Cluster do not ask in step.
-		t := time.NewTimer(wait*3/4 + rand.N(wait/2))
+		t := time.NewTimer(wait)
 		later := cl.later
 		for isDue := false; !isDue; {
 			isDue = true
 			select {
 			case <-t.C:
 			case <-later:
-				t.Reset(min(wait, topologyRetryMax/2+rand.N(topologyRetryMax/2)))
+				t.Reset(min(wait, topologySpread/2+rand.N(topologySpread/2)))
 				later, isDue = nil, false
 			case <-cl.wake:
 				t.Stop()
@@ -135,7 +132,8 @@ func (cl *cluster) run() {
 	}
 }
 
-// refreshLater has a node asked within seconds: when slots move one by one, each host gets many MOVED.
+// refreshLater has a node asked within topologySpread: when slots move one by one, each host gets many
+// MOVED; and when a master fails, all hosts notice at once, and no node knows of another one so soon.
 func (cl *cluster) refreshLater() {
 	select {
 	case cl.later <- struct{}{}:
@@ -201,25 +199,26 @@ func (cl *cluster) askable() []string {
 	})
 }
 
-// ask asks one node, on a connection of its own.
+// ask asks one node, on the connection to it if there is one. A connection for the question costs the
+// node three times as much (BenchmarkRedisTopology), and ten thousand hosts ask when a master fails.
 func (cl *cluster) ask(address string) (*topology, error) {
 	askedAt := protocol.Now()
-	d := cl.at(address)
 	ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
 	defer cancel()
-	l, err := d.dial(ctx, &lostAddresses{})
-	if err != nil {
-		return nil, err
+	d := cl.at(address)
+	text, isAnswered, err := cl.askConnected(ctx, address)
+	if !isAnswered {
+		text, err = d.askNodes(ctx)
 	}
-	defer l.close()
-	_ = l.wire.SetDeadline(time.Now().Add(topologyTimeout))
-	text, err := l.client.ClusterNodes(ctx).Result()
 	switch {
-	case err != nil && strings.Contains(err.Error(), "cluster support disabled"):
+	case err == nil:
+	case !isReply(err):
+		return nil, err
+	case strings.Contains(err.Error(), "cluster support disabled"):
 		return nil, unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", address)
-	case err != nil && code(err.Error()) == "NOPERM":
+	case code(err.Error()) == "NOPERM":
 		return nil, unavailablef("Redis at %s does not permit this user to ask which master has which slot; let its ACL have +cluster|nodes (%s)", address, clip(err.Error()))
-	case err != nil:
+	default:
 		return nil, d.handshakeError(err)
 	}
 	t, err := parseTopology(text, address)
@@ -228,6 +227,66 @@ func (cl *cluster) ask(address string) (*topology, error) {
 	}
 	t.askedAt = askedAt
 	return t, nil
+}
+
+// askConnected asks a node on the connection to it. isAnswered is false if there is none, if the question
+// would have to wait there, or if its answer is longer than what is kept.
+func (cl *cluster) askConnected(ctx context.Context, address string) (text string, isAnswered bool, err error) {
+	cl.mu.Lock()
+	c := cl.get(cl.byAddress[address])
+	cl.mu.Unlock()
+	if c == nil {
+		return "", false, nil
+	}
+	type result struct {
+		answer reply
+		err    error
+	}
+	results := make(chan result, 1)
+	q := &query{commands: [][]string{{"cluster", "nodes"}}, done: func(replies []reply, err error) {
+		if err != nil {
+			results <- result{err: err}
+			return
+		}
+		results <- result{answer: replies[0]}
+	}}
+	if !c.askAtOnce(q) {
+		return "", false, nil
+	}
+	select {
+	case r := <-results:
+		switch {
+		case r.err != nil:
+			return "", true, r.err
+		case r.answer.kind == '-':
+			return "", true, refusedReply(r.answer.text)
+		case r.answer.kind != '$':
+			return "", false, nil
+		}
+		return r.answer.text, true, nil
+	case <-ctx.Done():
+		return "", true, unavailablef("Redis at %s does not answer", address)
+	}
+}
+
+// refusedReply is an error that Redis answered: a redis.Error, as those of go-redis are.
+type refusedReply string
+
+func (e refusedReply) Error() string { return string(e) }
+func (refusedReply) RedisError()     {}
+
+// askNodes asks a node on a connection of its own.
+func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
+	l, err := d.dial(ctx, &lostAddresses{})
+	if err != nil {
+		return "", err
+	}
+	defer l.close()
+	_ = l.wire.SetDeadline(time.Now().Add(topologyTimeout))
+	if text, err = l.client.ClusterNodes(ctx).Result(); err != nil && !isReply(err) {
+		err = d.handshakeError(err)
+	}
+	return text, err
 }
 
 // tryCluster connects to each master of a Cluster, and ends the connections.
@@ -537,7 +596,7 @@ func (cl *cluster) onDown(n redisop.Shard, err error) {
 		}
 		cl.cfg.OnDown(n, err)
 	}
-	cl.refresh()
+	cl.refreshLater()
 }
 
 func (cl *cluster) onResults(results []redisop.Result, raised *Identity) {

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -1037,6 +1038,54 @@ func TestSubscriptionThatLeavesHasANodeAsked(t *testing.T) {
 	r.await("topology", func() bool { return asked() > before })
 	if got := recv(t, r.subscribed, "subscription, again"); got != "lock" {
 		t.Fatal(got)
+	}
+}
+
+// The danger: a connection for each question costs a node three times as much as the answer, and ten
+// thousand hosts ask when a master fails.
+func TestNodeIsAskedOnTheConnectionToIt(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	seen := func() (asked, connections int) {
+		for _, n := range nodes {
+			n.set(func() { asked, connections = asked+n.topology, connections+len(n.conns) })
+		}
+		return asked, connections
+	}
+	asked, connections := seen()
+	r.cluster.refresh()
+	r.await("topology", func() bool { now, _ := seen(); return now > asked })
+	if _, now := seen(); now != connections {
+		t.Errorf("%d connections were made for a question", now-connections)
+	}
+}
+
+// The answer of a Cluster with very many nodes is longer than what is kept of a reply on the connection of
+// the locks.
+func TestLongTopologyIsAskedOnAConnectionOfItsOwn(t *testing.T) {
+	nodes := startFakeCluster(t, 1)
+	r := openCluster(t, nodes.url()).settled()
+	long := nodes.topology(1, nil)
+	for i := 0; len(long) <= maxReplyText; i++ {
+		long += nodeLine(fmt.Sprintf("10.0.%d.%d:1@2", i/250, i%250), "slave", 1)
+	}
+	nodes.know(long)
+	if top, err := r.cluster.ask(nodes[0].address); err != nil || top.covered != redisop.Slots {
+		t.Errorf("%+v, %v", top, err)
+	}
+}
+
+// The danger: all hosts notice at one moment that a master has failed, and ask the others so much at once
+// that these are late for their locks. No node knows of another master so soon.
+func TestMasterThatFailsHasNoNodeAskedAtOnce(t *testing.T) {
+	cl := routerOf(t, nil)
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.pretendUp()
+	cl.onDown(1, errors.New("the connection ended"))
+	if len(cl.wake) != 0 || len(cl.later) != 1 {
+		t.Errorf("a node is asked at once: %v, later: %v", len(cl.wake) != 0, len(cl.later) != 0)
 	}
 }
 

@@ -284,14 +284,23 @@ func startFakeCluster(t testing.TB, masters int) fakeCluster {
 // topology returns an answer to CLUSTER NODES, in which slots have been given to other nodes; -1: to none.
 func (c fakeCluster) topology(epoch int, given map[uint16]int) string {
 	slots := make([][]string, len(c))
+	last := -1 // the owner of the slot before
 	for slot := range redisop.Slots {
 		owner := slot * len(c) / redisop.Slots
 		if to, ok := given[uint16(slot)]; ok {
 			owner = to
 		}
-		if owner >= 0 {
+		if owner < 0 {
+			last = -1
+			continue
+		}
+		if owner == last {
+			first, _, _ := strings.Cut(slots[owner][len(slots[owner])-1], "-")
+			slots[owner][len(slots[owner])-1] = first + "-" + strconv.Itoa(slot)
+		} else {
 			slots[owner] = append(slots[owner], strconv.Itoa(slot))
 		}
+		last = owner
 	}
 	text := ""
 	for i, n := range c {

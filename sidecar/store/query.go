@@ -49,6 +49,20 @@ func (c *commands) ask(q *query) {
 	}
 }
 
+// askAtOnce sends a query if nothing waits on the connection, and reports whether it did. Otherwise done is
+// not called.
+func (c *commands) askAtOnce(q *query) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pipe
+	if p == nil || c.closing || c.hasQueued() || c.queries.len() > 0 || !p.canSubscribe() || p.queryCalls >= maxQueryCalls {
+		return false
+	}
+	c.queries.push(q)
+	c.pump(p)
+	return true
+}
+
 // ask sends commands that have one key or channel each, as their first argument: in a Cluster, each to
 // the node that has its slot, those of one node in their order. done gets one reply for each command; it
 // is called as that of a query is.

@@ -44,6 +44,23 @@ func TestQueriesWaitForOperations(t *testing.T) {
 	}
 }
 
+// The question which master has which slot does not wait on a connection: it can be asked elsewhere.
+func TestQueryAtOnceDoesNotWait(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		c := &commands{wake: make(chan struct{}, 1)}
+		p := &pipeline{readyConn: &readyConn{}, commands: c, out: rawio.NewWriter(&c.mu, io.Discard, nil)}
+		c.pipe = p
+		p.minRTT, p.liveness = localRTT, waiting
+		if waits {
+			c.others.push(redisop.Op{})
+		}
+		sent := c.askAtOnce(&query{commands: [][]string{{"cluster", "nodes"}}})
+		if sent == waits || c.queries.len() != 0 || (p.queryCalls == 1) == waits {
+			t.Errorf("an operation waits: %v; sent: %v, %d commands are in flight, %d queries wait", waits, sent, p.queryCalls, c.queries.len())
+		}
+	}
+}
+
 // Questions of people take a bounded part of the connection.
 func TestQueriesInFlightAreBounded(t *testing.T) {
 	c := &commands{wake: make(chan struct{}, 1)}
