@@ -3,8 +3,10 @@ package sim
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -13,12 +15,13 @@ import (
 )
 
 // The fleet is a second plan of the same engine: very many hosts with a real table each,
-// and one Redis that has one core (fleet_redis.go). It shares the clock, the event queue
-// and the model of Redis with the world. Its network and its hosts are its own, because it
-// counts what the world leaves out: how long Redis is busy with what, and who waits for it.
-// What fails here is Redis as a whole (Outage), or hosts (Kill).
+// and one Redis that has one core (fleet_redis.go), or a Cluster of them (fleet_cluster.go).
+// It shares the clock, the event queue and the model of Redis with the world. Its network and
+// its hosts are its own, because it counts what the world leaves out: how long Redis is busy
+// with what, and who waits for it. What fails here is Redis as a whole (Outage), or hosts
+// (Kill), or one master of a Cluster (Lose).
 //
-// Each host has one connection, on which operations and subscriptions reach Redis in the
+// Each host has one connection to each server, on which operations and subscriptions reach Redis in the
 // order in which they were sent, and replies and messages come back in the order in which
 // Redis wrote them. The connections behave as the store's do: renewals first, and near Redis
 // few batches at a time.
@@ -47,18 +50,21 @@ type FleetPlan struct {
 	Work       time.Duration // of a client that has the lock
 	Think      time.Duration // of a client that has released it, before it wants it again
 	DenyQueues bool          // the ACL of Redis permits no queue between hosts
+
+	Masters int           // of a Cluster; 0: one Redis
+	Pairs   time.Duration // in a Cluster, each host takes and releases another lock so often on average; 0: none does
 }
 
 // Fleet is one run of a plan.
 type Fleet struct {
 	engine
-	plan      FleetPlan
-	hosts     []*fleetHost
-	locks     []fleetLock
-	names     []string
-	readQueue []int16 // connections that Redis will read, in that order
-	busy      bool    // Redis is
-	lostData  bool    // in the last outage
+	plan     FleetPlan
+	hosts    []*fleetHost
+	nodes    []fleetNode // by redisop.Shard
+	locks    []fleetLock
+	names    []string
+	lostData bool // in the last outage
+	fleetCluster
 	fleetCount
 }
 
@@ -74,6 +80,14 @@ const (
 	fleetConnect // a host connects again
 	fleetUp      // it is connected
 	fleetClosed  // Redis reads the end of the connection of a host that died
+
+	// In a Cluster:
+	fleetEnded    // a host notices that its connection ended
+	fleetQuestion // a host asks which master has which slot
+	fleetIdle     // a connection may have been idle for long
+	fleetProbe    // a host probes a node
+	fleetPair     // a client acquires one of the locks for pairs
+	fleetPairEnd  // and releases it
 )
 
 // fleetHost is one host.
@@ -81,46 +95,62 @@ type fleetHost struct {
 	hostClock
 	table      *locktable.Table
 	way        int64 // to Redis, at least
-	up         bool
 	dead       bool
-	gen        uint32 // of its connections
-	timerAt    int64  // of the earliest fleetTimer that is scheduled; or never
-	renewals   []redisop.Op
-	others     []redisop.Op
-	inFlight   []*batch   // oldest first
-	incoming   []received // what Redis has written and the host has not read, oldest first
-	queued     bool       // Redis will read its connection
-	connecting bool       // and find a greeting
-	listening  bool       // Redis has its connection, to which messages go
-	lastOut    int64      // when what was sent last reaches Redis
-	lastIn     int64      // when what Redis wrote last reaches the host
-	subscribes []int32    // locks whose channels it wants
+	timerAt    int64       // of the earliest fleetTimer that is scheduled; or never
+	conns      []fleetConn // by redisop.Shard
 	clients    []fleetClient
 	grants     int
 	first      int64 // grant; or never
 	stands     bool  // a ticket of it, in the queue,
 	standsAt   int   // since so many turns of all hosts
 	passedOver int   // turns of others while a ticket stood, at most
+
+	touched uint64 // connections on which more may be sent now, by redisop.Shard
+
+	router fleetRouter // in a Cluster
+	pairs  *[hostPairs]fleetPairLock
 }
 
-// conn is the connection of a host as its table knows it: Redis never changes roles here.
-func (h *fleetHost) conn() redisop.Conn { return redisop.NewConn(h.gen) }
+// fleetConn is the connection of a host to one server.
+type fleetConn struct {
+	up         bool
+	gen        uint32
+	shard      redisop.Shard
+	renewals   []redisop.Op
+	others     []redisop.Op
+	inFlight   []*batch   // oldest first
+	incoming   []received // what Redis has written and the host has not read, oldest first
+	queued     bool       // Redis will read it
+	connecting bool       // and find a greeting
+	listening  bool       // Redis has it, and messages go there
+	isTried    bool       // to be made; in a Cluster
+	lastOut    int64      // when what was sent last reaches Redis
+	lastIn     int64      // when what Redis wrote last reaches the host
+	subscribes []int32    // locks whose channels the host wants there
+}
+
+// conn is the connection as the table knows it: a server never changes roles here.
+func (c *fleetConn) conn() redisop.Conn { return redisop.NewConn(c.gen<<8 | uint32(c.shard)) }
 
 // batch is what a host has sent at one time: operations, or a subscription.
 type batch struct {
 	ops     []redisop.Op
 	results []redisop.Result // so far
 	sent    int64
-	arrived bool
+	arrived int64 // in Redis; 0: not yet
 
 	subscription locktable.EffectKind // Subscribe or Unsubscribe; 0: operations
 	lock         int32                // of the subscription
-	executed     bool                 // it is
+	isControl    bool                 // it is a ping, a probe or a question,
+	cost         int64                // which costs that beside the arrival
+	isQuestion   bool                 // which master has which slot
+	answer       *fleetTopology       // to the question
+	executed     bool                 // what has no operations is
 }
 
 // isExecuted reports whether Redis has executed all of it.
 func (b *batch) isExecuted() bool {
-	if b.subscription != 0 {
+	if b.subscription != 0 || b.isControl {
 		return b.executed
 	}
 	return len(b.results) == len(b.ops)
@@ -155,6 +185,7 @@ type fleetCount struct {
 	waits          []int64
 	load           []int // operations, by fleetBucket
 	scripts        []int // by fleetBucket
+	clusterCount
 }
 
 const fleetBucket = 10 * ms
@@ -162,6 +193,10 @@ const fleetBucket = 10 * ms
 // Reset begins to count again.
 func (f *Fleet) Reset() {
 	f.fleetCount = fleetCount{since: f.now, waits: f.waits[:0]}
+	f.leastLease = never
+	for i := range f.nodes {
+		f.nodes[i].nodeCount = nodeCount{}
+	}
 	for _, h := range f.hosts {
 		h.grants, h.first, h.standsAt, h.passedOver = 0, never, 0, 0
 	}
@@ -171,27 +206,46 @@ func (f *Fleet) Reset() {
 func NewFleet(p FleetPlan) *Fleet {
 	f := &Fleet{plan: p}
 	f.random.Seed(p.Seed, planStream)
-	f.locks = make([]fleetLock, max(1, p.Hosts*p.Held))
-	f.names = make([]string, len(f.locks))
+	f.leastLease = never
+	n, format := max(1, p.Hosts*p.Held), "lock-%07d"
+	if p.Masters > 0 {
+		n, format = p.Hosts*(p.Held+hostPairs), clusterName
+	}
+	f.locks, f.names = make([]fleetLock, n), make([]string, n)
 	for i := range f.locks {
 		f.locks[i].reset()
-		f.names[i] = fmt.Sprintf("lock-%07d", i)
+		f.names[i] = fmt.Sprintf(format, i)
+	}
+	f.nodes = make([]fleetNode, 1)
+	cfg := locktable.Config{MaxWaiters: max(1<<14, p.Held)} // a host takes all at one time
+	if p.Masters > 0 {
+		f.initCluster()
+		cfg.SlotOf = redisop.SlotOf
 	}
 	for i := range p.Hosts {
-		h := &fleetHost{up: true, listening: true, timerAt: never, first: never}
+		h := &fleetHost{timerAt: never, first: never, conns: make([]fleetConn, len(f.nodes))}
+		for shard := range h.conns {
+			h.conns[shard].shard = redisop.Shard(shard)
+		}
 		h.way = int64(p.Trip) / 2
 		if p.FarTrip > 0 {
 			h.way = int64(float64(h.way) * math.Pow(float64(p.FarTrip)/float64(p.Trip), float64(i)/float64(p.Hosts-1)))
 		}
 		h.offset = f.random.below(3600 * sec)
-		h.table = locktable.New(locktable.Config{Seed: p.Seed<<16 + uint64(i)}, h.clock(f.now))
-		h.table.Up(h.clock(f.now), 0, false, true)
+		cfg.Seed = p.Seed<<16 + uint64(i)
+		h.table = locktable.New(cfg, h.clock(f.now))
+		f.hosts = append(f.hosts, h)
+		if p.Masters > 0 {
+			f.joinCluster(int16(i))
+		} else {
+			h.conns[0].up, h.conns[0].listening = true, true
+			h.table.Up(h.clock(f.now), 0, false, true)
+		}
 		h.clients = make([]fleetClient, max(p.Clients, 1))
 		for c := range h.clients {
 			h.clients[c].askedAt = never
 			h.table.Open(h.clock(f.now), locktable.SessionID(c+1), locktable.Peer{PID: int64(c), Cmd: "fleet"})
 		}
-		f.hosts = append(f.hosts, h)
 		f.after(f.random.below(10*ms), event{kind: fleetBegin, host: int16(i)})
 	}
 	return f
@@ -219,7 +273,11 @@ func (f *Fleet) RunFor(d time.Duration, done func() bool) {
 }
 
 func fleetIndex(name string) int {
-	i, err := strconv.Atoi(name[len("lock-"):])
+	_, number, isOrder := strings.Cut(name, "/")
+	if !isOrder {
+		number = name[len("lock-"):]
+	}
+	i, err := strconv.Atoi(number)
 	if err != nil {
 		panic("a lock that no client requested: " + name)
 	}
@@ -228,8 +286,8 @@ func fleetIndex(name string) int {
 
 func (f *Fleet) handle(e event) {
 	if e.kind == fleetDone {
-		f.busy = false
-		f.serve()
+		f.nodes[e.shard].busy = false
+		f.serve(redisop.Shard(e.shard))
 		return
 	}
 	h := f.hosts[e.host]
@@ -272,50 +330,73 @@ func (f *Fleet) handle(e event) {
 		f.acquire(e.host, int(e.arg), 0)
 		return
 	}
-	if e.gen != h.gen {
+	if e.kind >= fleetQuestion {
+		f.handleCluster(e, h)
+		return
+	}
+	shard := redisop.Shard(e.shard)
+	c := &h.conns[shard]
+	if e.gen != c.gen {
 		return
 	}
 	switch e.kind {
 	case fleetBatch:
-		i := slices.IndexFunc(h.inFlight, func(b *batch) bool { return !b.arrived })
-		h.inFlight[i].arrived = true
-		f.count(h.inFlight[i])
-		f.enqueue(e.host)
+		if f.nodes[shard].down {
+			return // the host will notice
+		}
+		i := slices.IndexFunc(c.inFlight, func(b *batch) bool { return b.arrived == 0 })
+		c.inFlight[i].arrived = f.now
+		f.count(c.inFlight[i])
+		f.enqueue(e.host, shard)
 	case fleetReceive:
-		r := h.incoming[0]
-		h.incoming = h.incoming[1:]
+		r := c.incoming[0]
+		c.incoming = c.incoming[1:]
 		if r.isMessage {
 			f.messages++
-			r.message.Conn = h.conn()
+			r.message.Conn = c.conn()
 			h.table.Message(now, r.message)
 		} else {
-			f.onReply(h, now)
+			f.onReply(e.host, c, now)
 		}
 		f.drain(e.host)
 	case fleetConnect:
-		h.connecting = true
-		f.enqueue(e.host)
-	case fleetUp:
-		h.up = true
-		h.table.Up(now, 0, f.lostData, true)
-		f.drain(e.host)
-		for _, lock := range h.subscribes {
-			f.sendSubscription(e.host, locktable.Subscribe, lock)
+		if f.nodes[shard].down {
+			f.after(storeDelay, e)
+			return
 		}
+		c.connecting = true
+		f.enqueue(e.host, shard)
+	case fleetUp:
+		c.up = true
+		h.touched |= 1 << shard
+		h.table.Up(now, shard, f.lostData, true)
+		f.drain(e.host)
+		for _, lock := range c.subscribes {
+			f.sendSubscription(e.host, shard, locktable.Subscribe, lock)
+		}
+		f.watch(e.host, c)
+	case fleetEnded:
+		f.onEnded(e.host, shard)
+		f.refreshLater(e.host)
 	case fleetClosed:
-		f.disconnect(e.host)
+		f.disconnect(e.host, shard)
 	}
 }
 
-// onReply handles the reply to the oldest batch of a host.
-func (f *Fleet) onReply(h *fleetHost, now int64) {
-	b := h.inFlight[0]
-	h.inFlight = h.inFlight[1:]
-	if b.subscription == locktable.Subscribe && slices.Contains(h.subscribes, b.lock) {
-		h.table.Subscribed(now, 0, f.names[b.lock])
+// onReply handles the reply to the oldest batch of a connection.
+func (f *Fleet) onReply(host int16, c *fleetConn, now int64) {
+	h := f.hosts[host]
+	b := c.inFlight[0]
+	c.inFlight = c.inFlight[1:]
+	h.touched |= 1 << c.shard
+	if b.subscription == locktable.Subscribe && slices.Contains(c.subscribes, b.lock) {
+		h.table.Subscribed(now, c.shard, f.names[b.lock])
+	}
+	if f.plan.Masters > 0 {
+		f.follow(host, b)
 	}
 	for i := range b.results {
-		b.results[i].Conn = h.conn()
+		b.results[i].Conn = c.conn()
 		h.table.Result(now, b.results[i])
 	}
 }
@@ -339,26 +420,31 @@ func (f *Fleet) drain(host int16) {
 			f.onGranted(host, e)
 		case locktable.Lost:
 			f.lost++
+			f.onLost(e.Name)
 		case locktable.Refusal:
 			panic("refused: " + e.Msg)
 		case locktable.Subscribe, locktable.Unsubscribe:
-			lock := int32(fleetIndex(e.Name))
-			h.subscribes = slices.DeleteFunc(h.subscribes, func(other int32) bool { return other == lock })
+			lock, c := int32(fleetIndex(e.Name)), &h.conns[e.Op.Shard]
+			c.subscribes = slices.DeleteFunc(c.subscribes, func(other int32) bool { return other == lock })
 			if e.Kind == locktable.Subscribe {
-				h.subscribes = append(h.subscribes, lock)
+				c.subscribes = append(c.subscribes, lock)
 			}
-			if h.up {
-				f.sendSubscription(host, e.Kind, lock)
+			if c.up {
+				f.sendSubscription(host, c.shard, e.Kind, lock)
 			}
 		case locktable.Redis:
-			if e.Op.Kind == redisop.Renew {
-				h.renewals = append(h.renewals, e.Op)
+			h.touched |= 1 << e.Op.Shard
+			if c := &h.conns[e.Op.Shard]; e.Op.Kind == redisop.Renew {
+				c.renewals = append(c.renewals, e.Op)
 			} else {
-				h.others = append(h.others, e.Op)
+				c.others = append(c.others, e.Op)
 			}
 		}
 	}
-	f.send(host)
+	for h.touched != 0 {
+		f.send(host, &h.conns[bits.TrailingZeros64(h.touched)])
+		h.touched &= h.touched - 1
+	}
 	next, ok := h.table.Next()
 	if h.table.Busy() {
 		next, ok = h.clock(f.now), true
@@ -376,6 +462,10 @@ func (f *Fleet) onGranted(host int16, e *locktable.Effect) {
 	f.grants++
 	h.grants++
 	h.first = min(h.first, f.now-f.since)
+	if e.Session == pairSession {
+		f.onPairGranted(host, e)
+		return
+	}
 	if f.plan.Held > 0 {
 		return
 	}
@@ -385,36 +475,37 @@ func (f *Fleet) onGranted(host int16, e *locktable.Effect) {
 	f.after(2*localHop+int64(f.plan.Work), event{kind: fleetRelease, host: host, arg: int32(e.Session - 1)})
 }
 
-// send sends what may be sent.
-func (f *Fleet) send(host int16) {
-	h := f.hosts[host]
-	for h.up && len(h.renewals)+len(h.others) > 0 {
+// send sends on a connection what may be sent.
+func (f *Fleet) send(host int16, c *fleetConn) {
+	for c.up && len(c.renewals)+len(c.others) > 0 {
 		ops, batches := 0, 0
-		for _, b := range h.inFlight {
+		for _, b := range c.inFlight {
 			ops += len(b.ops)
-			batches += btoi(b.subscription == 0)
+			batches += btoi(b.subscription == 0 && !b.isControl)
 		}
 		if int64(f.plan.Trip) <= storeNear && batches >= storeCalls || ops >= storeFlight {
 			return
 		}
-		b := &batch{sent: h.clock(f.now)}
-		b.move(&h.renewals, storeRenewals)
-		b.move(&h.others, storeOthers)
-		f.write(host, b)
+		b := &batch{sent: f.hosts[host].clock(f.now)}
+		b.move(&c.renewals, storeRenewals)
+		b.move(&c.others, storeOthers)
+		if f.plan.Masters > 0 {
+			b.sortBySlot()
+		}
+		f.write(host, c, b)
 	}
 }
 
 // sendSubscription begins or ends the subscription to the channel of a lock.
-func (f *Fleet) sendSubscription(host int16, kind locktable.EffectKind, lock int32) {
-	f.write(host, &batch{subscription: kind, lock: lock})
+func (f *Fleet) sendSubscription(host int16, shard redisop.Shard, kind locktable.EffectKind, lock int32) {
+	f.write(host, &f.hosts[host].conns[shard], &batch{subscription: kind, lock: lock})
 }
 
-// write writes a batch to the connection of a host.
-func (f *Fleet) write(host int16, b *batch) {
-	h := f.hosts[host]
-	h.inFlight = append(h.inFlight, b)
-	h.lastOut = max(h.lastOut, f.now+f.lag(h))
-	f.after(h.lastOut-f.now, event{kind: fleetBatch, host: host, gen: h.gen})
+// write writes a batch to a connection of a host.
+func (f *Fleet) write(host int16, c *fleetConn, b *batch) {
+	c.inFlight = append(c.inFlight, b)
+	c.lastOut = max(c.lastOut, f.now+f.lag(f.hosts[host]))
+	f.after(c.lastOut-f.now, event{kind: fleetBatch, host: host, gen: c.gen, shard: int8(c.shard)})
 }
 
 // move moves the first operations to the batch.
@@ -425,40 +516,54 @@ func (b *batch) move(from *[]redisop.Op, most int) {
 }
 
 // Outage has Redis be away for so long, and come back with its data or without. Every host
-// finds it when its next attempt to connect is due.
+// finds it when its next attempt to connect is due. Precondition: it is no Cluster.
 func (f *Fleet) Outage(d time.Duration, lost bool) {
-	f.readQueue = nil
+	f.nodes[0].readQueue = nil
 	for i := range f.locks {
 		f.locks[i].restart(lost)
 	}
 	f.lostData = lost
 	for i, h := range f.hosts {
 		host := int16(i)
-		f.disconnect(host)
 		if h.dead {
+			f.disconnect(host, 0)
 			continue
 		}
-		now := h.clock(f.now)
-		h.up = false
-		inFlight := h.inFlight
-		h.inFlight, h.incoming = nil, nil
-		unsent := append(h.renewals, h.others...)
-		h.renewals, h.others = nil, nil
-		h.table.Down(now, 0, "Redis cannot be reached")
-		for _, b := range inFlight {
-			for _, op := range b.ops {
-				h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Unknown, Sent: b.sent})
-			}
-		}
-		for _, op := range unsent {
-			h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.NotSent})
-		}
-		for _, lock := range h.subscribes {
-			h.table.Unsubscribed(now, 0, f.names[lock])
-		}
-		f.drain(host)
-		f.after(int64(d)+f.random.below(storeDelay), event{kind: fleetConnect, host: host, gen: h.gen})
+		f.onEnded(host, 0)
+		f.after(int64(d)+f.random.below(storeDelay), event{kind: fleetConnect, host: host, gen: h.conns[0].gen})
 	}
+}
+
+// onEnded is when a host notices that a connection has ended.
+func (f *Fleet) onEnded(host int16, shard redisop.Shard) {
+	h := f.hosts[host]
+	c := &h.conns[shard]
+	f.disconnect(host, shard)
+	now := h.clock(f.now)
+	c.up = false
+	inFlight := c.inFlight
+	c.inFlight, c.incoming = nil, nil
+	for _, b := range inFlight {
+		if b.isQuestion {
+			f.hosts[host].router.tried++
+			defer f.askNode(host)
+		}
+	}
+	unsent := append(c.renewals, c.others...)
+	c.renewals, c.others = nil, nil
+	h.table.Down(now, shard, "Redis cannot be reached")
+	for _, b := range inFlight {
+		for _, op := range b.ops {
+			h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Shard: shard, Outcome: redisop.Unknown, Sent: b.sent})
+		}
+	}
+	for _, op := range unsent {
+		h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Shard: shard, Outcome: redisop.NotSent})
+	}
+	for _, lock := range c.subscribes {
+		h.table.Unsubscribed(now, shard, f.names[lock])
+	}
+	f.drain(host)
 }
 
 // Kill ends a host, with its clients. Redis reads the end of its connection after what the
@@ -467,8 +572,12 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 func (f *Fleet) Kill(host int, silently bool) {
 	h := f.hosts[host]
 	h.dead = true
-	if !silently {
-		h.lastOut = max(h.lastOut, f.now+f.lag(h))
-		f.after(h.lastOut-f.now, event{kind: fleetClosed, host: int16(host), gen: h.gen})
+	if silently {
+		return
+	}
+	for shard := range h.conns {
+		c := &h.conns[shard]
+		c.lastOut = max(c.lastOut, f.now+f.lag(h))
+		f.after(c.lastOut-f.now, event{kind: fleetClosed, host: int16(host), gen: c.gen, shard: int8(shard)})
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // The Redis of a fleet: one core, which reads its connections in turn, and is busy for as
-// long as was measured.
+// long as was measured. A Cluster has one for each master.
 
 // What things cost Redis, ns of one core, over loopback, where a write to a socket pays
 // for its receipt too: go test ./sidecar/store -run '^$' -bench BenchmarkRedis. Scripts
@@ -36,6 +36,23 @@ const (
 	redisReads = 16 << 10 // bytes of one connection that Redis reads before it looks at the next
 )
 
+// fleetNode is one Redis.
+type fleetNode struct {
+	readQueue []int16 // hosts whose connections it will read, in that order
+	busy      bool
+	down      bool
+	nodeCount
+}
+
+// nodeCount is what is counted of a node since the last Reset, ns of its core.
+type nodeCount struct {
+	served    int64
+	questions int64 // of these: of hosts that ask which master has which slot
+	connects  int64 // and of hosts that connect
+	renewed   int   // locks
+	longest   int64 // that a batch was in Redis
+}
+
 // fleetLock is what Redis has under the names of a lock.
 type fleetLock struct {
 	key     redis.Key
@@ -54,29 +71,30 @@ func (l *fleetLock) restart(lost bool) {
 	}
 }
 
-// disconnect has Redis close the connection of a host.
-func (f *Fleet) disconnect(host int16) {
-	h := f.hosts[host]
-	h.gen++
-	h.listening, h.queued = false, false
-	for _, lock := range h.subscribes {
+// disconnect has Redis close a connection of a host.
+func (f *Fleet) disconnect(host int16, shard redisop.Shard) {
+	c := &f.hosts[host].conns[shard]
+	c.gen++
+	c.listening, c.queued = false, false
+	for _, lock := range c.subscribes {
 		f.locks[lock].channel.Unsubscribe(int32(host))
 	}
 }
 
-// enqueue has Redis read the connection of a host when it is its turn.
-func (f *Fleet) enqueue(host int16) {
-	if h := f.hosts[host]; !h.queued {
-		h.queued = true
-		f.readQueue = append(f.readQueue, host)
+// enqueue has Redis read a connection of a host when it is its turn.
+func (f *Fleet) enqueue(host int16, shard redisop.Shard) {
+	if c := &f.hosts[host].conns[shard]; !c.queued {
+		c.queued = true
+		n := &f.nodes[shard]
+		n.readQueue = append(n.readQueue, host)
 	}
-	f.serve()
+	f.serve(shard)
 }
 
-// unfinished is the oldest batch of the host that Redis has and has not executed, or nil.
-func (h *fleetHost) unfinished() *batch {
-	for _, b := range h.inFlight {
-		if b.arrived && !b.isExecuted() {
+// unfinished is the oldest batch of the connection that Redis has and has not executed, or nil.
+func (c *fleetConn) unfinished() *batch {
+	for _, b := range c.inFlight {
+		if b.arrived != 0 && !b.isExecuted() {
 			return b
 		}
 	}
@@ -85,54 +103,78 @@ func (h *fleetHost) unfinished() *batch {
 
 // serve has Redis read what one connection has for it, and execute it. The replies leave
 // when that is done.
-func (f *Fleet) serve() {
-	if f.busy || len(f.readQueue) == 0 {
+func (f *Fleet) serve(shard redisop.Shard) {
+	n := &f.nodes[shard]
+	if n.busy || n.down || len(n.readQueue) == 0 {
 		return
 	}
-	host := f.readQueue[0]
-	f.readQueue = f.readQueue[1:]
-	h := f.hosts[host]
-	at := f.now + costArrival
-	if h.connecting {
-		h.connecting, h.listening = false, true
-		at += costConnect
-		h.lastIn = max(h.lastIn, at+f.lag(h))
-		f.after(h.lastIn-f.now, event{kind: fleetUp, host: host, gen: h.gen})
+	host := n.readQueue[0]
+	n.readQueue = n.readQueue[1:]
+	at := f.now
+	f.read(host, n, &f.hosts[host].conns[shard], &at)
+	n.served += at - f.now
+	f.served += at - f.now
+	n.busy = true
+	f.after(at-f.now, event{kind: fleetDone, shard: int8(shard)})
+}
+
+// read reads a connection of a host, and executes what it has.
+func (f *Fleet) read(host int16, n *fleetNode, c *fleetConn, at *int64) {
+	*at += costArrival
+	if c.connecting {
+		c.connecting, c.listening = false, true
+		cost := int64(costConnect)
+		if f.plan.Masters > 0 {
+			cost = costClusterConnect
+		}
+		*at += cost
+		n.connects += cost
+		c.lastIn = max(c.lastIn, *at+f.lag(f.hosts[host]))
+		f.after(c.lastIn-f.now, event{kind: fleetUp, host: host, gen: c.gen, shard: int8(c.shard)})
 	}
 	replies := 0
-	b := h.unfinished()
+	b := c.unfinished()
 	for read := 0; read < redisReads && b != nil; {
-		read += f.execute(host, b, &at)
+		read += f.execute(host, c, b, at)
 		if b.isExecuted() {
+			n.longest = max(n.longest, *at-b.arrived)
 			replies++
-			b = h.unfinished()
+			b = c.unfinished()
 		}
 	}
 	for range replies {
-		f.reply(host, at, received{})
+		f.reply(host, c.shard, *at, received{})
 	}
-	if h.queued = b != nil; h.queued {
-		f.readQueue = append(f.readQueue, host)
+	if c.queued = b != nil; c.queued {
+		n.readQueue = append(n.readQueue, host)
 	}
-	f.served += at - f.now
-	f.busy = true
-	f.after(at-f.now, event{kind: fleetDone})
 }
 
 // reply writes to the connection of a host, at that time.
-func (f *Fleet) reply(host int16, at int64, r received) {
+func (f *Fleet) reply(host int16, shard redisop.Shard, at int64, r received) {
 	h := f.hosts[host]
 	if h.dead {
 		return
 	}
-	h.incoming = append(h.incoming, r)
-	h.lastIn = max(h.lastIn, at+f.lag(h))
-	f.after(h.lastIn-f.now, event{kind: fleetReceive, host: host, gen: h.gen})
+	c := &h.conns[shard]
+	c.incoming = append(c.incoming, r)
+	c.lastIn = max(c.lastIn, at+f.lag(h))
+	f.after(c.lastIn-f.now, event{kind: fleetReceive, host: host, gen: c.gen, shard: int8(shard)})
 }
 
 // execute executes the next command of a batch, one script or a subscription. It moves the
 // time on by what that costs, and returns the length of the command.
-func (f *Fleet) execute(host int16, b *batch, at *int64) int {
+func (f *Fleet) execute(host int16, c *fleetConn, b *batch, at *int64) int {
+	if b.isControl {
+		*at += b.cost
+		b.executed = true
+		if b.isQuestion {
+			b.answer = f.topology
+			f.asks++
+			f.nodes[c.shard].questions += costArrival + b.cost
+		}
+		return 14
+	}
 	if b.subscription != 0 {
 		*at += costSubscribe
 		if channel := &f.locks[b.lock].channel; b.subscription == locktable.Subscribe {
@@ -142,6 +184,9 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 		}
 		b.executed = true
 		return 80
+	}
+	if f.plan.Masters > 0 {
+		return f.executeSlot(host, c, b, at)
 	}
 	first := &b.ops[len(b.results)]
 	f.ran++
@@ -174,7 +219,7 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 		reply := f.run(host, op, next, &dropped, *at)
 		previous = reply
 		*at += f.cost(op, &reply)
-		f.publish(op, &reply, at)
+		f.publish(c.shard, op, &reply, at)
 		b.addResult(op, &reply)
 		n++
 	}
@@ -212,7 +257,7 @@ func (f *Fleet) cost(op *redisop.Op, reply *redis.Reply) int64 {
 
 func (b *batch) addResult(op *redisop.Op, reply *redis.Reply) {
 	res := redisop.Result{
-		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome, Sent: b.sent,
+		Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: reply.Outcome, Sent: b.sent,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Recall: reply.Recall,
 		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree,
@@ -261,23 +306,25 @@ func (f *Fleet) onCame(h *fleetHost) {
 }
 
 // receivers is how many connections receive what is published to the sidecar of a host.
-func (f *Fleet) receivers(host redis.Owner) int32 { return int32(btoi(f.hosts[host].listening)) }
+func (f *Fleet) receivers(host redis.Owner) int32 {
+	return int32(btoi(f.hosts[host].conns[0].listening))
+}
 
 // publish writes what an operation publishes to one connection after the other. Of the
 // subscribers of a lock the host that subscribed last comes first, as in Redis 7.
-func (f *Fleet) publish(op *redisop.Op, reply *redis.Reply, at *int64) {
+func (f *Fleet) publish(shard redisop.Shard, op *redisop.Op, reply *redis.Reply, at *int64) {
 	if reply.Publication == redis.Published && reply.Listeners.MayExist() {
 		m := redisop.Message{Kind: redisop.Unlocked, Name: op.Name}
 		for _, host := range slices.Backward(f.locks[fleetIndex(op.Name)].channel.Subscribers) {
 			*at += costListener
-			f.reply(int16(host), *at, received{true, m})
+			f.reply(int16(host), shard, *at, received{true, m})
 		}
 	}
 	for i := range reply.Sent {
 		if m := &reply.Sent[i]; m.Reached > 0 {
 			*at += costListener
 			f.bytes += 150
-			f.reply(int16(m.To), *at, received{true, m.Message})
+			f.reply(int16(m.To), shard, *at, received{true, m.Message})
 		}
 	}
 }
@@ -289,6 +336,9 @@ func (f *Fleet) count(b *batch) {
 		f.load, f.scripts = append(f.load, 0), append(f.scripts, 0)
 	}
 	f.load[at] += len(b.ops)
+	if f.plan.Masters > 0 {
+		return // executeSlot counts scripts
+	}
 	renewals := 0
 	for i := range b.ops {
 		if b.ops[i].Kind == redisop.Renew {

@@ -22,8 +22,11 @@ func (f *Fleet) IsIdle() bool {
 		if h.dead {
 			continue
 		}
-		if !h.up || len(h.inFlight)+len(h.renewals)+len(h.others) > 0 {
-			return false
+		for shard := range h.conns {
+			c := &h.conns[shard]
+			if f.isWanted(h, c.shard) && !c.up || len(c.inFlight)+len(c.renewals)+len(c.others) > 0 {
+				return false
+			}
 		}
 	}
 	return true

@@ -3,6 +3,7 @@ package measure
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -91,4 +92,42 @@ func TestMeasureResharding(t *testing.T) {
 	took := time.Since(start)
 	time.Sleep(window(15 * time.Second)) // more than a renewal of each lock
 	fmt.Printf("%d slots moved in %v while %d locks were held\n%s\nbefore:\n%s", moved, took, locks, status(), before)
+}
+
+// What the renewals of a hundred thousand locks of one host cost the masters of a Cluster: to compare with
+// the model of internal/sim (TestScaleClusterOfOneHost).
+func TestMeasureClusterRenewals(t *testing.T) {
+	measured(t)
+	locks := count(100_000)
+	c := harness.StartCluster(t, 3, 0)
+	spent := func() (seconds float64) {
+		for _, n := range c.Masters() {
+			for line := range strings.Lines(n.Info(t.Context(), "cpu").Val()) {
+				var part float64
+				if k, v, _ := strings.Cut(strings.TrimSpace(line), ":"); k == "used_cpu_sys_main_thread" || k == "used_cpu_user_main_thread" {
+					fmt.Sscan(v, &part)
+					seconds += part
+				}
+			}
+		}
+		return seconds
+	}
+	over := window(33 * time.Second) // three renewals of each lock
+	share := func() float64 {
+		before, begun := spent(), time.Now()
+		time.Sleep(over)
+		return (spent() - before) / time.Since(begun).Seconds() / 3
+	}
+	d := harness.StartDaemon(t, c.URL(), "--lease=30s", "--max-locks=1000000")
+	w := harness.StartGoWorker(t, d)
+	idle := share()
+	const portions = 10
+	for i := range portions {
+		w.Must(harness.Command{Do: "lock_many", Name: fmt.Sprintf("held:%d:", i), Count: locks / portions, WaitMS: -1})
+	}
+	share() // the renewals spread
+	runs := c.CommandCalls(t.Context())["evalsha"]
+	held := share()
+	runs = c.CommandCalls(t.Context())["evalsha"] - runs
+	row("core of a master", "%.2f %% for renewals of %d locks at 3 masters, and %.2f %% idle; %.0f runs/s", 100*(held-idle), locks, 100*idle, float64(runs)/over.Seconds())
 }

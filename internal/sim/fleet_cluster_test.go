@@ -1,0 +1,143 @@
+package sim_test
+
+// The scale study of a Cluster: docs/scaling.md quotes what these tests print. Time is virtual.
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/sim"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+const masters = 30
+
+// The masters have the same number of slots. With names as fleets have them, none has many more locks.
+func TestScaleClusterDividesNames(t *testing.T) {
+	const names = 100_000
+	for _, format := range []string{"order/%d", "invoice:%08d", "tenant-%d:import", "{tenant-%d}:import"} {
+		var locks [masters]int
+		most := 0
+		for i := range names {
+			n := &locks[int(redisop.SlotOf(fmt.Sprintf(format, i)))*masters/redisop.Slots]
+			*n++
+			most = max(most, *n)
+		}
+		share := float64(most) * masters / names
+		t.Logf("%d names like %q: the busiest master has %.2f × the mean", names, fmt.Sprintf(format, 17), share)
+		if share > 1.3 {
+			t.Errorf("%q: the busiest master has %.2f × the mean, more than 1.3", format, share)
+		}
+	}
+}
+
+// One host with a hundred thousand locks: the size at which TestMeasureClusterRenewals (tests/bench/measure)
+// measures real masters.
+func TestScaleClusterOfOneHost(t *testing.T) {
+	held := 10_000
+	if *scale {
+		held = 100_000
+	}
+	f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: 1, Held: held, Masters: 3, Trip: near})
+	for range 2 {
+		f.Reset()
+		f.RunFor(33*time.Second, nil)
+	}
+	l := f.ClusterLoad()
+	t.Logf("%d locks: %v | runs/s=%.0f", held, l, l.Renewals/l.Keys)
+	if l.Lost > 0 {
+		t.Errorf("%d holds were lost", l.Lost)
+	}
+}
+
+// The danger: a master that fails delays the locks of the others, because all hosts notice at one moment,
+// or its locks are asserted too late. Of a fleet that is smaller than 10,000 hosts, the questions count as
+// if it had so many.
+func TestScaleCluster(t *testing.T) {
+	const (
+		trip     = 2 * time.Millisecond
+		longest  = trip * 6 / 5 // of a round trip
+		allHosts = 10_000
+		victim   = 7
+	)
+	hosts, held := 100, 300
+	if *scale {
+		hosts = allHosts
+		defer debug.SetGCPercent(debug.SetGCPercent(20))
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(7 << 30))
+	}
+	begun := time.Now()
+	note := func(what string, l sim.ClusterLoad) {
+		t.Helper()
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		t.Logf("%s: %v (%.0f s, %.1f GB)", what, l, time.Since(begun).Seconds(), float64(memory.Sys-memory.HeapReleased)/1e9)
+	}
+	check := func(what string, l sim.ClusterLoad) {
+		t.Helper()
+		note(what, l)
+		if l.PairLongest > longest+10*time.Millisecond {
+			t.Errorf("%s: an acquire at a master without a fault took %v", what, l.PairLongest)
+		}
+		if l.Lost > 0 {
+			t.Errorf("%s: %d holds were lost, %d of masters without a fault", what, l.Lost, l.LostOther)
+		}
+		if l.LeastLease < 18*time.Second { // it is due when 18.5 s to 20 s are left
+			t.Errorf("%s: a renewal at a master without a fault was late: %v were left", what, l.LeastLease)
+		}
+		share := l.Questions
+		if hosts < allHosts { // few questions are spread unevenly
+			share = l.MeanQuestions * allHosts / float64(hosts)
+		}
+		if share > 0.01 {
+			t.Errorf("%s: which master has which slot costs one %.2f %% of its core, more than 1 %%", what, 100*share)
+		}
+	}
+	f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: hosts, Held: held, Masters: masters, Pairs: time.Second, Trip: trip})
+	note(fmt.Sprintf("%d hosts take %d locks each at once", hosts, held), f.ClusterLoad())
+	f.RunPeriods(3)
+	steady := f.ClusterLoad()
+	check("renewed, 3rd time", steady)
+	if steady.Busiest > 1.3*steady.Mean {
+		t.Errorf("the busiest master needs %.2f × the mean", steady.Busiest/steady.Mean)
+	}
+
+	f.Reset()
+	f.Lose(victim)
+	f.RunFor(5*time.Second, nil)
+	check("a master is away for 5 s", f.ClusterLoad())
+	f.Reset()
+	f.TakeOver(victim)
+	f.RunFor(10*time.Second, nil)
+	l := f.ClusterLoad()
+	check("its replica has taken over", l)
+	if l.Asserted < l.Affected {
+		t.Errorf("%d of %d locks were asserted within 10 s", l.Asserted, l.Affected)
+	}
+	if l.Informed < hosts || l.InformedAfter > 2*time.Second {
+		t.Errorf("the last host learned of the new master after %v", l.InformedAfter)
+	}
+
+	f.RunPeriods(1)
+	f.Reset()
+	f.Move(3, 4, 55)
+	f.RunFor(12*time.Second, nil)
+	l = f.ClusterLoad()
+	check("55 slots move", l)
+	if l.DisturbedLongest > 2*longest+10*time.Millisecond {
+		t.Errorf("an acquire in a slot that moved took %v", l.DisturbedLongest)
+	}
+	if l.Asserted < l.Affected {
+		t.Errorf("%d of %d locks of the slots that moved were asserted in a period of renewal", l.Asserted, l.Affected)
+	}
+	if !*scale {
+		f.RunFor(64*time.Second, f.IsInformed)
+		check("after a minute", f.ClusterLoad())
+		if !f.IsInformed() {
+			t.Errorf("%d of %d hosts know of the slots that moved", f.ClusterLoad().Informed, hosts)
+		}
+	}
+}
