@@ -54,6 +54,9 @@ func (t *Table) onTransferred(now int64, l *lock, m *redisop.Message) {
 	case c.IsBusy() && !isLive && c.GivesBack(m.Ticket):
 		// It is being given back, if the Drop is executed.
 		c.MayBeBack()
+		if t.routes != nil {
+			c.Note(claim.TransferReceived) // the Drop may be in flight at another shard than made the transfer
+		}
 	case c.State().IsOurs():
 		// The key was deleted, and a ticket got it that this host, or its predecessor, had given
 		// up: the next operation sets it again.

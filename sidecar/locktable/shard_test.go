@@ -443,3 +443,30 @@ func TestReleaseIsRepeatedWhereTheSlotMoved(t *testing.T) {
 		t.Error("the release is not confirmed")
 	}
 }
+
+// A failover lost that the ticket was given up. The Drop in flight is at the shard before, and cannot give back
+// what the present one has transferred.
+func TestTransferOfAnotherShardThanTheDropIsGivenBack(t *testing.T) {
+	c := newCluster(t)
+	c.acquire(1, "a")
+	ticket := c.next()
+	c.answer(ticket, redisop.Result{Outcome: redisop.HeldByOther, Field: "other:1", TTLMS: 10000, IsQueued: true, Ticket: ticket.HoldID, Conn: redisop.NewConn(1)})
+	c.tb.Cancel(c.now, 1, protocol.Cancel{ID: 2, Target: 1})
+	drop := c.next()
+	if drop.Kind != redisop.Drop {
+		t.Fatalf("sent %+v, want a Drop", drop)
+	}
+	c.tb.Message(c.now, redisop.Message{Kind: redisop.Transferred, Name: "a", Conn: redisop.NewConn(2), Ticket: ticket.HoldID, LeaseMS: 30000})
+	c.answer(drop, redisop.Result{})
+	c.tb.Route(c.now, []redisop.SlotRange{{First: 1, Last: 1, Shard: 2}})
+	for {
+		again := c.next()
+		if again.Kind != redisop.Drop {
+			t.Fatalf("sent %+v, want a Drop", again)
+		}
+		if again.Shard == 2 {
+			break
+		}
+		c.answer(again, redisop.Result{Outcome: redisop.Retryable, Msg: "MOVED"})
+	}
+}
