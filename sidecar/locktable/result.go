@@ -178,10 +178,11 @@ const reservePause = time.Second
 // onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
 func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
 	c, h := &l.claim, l.holds
+	isForQueue := op.Unassigned
 	op.Unassigned = op.Unassigned && h == nil // a request may have been granted with what there was before
 	if q := l.queue; q != nil {
 		q.contest.OnAcquired(c.State().IsOurs())
-		if op.Kind == redisop.Take && !c.State().IsOurs() {
+		if op.Kind == redisop.Take && isForQueue && !c.State().IsOurs() { // a Take that asserts a hold says nothing of waiters
 			q.contest.OnTaken(op.SentAt, op.Enqueue, r)
 		}
 	}

@@ -470,3 +470,30 @@ func TestTransferOfAnotherShardThanTheDropIsGivenBack(t *testing.T) {
 		c.answer(again, redisop.Result{Outcome: redisop.Retryable, Msg: "MOVED"})
 	}
 }
+
+// The danger: the Take that asserts the hold counts as the arrival of the waiters here, and other hosts wait
+// that arrived before.
+func TestAssertionOfAHoldIsNoArrivalOfWaiters(t *testing.T) {
+	c := newCluster(t)
+	c.hold(1, "a")
+	c.tb.Acquire(c.now, 1, protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever, Fair: true})
+	draw := c.next()
+	c.tb.Route(c.now, []redisop.SlotRange{{First: 1, Last: 1, Shard: 2}})
+	c.now++
+	c.answer(draw, redisop.Result{Outcome: redisop.Retryable, Msg: "MOVED"})
+	assertion := c.next()
+	if assertion.Kind != redisop.Take || assertion.Shard != 2 {
+		t.Fatalf("sent %+v, want a Take at shard 2", assertion)
+	}
+	c.answer(assertion, redisop.Result{Waiting: 1})
+	arrive := c.next()
+	if arrive.Kind != redisop.Arrive {
+		t.Fatalf("sent %+v, want an Arrive", arrive)
+	}
+	c.answer(arrive, redisop.Result{Arrived: 400, FirstArrived: 200})
+	c.others = nil
+	c.tb.Release(c.now, 1, protocol.Release{Hold: 1})
+	if c.took(locktable.Granted) {
+		t.Error("the lock is granted here, and the other host arrived before")
+	}
+}
