@@ -1,6 +1,7 @@
 package locktable
 
 import (
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -47,11 +48,16 @@ func (t *Table) setRoutes(ranges []redisop.SlotRange) (changed bool) {
 	for _, r := range ranges {
 		t.shardAt(r.Shard)
 		for slot := int(r.First); slot <= int(r.Last); slot++ {
-			if was := t.routes[slot]; was != r.Shard {
-				t.shards[was].slots--
-				t.shards[r.Shard].slots++
-				t.routes[slot], changed = r.Shard, true
+			was := t.routes[slot]
+			if was == r.Shard {
+				continue
 			}
+			if !changed {
+				t.routes, changed = slices.Clone(t.routes), true // which a clone of the table may share
+			}
+			t.shards[was].slots--
+			t.shards[r.Shard].slots++
+			t.routes[slot] = r.Shard
 		}
 	}
 	return changed

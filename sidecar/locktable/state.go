@@ -45,7 +45,7 @@ func Clone(t *Table, j Journal) *Table {
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
 		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
-		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: slices.Clone(t.routes), now: t.now, stats: t.stats,
+		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: t.routes, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
 	n.cfg.Journal = j

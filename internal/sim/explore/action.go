@@ -7,7 +7,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// action is one step of a world: what happens, in the higher bits, the host, and the client.
+// action is one step of a world: what happens, in the higher bits, the host, and the client; or, if it is
+// about a connection, the side.
 type action uint8
 
 type actionKind uint8
@@ -33,11 +34,19 @@ const (
 	resume   // a process that stands still continues
 
 	// Faults.
-	cut         // Redis ends the connection
-	crash       // the process dies
-	dieBefore   // it dies in the next input, before it sends anything
-	dieBetween  // the same, when it has sent operations and has answered no client
-	stall       // it stands still
+	cut        // Redis ends the connection
+	crash      // the process dies
+	dieBefore  // it dies in the next input, before it sends anything
+	dieBetween // the same, when it has sent operations and has answered no client
+	stall      // it stands still
+
+	// Of a Cluster.
+	learn     // the host learns which shard has the slot
+	passOn    // a shard sends to the host what was published at the other one
+	migrate   // the slot moves to shard 2, with its data
+	failOver  // the server of shard 1 dies, and shard 2 takes over with what there was before the last write
+	loseSince // the same, with what there was at the root
+
 	passTime    // time passes until something is due
 	setBack     // Redis's clock is set back
 	setForward  // Redis's clock is set forward
@@ -48,7 +57,9 @@ var actionNames = [actionKinds]string{
 	"acquires", "acquires in strict order", "tries", "cancels", "releases", "dies", "claims",
 	"Redis executes the next operation of", "Redis executes, on the connection that was given up, the next operation of",
 	"the next result or message reaches", "the connection is given up by", "reconnects", "Redis notices the connection that was given up by", "restarts", "continues",
-	"Redis ends the connection of", "crashes", "will crash in the next input, before its effects,", "will crash in the next input, after its operations,", "stands still", "time passes",
+	"Redis ends the connection of", "crashes", "will crash in the next input, before its effects,", "will crash in the next input, after its operations,", "stands still",
+	"learns which shard has the slot", "a copy of what was published at the other shard reaches the connection of", "the slot is migrated to shard 2",
+	"shard 2 takes over without the last write", "shard 2 takes over without all writes", "time passes",
 	"Redis's clock is set back", "Redis's clock is set forward",
 }
 
@@ -57,20 +68,25 @@ func actionOf(k actionKind, i, c int) action { return action(k)<<2 | action(i)<<
 func (a action) kind() actionKind { return actionKind(a >> 2) }
 func (a action) host() int        { return int(a >> 1 & 1) }
 func (a action) client() int      { return int(a & 1) }
+func (a action) side() side       { return side(a & 1) }
 
 func (a action) String() string {
 	k := a.kind()
 	switch {
 	case k <= claim:
 		return fmt.Sprintf("client %d of host %d %s", a.client(), a.host(), actionNames[k])
-	case k >= passTime:
+	case k >= migrate:
 		return actionNames[k]
 	}
-	switch k {
-	case reconnect, restart, resume, crash, dieBefore, dieBetween, stall:
-		return fmt.Sprintf("host %d %s", a.host(), actionNames[k])
+	at := ""
+	if a.side() != 0 {
+		at = " (shard 2)"
 	}
-	return fmt.Sprintf("%s host %d", actionNames[k], a.host())
+	switch k {
+	case reconnect, restart, resume, crash, dieBefore, dieBetween, stall, learn:
+		return fmt.Sprintf("host %d %s%s", a.host(), actionNames[k], at)
+	}
+	return fmt.Sprintf("%s host %d%s", actionNames[k], a.host(), at)
 }
 
 // actions appends what can happen next.
@@ -106,14 +122,20 @@ func (w *world) actions(to []action) []action {
 				to = append(to, actionOf(die, i, c))
 			}
 		}
-		if h.conn.isServed && len(h.conn.requests) > 0 {
-			add(execute)
-		}
-		if h.old != nil {
-			if len(h.old.requests) > 0 {
-				add(executeOld)
+		for s := range w.sides() {
+			addAt := func(k actionKind) { to = append(to, actionOf(k, i, int(s))) }
+			if c := &h.conns[s]; c.isServed && len(c.requests) > 0 {
+				addAt(execute)
 			}
-			add(closeOld)
+			if old := h.olds[s]; old != nil {
+				if len(old.requests) > 0 {
+					addAt(executeOld)
+				}
+				addAt(closeOld)
+			}
+			if len(h.bus[s]) > 0 {
+				addAt(passOn)
+			}
 		}
 		if h.process == nil {
 			add(restart)
@@ -123,20 +145,27 @@ func (w *world) actions(to []action) []action {
 			add(resume)
 			continue
 		}
-		if h.conn.isOpen {
-			if len(h.conn.frames) > 0 {
-				add(deliver)
+		for s := range w.sides() {
+			addAt := func(k actionKind) { to = append(to, actionOf(k, i, int(s))) }
+			c := &h.conns[s]
+			if c.isOpen {
+				if len(c.frames) > 0 {
+					addAt(deliver)
+				}
+				if !c.isServed || mayFail {
+					addAt(giveUp)
+				}
+			} else if w.isWanted(h, s) {
+				addAt(reconnect)
 			}
-			if !h.conn.isServed || mayFail {
-				add(giveUp)
+			if mayFail && c.isServed {
+				addAt(cut)
 			}
-		} else {
-			add(reconnect)
+		}
+		if h.route != w.owner {
+			add(learn)
 		}
 		if mayFail {
-			if h.conn.isServed {
-				add(cut)
-			}
 			add(crash)
 			if h.doom == noDoom {
 				add(dieBefore)
@@ -148,6 +177,7 @@ func (w *world) actions(to []action) []action {
 	if _, ok := w.nextTick(); ok && int(w.ticks) < w.plan.Ticks {
 		to = append(to, actionOf(passTime, 0, 0))
 	}
+	to = w.moves(to)
 	if int(w.jumps) < w.plan.Jumps {
 		to = append(to, actionOf(setBack, 0, 0), actionOf(setForward, 0, 0))
 	}
@@ -163,11 +193,11 @@ func (w *world) step(a action) (next *world) {
 			next = n
 		}
 	}()
-	i, c := a.host(), a.client()
+	i, c, s := a.host(), a.client(), a.side()
 	switch k := a.kind(); {
 	case k <= die:
 		n.clients++
-	case k >= cut && k < passTime, k == giveUp && n.hosts[i].conn.isServed:
+	case k >= cut && k < learn, k == giveUp && n.hosts[i].conns[s].isServed:
 		n.faults++
 	case k == passTime:
 		n.ticks++
@@ -190,23 +220,23 @@ func (w *world) step(a action) (next *world) {
 	case claim:
 		n.claim(i, c)
 	case execute:
-		n.execute(i, false)
+		n.execute(i, s, false)
 	case executeOld:
-		n.execute(i, true)
+		n.execute(i, s, true)
 	case deliver:
-		n.deliver(i)
+		n.deliver(i, s)
 	case giveUp:
-		n.giveUp(i)
+		n.giveUp(i, s)
 	case reconnect:
-		n.reconnect(i)
+		n.reconnect(i, s)
 	case closeOld:
-		n.closeOld(i)
+		n.closeOld(i, s)
 	case restart:
 		n.restart(i)
 	case resume:
 		n.resume(i)
 	case cut:
-		n.cut(i)
+		n.cut(i, s)
 	case crash:
 		n.crash(i)
 	case dieBefore:
@@ -215,6 +245,16 @@ func (w *world) step(a action) (next *world) {
 		n.change(i).doom = doomBetween
 	case stall:
 		n.change(i).stalled = true
+	case learn:
+		n.learn(n.changeTable(i))
+	case passOn:
+		n.deliverCopy(i, s)
+	case migrate:
+		n.migrate()
+	case failOver:
+		n.failOver(n.before)
+	case loseSince:
+		n.failOver(n.first)
 	case passTime:
 		n.advance()
 	case setBack:

@@ -15,7 +15,8 @@ func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 	if cl.phase != waiting && cl.phase != trying || e.ID != cl.request {
 		w.violated(invariant.Answers, "a client of host %d is granted what it did not ask for", h.index)
 	}
-	if e.Token <= w.granted {
+	cl.excused = w.hasLost && h.route != w.owner
+	if e.Token <= w.granted && !cl.excused {
 		w.violated(invariant.TokensGrow, "a client of host %d is granted token %d after token %d", h.index, e.Token, w.granted)
 	}
 	w.granted = max(w.granted, e.Token)
@@ -26,9 +27,10 @@ func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 // isOrdered reports whether acquires that wait are granted in the order of their arrival: all of
 // them want it, no fault has happened, and Redis's clock was not set back. Requests that arrive while
 // it is behind the last ticket all arrive 1 µs after that one. A lease that ends frees a lock for which its host has no
-// place in the queue, and a ticket that is too old loses its place.
+// place in the queue, and a ticket that is too old loses its place. A failover may lose the queue. A host that
+// learns of the move between two holds asks for the lock anew, and finds it as its own: see isUnfair.
 func (w *world) isOrdered() bool {
-	return w.plan.Fair == allFair && w.faults == 0 && !w.wasSetBack && !w.hasLapsed
+	return w.plan.Fair == allFair && w.faults == 0 && !w.wasSetBack && !w.hasLapsed && !w.hasLost && !w.isUnfair
 }
 
 // noteArrival notes, for the acquires of a host, that Redis has executed an operation. An acquire
@@ -70,11 +72,12 @@ func (w *world) checkOrder(h *host, cl *client) {
 
 // check checks what must be true in every state.
 func (w *world) check() {
+	w.endExcuses()
 	var holder *client
 	for _, h := range w.hosts {
 		for c := range h.clients {
 			cl := &h.clients[c]
-			if cl.phase != believes || w.now >= cl.deadline {
+			if cl.phase != believes || w.now >= cl.deadline || cl.excused {
 				continue
 			}
 			if holder != nil {
@@ -92,8 +95,8 @@ func (w *world) check() {
 }
 
 // When faults have ended, and every client releases what it is granted, each request is answered
-// within settleWithin: until a host with a ticket asks again. If no fault has happened, and
-// nothing was late, no host needs to ask again: there is a pause at most, in which the lock is
+// within settleWithin: until a host with a ticket asks again. If no fault has happened, no
+// failover has lost anything, and nothing was late, no host needs to ask again: there is a pause at most, in which the lock is
 // left free.
 const (
 	settleWithin          = lease/6 + 2*tick
@@ -122,7 +125,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 		}
 	}()
 	start, within := n.now, settleWithin
-	if n.faults == 0 && n.jumps == 0 && !n.wasLate {
+	if n.faults == 0 && n.jumps == 0 && !n.wasLate && !n.hasLost {
 		within = settleWithinFaultless
 	}
 	unused := int64(-1) // since when there is a key that no client has or waits for
@@ -168,10 +171,13 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 	return n, longest
 }
 
-// isGhost reports whether an operation of a connection that was given up made the key, and the
-// sidecar was sent no message of it. It stays until another host wants the lock, or its lease
-// ends.
-func (w *world) isGhost() bool { return slices.Contains(w.hosts[w.key.Owner].late, w.key.Num) }
+// isGhost reports whether an operation of a connection that was given up made the key, or a failover
+// brought it back, and the sidecar was sent no message of it. It stays until another host wants the
+// lock, or its lease ends.
+func (w *world) isGhost() bool {
+	h := w.hosts[w.key.Owner]
+	return slices.Contains(h.late, w.key.Num) || w.hasLost && w.key.Num == h.revived
+}
 
 func (w *world) waits() bool {
 	for _, h := range w.hosts {
@@ -187,33 +193,55 @@ func (w *world) waits() bool {
 // nextFair is what happens next in a world that is run fairly; false: time passes.
 func (w *world) nextFair() (action, bool) {
 	for i, h := range w.hosts {
+		for s := range w.sides() {
+			switch old := h.olds[s]; {
+			case old != nil && len(old.requests) > 0:
+				return actionOf(executeOld, i, int(s)), true
+			case old != nil:
+				return actionOf(closeOld, i, int(s)), true
+			}
+		}
 		switch {
-		case h.old != nil && len(h.old.requests) > 0:
-			return actionOf(executeOld, i, 0), true
-		case h.old != nil:
-			return actionOf(closeOld, i, 0), true
 		case h.process == nil:
 			return actionOf(restart, i, 0), true
 		case h.stalled:
 			return actionOf(resume, i, 0), true
-		case !h.conn.isOpen:
-			return actionOf(reconnect, i, 0), true
-		case !h.conn.isServed && len(h.conn.frames) == 0:
-			return actionOf(giveUp, i, 0), true
+		case w.plan.Cluster && h.route == 0:
+			return actionOf(learn, i, 0), true
+		}
+		for s := range w.sides() {
+			switch c := &h.conns[s]; {
+			case !c.isOpen && w.isWanted(h, s):
+				return actionOf(reconnect, i, int(s)), true
+			case c.isOpen && !c.isServed && len(c.frames) == 0:
+				return actionOf(giveUp, i, int(s)), true
+			}
 		}
 	}
 	// The one for which more is on the way is first.
-	first, length := -1, 0
+	first, at, length := -1, side(0), 0
 	for i, h := range w.hosts {
-		if n := len(h.conn.requests) + len(h.conn.frames); n > length {
-			first, length = i, n
+		for s := range w.sides() {
+			if n := len(h.conns[s].requests) + len(h.conns[s].frames); n > length {
+				first, at, length = i, s, n
+			}
 		}
 	}
 	if first >= 0 {
-		if len(w.hosts[first].conn.frames) > 0 {
-			return actionOf(deliver, first, 0), true
+		if len(w.hosts[first].conns[at].frames) > 0 {
+			return actionOf(deliver, first, int(at)), true
 		}
-		return actionOf(execute, first, 0), true
+		return actionOf(execute, first, int(at)), true
+	}
+	for i, h := range w.hosts {
+		for s := range w.sides() {
+			if len(h.bus[s]) > 0 {
+				return actionOf(passOn, i, int(s)), true
+			}
+		}
+		if h.route != w.owner {
+			return actionOf(learn, i, 0), true
+		}
 	}
 	for i, h := range w.hosts {
 		for c := range h.clients {
@@ -235,7 +263,7 @@ func (w *world) checkRest() {
 	}
 	// A ticket that an operation of a dead connection or process has made stays until it is met,
 	// or expires.
-	if n := len(w.queue.Tickets); n > 0 && w.faults == 0 {
+	if n := len(w.queue.Tickets); n > 0 && w.faults == 0 && !w.hasLost {
 		w.violated(invariant.NothingLeft, "%d tickets are left in the queue", n)
 	}
 	for i, h := range w.hosts {

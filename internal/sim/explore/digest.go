@@ -116,6 +116,9 @@ func (d *description) flags(flags ...bool) {
 func (g *digester) digest(w *world) uint64 {
 	g.now, g.clock, g.maySet = w.now, uint64(w.clock()), w.plan.Jumps > 0
 	g.tokens = append(g.tokens[:0], w.granted, uint64(w.counter.Value))
+	if w.plan.Cluster {
+		g.tokens = append(g.tokens, w.drawn, uint64(w.before.counter.Value), uint64(w.first.counter.Value))
+	}
 	g.arrivals = append(g.arrivals[:0], 0) // it is not known
 	for i := range g.hosts {
 		d := &g.hosts[i]
@@ -164,7 +167,10 @@ func (g *digester) digest(w *world) uint64 {
 		limits |= 1 << 33
 	}
 	all := [...]uint64{sums[0], sums[1], limits, rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value)), uint64(w.shift)}
-	return hash(all[:])
+	if !w.plan.Cluster {
+		return hash(all[:])
+	}
+	return hash(append(all[:], uint64(w.owner)<<2|bit(w.isDead)<<1|bit(w.hasLost)|bit(w.plan.Fair == allFair && w.isUnfair)<<4, rankIn(g.tokens, w.drawn)))
 }
 
 // rankIn returns how many different numbers of a sorted slice are smaller.
@@ -196,18 +202,37 @@ func (w *world) describe(d *description, h *host) {
 		d.sessions[c] = h.clients[c].session
 	}
 	own := redis.Owner(h.index)
-	d.flags(h.process != nil, h.stalled, h.conn.isOpen, h.conn.isServed, h.conn.subscribed, h.old != nil,
-		w.isSubscribed(wire(h.index, false)), w.isSubscribed(wire(h.index, true)), w.key.Owner == own)
+	c := &h.conns[0]
+	d.flags(h.process != nil, h.stalled, c.isOpen, c.isServed, c.subscribed, h.olds[0] != nil,
+		w.isSubscribed(wire(h.index, 0, false)), w.isSubscribed(wire(h.index, 0, true)), w.key.Owner == own)
 	d.Value(uint64(h.doom)<<8 | uint64(len(h.late)))
 	for _, id := range h.late {
 		d.Number(id)
 	}
-	if w.key.Owner == own {
-		d.Number(w.key.Num)
-		d.Value(uint64(w.key.Count))
-		d.Time(w.key.ExpireAt)
+	w.describeData(d, &w.data, own)
+	if h.process != nil {
+		d.flags(h.process.listens)
+		locktable.Describe(h.process.table, d, w.now, lockName, w.plan.Fair != noneFair)
 	}
-	for i, t := range w.queue.Tickets {
+	w.describeJournal(d, h)
+	w.describeConnection(d, &h.conns[0])
+	if h.olds[0] != nil {
+		w.describeConnection(d, h.olds[0])
+	}
+	if w.plan.Cluster {
+		w.describeInCluster(d, h)
+	}
+	w.describeClients(d, h)
+}
+
+// describeData describes what of the data is a host's.
+func (w *world) describeData(d *description, of *data, own redis.Owner) {
+	if of.key.Owner == own {
+		d.Number(of.key.Num)
+		d.Value(uint64(of.key.Count))
+		d.Time(of.key.ExpireAt)
+	}
+	for i, t := range of.queue.Tickets {
 		if t.Owner == own {
 			d.Value(uint64(i) | 1<<40)
 			d.Number(t.Num)
@@ -215,19 +240,52 @@ func (w *world) describe(d *description, h *host) {
 			w.describeArrivals(d, uint64(t.Time))
 		}
 	}
-	if sign, ok := w.queue.Signs[own]; ok && len(w.queue.Tickets) > 0 {
+	if sign, ok := of.queue.Signs[own]; ok && len(of.queue.Tickets) > 0 {
 		d.Value(w.ticksOf(sign*1_000_000) | 1<<41)
 	}
-	if h.process != nil {
-		d.flags(h.process.listens)
-		locktable.Describe(h.process.table, d, w.now, lockName, w.plan.Fair != noneFair)
+}
+
+// describeInCluster describes what a host has in a Cluster only.
+func (w *world) describeInCluster(d *description, h *host) {
+	c := &h.conns[1]
+	d.Value(uint64(h.route))
+	d.Number(h.revived)
+	d.flags(c.isOpen, c.isServed, c.subscribed, h.olds[1] != nil, h.process != nil && h.process.listensAt == 1, h.routePends,
+		w.isSubscribed(wire(h.index, 1, false)), w.isSubscribed(wire(h.index, 1, true)))
+	w.describeConnection(d, c)
+	if h.olds[1] != nil {
+		w.describeConnection(d, h.olds[1])
 	}
-	w.describeJournal(d, h)
-	w.describeConnection(d, &h.conn)
-	if h.old != nil {
-		w.describeConnection(d, h.old)
+	for s := range w.sides() {
+		c := &h.conns[s]
+		answered := 0
+		for i := range c.unanswered {
+			answered += int(bit(c.unanswered[i].isAnswered))
+		}
+		d.Value(uint64(answered)<<16 | uint64(len(h.bus[s]))<<2 | w.floorBit(c)<<1 | w.floorBit(h.olds[s]))
+		for i := range h.bus[s] {
+			w.describeFrame(d, &h.bus[s][i])
+		}
 	}
-	w.describeClients(d, h)
+	if w.owner == firstShard && w.plan.Failovers > 0 {
+		for _, of := range []*data{&w.before, &w.first} {
+			d.flags(of.key.Owner == redis.Owner(h.index))
+			d.Token(uint64(of.counter.Value))
+			w.describeData(d, of, redis.Owner(h.index))
+		}
+	}
+}
+
+// floorBit is 1 if the counter is below the floor of a connection. It does not fall below later.
+func (w *world) floorBit(c *connection) uint64 {
+	return bit(c != nil && w.counter.Value < c.floor)
+}
+
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // describeArrivals describes arrivals, if any requests want strict order.
@@ -301,7 +359,7 @@ func (w *world) describeOp(d *description, r *request) {
 }
 
 func (w *world) describeFrame(d *description, f *frame) {
-	d.Value(uint64(f.kind))
+	d.Value(uint64(f.kind) | bit(f.isCopy)<<8)
 	switch f.kind {
 	case resultFrame:
 		r := &f.result
@@ -355,7 +413,7 @@ func (w *world) describeClients(d *description, h *host) {
 	for _, c := range d.clients[:d.met] {
 		cl := &h.clients[c]
 		d.flags(cl.away, cl.dead)
-		d.Value(uint64(cl.phase))
+		d.Value(uint64(cl.phase) | bit(cl.excused && cl.phase == believes)<<8)
 		switch {
 		case cl.phase == believes:
 			d.Number(cl.hold)

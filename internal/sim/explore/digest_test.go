@@ -24,6 +24,13 @@ func TestStatesWithOneDigestHaveTheSameSuccessors(t *testing.T) {
 			})
 		}
 	}
+	for _, root := range roots {
+		t.Run(fmt.Sprintf("in a Cluster, from %s", root.name), func(t *testing.T) {
+			t.Parallel()
+			testDigests(t, &Plan{Prefix: root.steps, Budget: Budget{Clients: 100, Faults: 1, Ticks: 100, Moves: 1, Failovers: 1}, Cluster: true}, 3)
+			testDigests(t, &Plan{Prefix: append(slices.Clip(root.steps), actionOf(failOver, 0, 0)), Budget: Budget{Clients: 100, Ticks: 100}, Cluster: true}, 4)
+		})
+	}
 }
 
 func testDigests(t *testing.T, p *Plan, depth int) {
@@ -90,8 +97,14 @@ func TestCopiesOfATableBehaveAsTheTable(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		fair := fairness(seed % 3)
-		copied := newRoot(&Plan{Budget: unlimited, Fair: fair})
-		table := newRoot(&Plan{Budget: unlimited, Fair: fair, noCopies: true})
+		p := Plan{Budget: unlimited, Fair: fair}
+		if seed%4 == 0 {
+			p.Cluster, p.Moves = true, 1
+			p.Failovers = int(seed / 4 % 2)
+		}
+		withoutCopies := p
+		withoutCopies.noCopies = true
+		copied, table := newRoot(&p), newRoot(&withoutCopies)
 		var g, h digester
 		for i := range 200 {
 			all := copied.actions(nil)

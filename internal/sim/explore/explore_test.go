@@ -10,7 +10,7 @@ import (
 
 var (
 	deep   = flag.Bool("explore.deep", false, "explore with the larger budgets")
-	budget = flag.String("explore.budget", "", "explore with this budget: what clients do, faults and passages of time, and jumps of Redis's clock if any, as in 3,1,0 or 3,0,0,1")
+	budget = flag.String("explore.budget", "", "explore with this budget: what clients do, faults and passages of time, and if any, jumps of Redis's clock, migrations and failovers, as in 3,1,0 or 3,0,0,1 or 2,0,0,0,1,0")
 	limit  = flag.Duration("explore.for", 0, "begin no further level after this time, for each root and budget")
 )
 
@@ -28,6 +28,15 @@ var (
 	allFairBudgets  = []Budget{{Clients: 4}, {Clients: 2, Ticks: 1}, {Clients: 2, Faults: 1}, {Clients: 2, Jumps: 1}}
 	someFairBudgets = []Budget{{Clients: 3}, {Clients: 2, Ticks: 1}, {Clients: 1, Faults: 1}, {Clients: 2, Jumps: 1}}
 	largerFair      = []Budget{{Clients: 5}, {Clients: 3, Ticks: 1}, {Clients: 2, Ticks: 2}, {Clients: 3, Faults: 1}, {Clients: 1, Faults: 1, Ticks: 1}, {Clients: 3, Jumps: 1}, {Clients: 2, Ticks: 1, Jumps: 1}}
+
+	// In a Cluster, with a migration or a failover. Most states follow from a transfer that is on the way, and from a lock that lingers.
+	clusterBudgets     = []Budget{{Clients: 1, Moves: 1}, {Failovers: 1}}
+	clusterCalmBudgets = []Budget{{Clients: 2, Moves: 1}, {Clients: 1, Failovers: 1}, {Ticks: 1, Moves: 1}, {Ticks: 1, Failovers: 1}, {Faults: 1, Moves: 1}, {Faults: 1, Failovers: 1}}
+	clusterFairBudgets = []Budget{{Clients: 1, Moves: 1}}
+	largerCluster      = []Budget{
+		{Clients: 3, Moves: 1}, {Clients: 2, Failovers: 1}, {Clients: 1, Ticks: 1, Moves: 1}, {Clients: 1, Ticks: 1, Failovers: 1},
+		{Clients: 1, Faults: 1, Moves: 1}, {Clients: 1, Faults: 1, Failovers: 1},
+	}
 )
 
 func TestExplore(t *testing.T) {
@@ -35,7 +44,7 @@ func TestExplore(t *testing.T) {
 	if *deep {
 		all = larger
 	}
-	explore(t, noneFair, all)
+	explore(t, Plan{}, roots, all)
 }
 
 func TestExploreStrictOrder(t *testing.T) {
@@ -43,29 +52,41 @@ func TestExploreStrictOrder(t *testing.T) {
 	if *deep {
 		all, some = largerFair, largerFair
 	}
-	explore(t, allFair, all)
-	explore(t, someFair, some)
+	explore(t, Plan{Fair: allFair}, rootsOf(allFair), all)
+	explore(t, Plan{Fair: someFair}, rootsOf(someFair), some)
+}
+
+func TestExploreCluster(t *testing.T) {
+	c := Plan{Cluster: true}
+	if *deep || *budget != "" {
+		explore(t, c, roots, largerCluster)
+		return
+	}
+	explore(t, c, roots, clusterBudgets)
+	explore(t, c, calmRoots, clusterCalmBudgets)
+	explore(t, Plan{Cluster: true, Fair: allFair}, calmRoots, clusterFairBudgets)
 }
 
 // explore explores each budget from each root.
-func explore(t *testing.T, fair fairness, all []Budget) {
+func explore(t *testing.T, of Plan, from []root, all []Budget) {
 	settle := 8
 	if *deep {
 		settle = 64
 	}
 	if *budget != "" {
 		var b Budget
-		if n, err := fmt.Sscanf(*budget, "%d,%d,%d,%d", &b.Clients, &b.Faults, &b.Ticks, &b.Jumps); n < 3 {
+		if n, err := fmt.Sscanf(*budget, "%d,%d,%d,%d,%d,%d", &b.Clients, &b.Faults, &b.Ticks, &b.Jumps, &b.Moves, &b.Failovers); n < 3 {
 			t.Fatalf("-explore.budget: %v", err)
 		}
 		all = []Budget{b}
 	}
 	for _, b := range all {
-		for _, root := range rootsOf(fair) {
-			passed := t.Run(fmt.Sprintf("%s fair, %s from %s", fair, b, root.name), func(t *testing.T) {
-				p := &Plan{Budget: b, Fair: fair, Prefix: root.steps, Settle: settle, Workers: runtime.GOMAXPROCS(0), Limit: *limit}
+		for _, root := range from {
+			passed := t.Run(fmt.Sprintf("%s fair, %s from %s", of.Fair, b, root.name), func(t *testing.T) {
+				p := of
+				p.Budget, p.Prefix, p.Settle, p.Workers, p.Limit = b, root.steps, settle, runtime.GOMAXPROCS(0), *limit
 				start := time.Now()
-				r := Explore(p)
+				r := Explore(&p)
 				if v := r.Violation; v != nil {
 					t.Fatalf("%d steps from here: %s\n%s", v.Depth, v.Text, v.Trace())
 				}

@@ -1,6 +1,8 @@
 package explore
 
 import (
+	"slices"
+
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -17,12 +19,60 @@ type Mutant struct {
 	Root     string
 	Budget   Budget
 	Fair     fairness
+	Cluster  bool
 
 	onResult  func(w *world, h *host, r *redisop.Result)
 	onMessage func(h *host, m *redisop.Message) (forward bool)
 	onOp      func(op *redisop.Op)
 	onRestore func(s *locktable.Snapshot)
 	late      int64 // by how much timers fire too late
+
+	// Of the store in a Cluster.
+	hidesRoutes bool // a table whose client has the lock is not told of a route, and its operations go where the slot is
+	routesLate  bool // a table that waits for a result is told of a route after it
+	answersAt   bool // when a route comes, what is in flight has its result: it was not sent
+	acceptsCopy bool // a message counts as one of the shard that it came from
+	keepsFloor  bool // the floor of tokens is not lifted where a slot comes to
+}
+
+func (m *Mutant) hides(h *host) bool { return m != nil && m.hidesRoutes && h.routePends }
+
+func (m *Mutant) accepts() bool { return m != nil && m.acceptsCopy }
+
+// route changes what a table is told of a route. was is the shard before. It reports whether the table is not
+// told now.
+func (m *Mutant) route(w *world, h *host, was redisop.Shard) (hides bool) {
+	if m == nil {
+		return false
+	}
+	c := &h.conns[w.sideOf(was)]
+	if m.routesLate && len(c.unanswered) > 0 {
+		h.routePends = true
+		return true
+	}
+	if m.answersAt && len(c.unanswered) > 0 {
+		w.tellRoute(h)
+		for i := range c.unanswered {
+			if h.process == nil || c.unanswered[i].isAnswered {
+				break
+			}
+			c.unanswered = slices.Clone(c.unanswered)
+			c.unanswered[i].isAnswered = true
+			r := &c.unanswered[i]
+			w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: redisop.NotSent, Sent: r.sent, Msg: moved})
+		}
+		return true
+	}
+	h.routePends = m.hidesRoutes && h.isHeld()
+	return h.routePends
+}
+
+// routesAfter tells a table of a route that it was not told of.
+func (m *Mutant) routesAfter(w *world, h *host) {
+	if m != nil && m.routesLate && h.routePends && h.process != nil {
+		h.routePends = false
+		w.tellRoute(h)
+	}
 }
 
 func (m *Mutant) result(w *world, h *host, r *redisop.Result) {
@@ -246,5 +296,40 @@ var Mutants = []Mutant{
 				r.Arrived = 0
 			}
 		},
+	},
+	{
+		Name:     "route-keeps-claim",
+		Rule:     "what a host has of a lock is uncertain when another shard has the slot",
+		Detected: "the key is not of its host|two clients",
+		Root:     "nothing", Budget: Budget{Clients: 1, Failovers: 1}, Cluster: true,
+		hidesRoutes: true,
+	},
+	{
+		Name:     "former-result-grants",
+		Rule:     "a result of the former shard grants nothing",
+		Detected: "the key is not of its host|two clients",
+		Root:     "nothing", Budget: Budget{Clients: 1, Failovers: 1}, Cluster: true,
+		routesLate: true,
+	},
+	{
+		Name:     "copy-of-transfer-grants",
+		Rule:     "a transfer counts only from the shard that executed it",
+		Detected: "the key is not of its host|two clients|is granted token",
+		Root:     "transfer", Budget: Budget{Failovers: 1}, Cluster: true,
+		acceptsCopy: true,
+	},
+	{
+		Name:     "operation-at-both-shards",
+		Rule:     "an operation in flight at the former shard is waited for",
+		Detected: "while one is in flight at shard 1",
+		Root:     "nothing", Budget: Budget{Clients: 1, Moves: 1}, Cluster: true,
+		answersAt: true,
+	},
+	{
+		Name:     "floor-not-carried",
+		Rule:     "the floor of tokens is lifted where a slot comes to",
+		Detected: "is granted token",
+		Root:     "transfer", Budget: Budget{Clients: 1, Failovers: 1}, Cluster: true,
+		keepsFloor: true,
 	},
 }

@@ -13,63 +13,66 @@ import (
 
 // connect makes a connection. The sidecar is subscribed to its own channel before the table
 // knows of the connection.
-func (w *world) connect(h *host) {
+func (w *world) connect(h *host, s side) {
 	h.connects++
-	h.conn = connection{isOpen: true, isServed: true}
-	if h.process.listens {
-		h.conn.requests = push(h.conn.requests, request{kind: locktable.Subscribe})
+	c := &h.conns[s]
+	*c = connection{isOpen: true, isServed: true, number: h.connects, floor: w.floorAtConnect()}
+	if h.process.listens && h.process.listensAt == s {
+		c.requests = push(c.requests, request{kind: locktable.Subscribe})
 	}
-	h.process.table.Up(w.now, 0, false, true)
+	h.process.table.Up(w.now, w.shardAt(s), false, true)
 	w.drain(h)
 }
 
-func (w *world) reconnect(i int) { w.connect(w.changeTable(i)) }
+func (w *world) reconnect(i int, s side) { w.connect(w.changeTable(i), s) }
 
 // cut ends a connection at Redis: what the host has sent and Redis has not executed is lost,
 // and nothing that is published reaches the host. What was sent to it may still arrive.
-func (w *world) cut(i int) {
+func (w *world) cut(i int, s side) {
 	h := w.change(i)
-	h.conn.isServed, h.conn.requests = false, nil
-	w.unsubscribe(wire(i, false))
+	h.conns[s].isServed, h.conns[s].requests = false, nil
+	w.unsubscribe(wire(i, s, false))
 }
 
 // giveUp is what a host does that notices the end of its connection, or takes it for ended.
-func (w *world) giveUp(i int) {
+func (w *world) giveUp(i int, s side) {
 	h := w.changeTable(i)
 	t := h.process.table
-	unanswered, subscribed := h.conn.unanswered, h.conn.subscribed
-	w.loseConnection(h)
-	t.Down(w.now, 0, "Redis cannot be reached")
+	unanswered, subscribed := h.conns[s].unanswered, h.conns[s].subscribed
+	w.loseConnection(h, s)
+	t.Down(w.now, w.shardAt(s), "Redis cannot be reached")
 	w.drain(h)
 	for _, r := range unanswered {
 		if h.process == nil {
 			return
 		}
-		w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Outcome: redisop.Unknown, Sent: r.sent, Msg: "connection lost"})
+		if !r.isAnswered {
+			w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: redisop.Unknown, Sent: r.sent, Msg: "connection lost"})
+		}
 	}
 	if h.process != nil && subscribed {
-		t.Unsubscribed(w.now, 0, lockName)
+		t.Unsubscribed(w.now, w.shardAt(s), lockName)
 		w.drain(h)
 	}
 }
 
 // loseConnection ends a connection for the host. Redis may still have it.
-func (w *world) loseConnection(h *host) {
-	if c := &h.conn; c.isServed {
-		w.unsubscribe(wire(h.index, true))
-		if w.isSubscribed(wire(h.index, false)) {
-			w.unsubscribe(wire(h.index, false))
-			w.subscribe(wire(h.index, true))
+func (w *world) loseConnection(h *host, s side) {
+	if c := &h.conns[s]; c.isServed {
+		w.unsubscribe(wire(h.index, s, true))
+		if w.isSubscribed(wire(h.index, s, false)) {
+			w.unsubscribe(wire(h.index, s, false))
+			w.subscribe(wire(h.index, s, true))
 		}
-		h.old = &connection{isServed: true, requests: c.requests}
+		h.olds[s] = &connection{isServed: true, requests: c.requests, floor: c.floor}
 	}
-	h.conn = connection{}
+	h.conns[s] = connection{}
 }
 
 // closeOld has Redis notice the end of a connection that the host has given up.
-func (w *world) closeOld(i int) {
-	w.change(i).old = nil
-	w.unsubscribe(wire(i, true))
+func (w *world) closeOld(i int, s side) {
+	w.change(i).olds[s] = nil
+	w.unsubscribe(wire(i, s, true))
 }
 
 func (w *world) isSubscribed(id int32) bool {
@@ -110,7 +113,10 @@ func (w *world) end(h *host) {
 	}
 	h.journal = h.process.journal
 	h.process = nil
-	w.loseConnection(h)
+	for s := range w.sides() {
+		w.loseConnection(h, s)
+	}
+	h.route = 0
 	h.stalled, h.doom = false, noDoom
 	for c := range h.clients {
 		switch cl := &h.clients[c]; cl.phase {
@@ -158,19 +164,23 @@ func (w *world) restart(i int) {
 
 // execute has Redis execute what is next on a connection: one command, or a Drop and the Take
 // that was sent with it.
-func (w *world) execute(i int, old bool) {
+func (w *world) execute(i int, s side, old bool) {
 	h := w.change(i)
 	var c *connection
 	if old {
-		o := *h.old
+		o := *h.olds[s]
 		c = &o
-		h.old = c
+		h.olds[s] = c
 	} else {
-		c = &h.conn
+		c = &h.conns[s]
+	}
+	if !w.hasSlot(s) {
+		w.redirect(c)
+		return
 	}
 	r := c.requests[0]
 	c.requests = c.requests[1:]
-	id := wire(i, old)
+	id := wire(i, s, old)
 	switch r.kind {
 	case locktable.Subscribe:
 		w.subscribe(id)
@@ -181,31 +191,32 @@ func (w *world) execute(i int, old bool) {
 		return
 	}
 	w.key.Expire(w.tickNow())
+	defer w.noteWrite(w.data)
 	w.queue = w.queue.Clone()
 	var next *request
 	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.AfterPendingDrop && c.requests[0].batch == r.batch {
 		next = &c.requests[0]
 		c.requests = c.requests[1:]
 	}
-	dropped := w.run(h, c, &r, next, nil)
+	dropped := w.run(h, s, c, &r, next, nil)
 	if next != nil {
-		w.run(h, c, next, nil, dropped)
+		w.run(h, s, c, next, nil, dropped)
 	}
 }
 
 // run runs one operation. next is the Take in the same run, and dropped what the Drop in the same
 // run returned; nil: there is none.
-func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Reply) *redis.Reply {
+func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *redis.Reply) *redis.Reply {
 	w.scripts++
 	cmd := redis.Command{
-		Op: &r.op, Owner: redis.Owner(h.index), Now: w.tickNow(), Floor: 1, Fresh: freshToken,
+		Op: &r.op, Owner: redis.Owner(h.index), Now: w.tickNow(), Floor: c.floor, Fresh: max(freshToken, int64(w.drawn)),
 		Queue: w.queue, Clock: w.clock(),
 		Receivers: func(to redis.Owner) int32 {
 			n := int32(0)
-			if w.hosts[to].conn.isServed {
+			if w.hosts[to].conns[s].isServed {
 				n++
 			}
-			if w.hosts[to].old != nil {
+			if w.hosts[to].olds[s] != nil {
 				n++
 			}
 			return n
@@ -220,7 +231,8 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 	}
 	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
 	w.noteArrival(h, r, &reply)
-	if c == h.old && r.op.Kind == redisop.Take {
+	w.drawn = max(w.drawn, uint64(w.counter.Value))
+	if c == h.olds[s] && r.op.Kind == redisop.Take {
 		id := r.op.HoldID
 		if reply.Outcome == redisop.Done && reply.Ticket != 0 {
 			id = reply.Ticket // which has got the lock
@@ -236,13 +248,14 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 		m := &reply.Sent[i]
 		w.hasLapsed = w.hasLapsed || m.Kind == redisop.Requeue
 		if m.Reached > 0 {
-			w.publish(h, c, int(m.To), m.Message)
+			w.publish(h, s, c, int(m.To), m.Message)
 		}
+		w.passOn(h, s, int(m.To), m.Message)
 	}
 	if reply.Publication == redis.Published {
-		for _, s := range w.subscribers.Subscribers {
-			if s < hostCount {
-				w.publish(h, c, int(s), redisop.Message{Kind: redisop.Unlocked, Name: lockName})
+		for _, id := range w.subscribers.Subscribers {
+			if id%(2*hostCount) < hostCount {
+				w.publish(h, s, c, int(id%(2*hostCount)), redisop.Message{Kind: redisop.Unlocked, Name: lockName})
 			}
 		}
 	}
@@ -254,16 +267,16 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 }
 
 // publish sends a message to a host, if Redis has a connection on which it arrives.
-func (w *world) publish(h *host, c *connection, to int, m redisop.Message) {
+func (w *world) publish(h *host, s side, c *connection, to int, m redisop.Message) {
 	f := frame{kind: messageFrame, message: m}
 	switch {
 	case to != h.index:
-		if w.hosts[to].conn.isServed {
+		if w.hosts[to].conns[s].isServed {
 			other := w.change(to)
-			other.conn.frames = push(other.conn.frames, f)
+			other.conns[s].frames = push(other.conns[s].frames, f)
 		}
-	case h.conn.isServed:
-		h.conn.frames = push(h.conn.frames, f) // c may be the old one
+	case h.conns[s].isServed:
+		h.conns[s].frames = push(h.conns[s].frames, f) // c may be the old one
 	}
 }
 
@@ -279,7 +292,7 @@ func (w *world) order() int64 { return w.now/tick*clockPerTick + w.scripts }
 
 func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
 	res := redisop.Result{
-		Kind: r.op.Kind, Name: lockName, Outcome: reply.Outcome, Sent: r.sent, Msg: reply.Code,
+		Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: reply.Outcome, Sent: r.sent, Msg: reply.Code,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Recall: reply.Recall, Waiting: reply.Waiting,
 		Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree, Arrived: reply.Arrived, FirstArrived: reply.FirstArrived,
@@ -293,18 +306,32 @@ func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
 // ---- what arrives at hosts ---------------------------------------------------
 
 // deliver has a host read the next frame of its connection.
-func (w *world) deliver(i int) {
+func (w *world) deliver(i int, s side) {
 	h := w.changeTable(i)
-	f := h.conn.frames[0]
-	h.conn.frames = h.conn.frames[1:]
+	c := &h.conns[s]
+	f := c.frames[0]
+	c.frames = c.frames[1:]
+	conn := redisop.NewConn(c.number)
 	switch f.kind {
 	case resultFrame:
-		h.conn.unanswered = h.conn.unanswered[1:]
-		f.result.Conn = redisop.NewConn(h.connects)
-		w.result(h, f.result)
+		if f.result.Msg == moved {
+			w.learn(h)
+		}
+		if h.process == nil {
+			return
+		}
+		isAnswered := c.unanswered[0].isAnswered
+		c.unanswered = c.unanswered[1:]
+		f.result.Conn = conn
+		if !isAnswered {
+			w.result(h, f.result)
+		}
 		return
 	case messageFrame:
-		f.message.Conn = redisop.NewConn(h.connects)
+		f.message.Conn = conn
+		if f.isCopy && !w.plan.mutant.accepts() {
+			f.message.Conn, f.message.Tokens = redisop.Conn{}, 0 // the store takes them out
+		}
 		if m := &f.message; m.Kind == redisop.Transferred && slices.Contains(h.late, m.Ticket) {
 			h.late = slices.DeleteFunc(slices.Clone(h.late), func(id uint64) bool { return id == m.Ticket })
 		}
@@ -312,11 +339,17 @@ func (w *world) deliver(i int) {
 			h.process.table.Message(w.now, f.message)
 		}
 	case subscribedFrame:
-		if !h.process.listens {
+		if !h.process.listens || h.process.listensAt != s {
 			return
 		}
-		h.conn.subscribed = true
-		h.process.table.Subscribed(w.now, 0, lockName)
+		c.subscribed = true
+		h.process.table.Subscribed(w.now, w.shardAt(s), lockName)
+	case unsubscribedFrame:
+		w.onSubscriptionEnded(h, s)
+		return
+	case movedFrame:
+		w.learn(h)
+		return
 	}
 	w.drain(h)
 }
@@ -326,6 +359,7 @@ func (w *world) result(h *host, r redisop.Result) {
 	w.plan.mutant.result(w, h, &r)
 	h.process.table.Result(w.now, r)
 	w.drain(h)
+	w.plan.mutant.routesAfter(w, h)
 }
 
 // ---- time --------------------------------------------------------------------
@@ -358,7 +392,9 @@ func (w *world) advance() {
 	at, _ := w.nextTick()
 	if at > w.now {
 		for _, h := range w.hosts {
-			w.wasLate = w.wasLate || len(h.conn.requests)+len(h.conn.frames) > 0
+			for s := range h.conns {
+				w.wasLate = w.wasLate || len(h.conns[s].requests)+len(h.conns[s].frames)+len(h.bus[s]) > 0
+			}
 		}
 		w.now, w.scripts = at, 0
 	}

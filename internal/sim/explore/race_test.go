@@ -7,4 +7,5 @@ package explore
 func init() {
 	budgets = budgets[:2]
 	allFairBudgets, someFairBudgets = []Budget{{Clients: 2}}, []Budget{{Clients: 1}}
+	clusterBudgets, clusterCalmBudgets, clusterFairBudgets = nil, clusterBudgets, nil
 }

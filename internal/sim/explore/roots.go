@@ -34,6 +34,9 @@ var roots = []root{
 	{"lingering", []action{a0, x0, d0, r0, x0, d0, a0, x0, d0, r0}},
 }
 
+// calmRoots are those from which fewer states follow.
+var calmRoots = slices.DeleteFunc(slices.Clone(roots), func(r root) bool { return r.name == "transfer" || r.name == "lingering" })
+
 // rootsOf returns the roots that there are. A lock that all want in strict order does not linger.
 func rootsOf(fair fairness) []root {
 	if fair != allFair {

@@ -17,6 +17,9 @@ type Plan struct {
 
 	Fair fairness
 
+	// There are two shards, and the slot of the lock is at the first one: see cluster.go.
+	Cluster bool
+
 	// A message that a script publishes to its own connection comes after its result, as Redis
 	// has it since 7.2, and not before it.
 	PushAfterReply bool
@@ -42,12 +45,22 @@ type Budget struct {
 	Faults  int
 	Ticks   int // that time passes
 	Jumps   int // that Redis's clock is set back or forward
+
+	// In a Cluster, whether the slot moves.
+	Moves     int // with its data; 0 or 1
+	Failovers int // without some of it; 0 or 1
 }
 
 func (b Budget) String() string {
 	text := fmt.Sprintf("%d actions of clients, %d faults, %d passages of time", b.Clients, b.Faults, b.Ticks)
 	if b.Jumps > 0 {
 		text += fmt.Sprintf(", %d jumps of Redis's clock", b.Jumps)
+	}
+	if b.Moves > 0 {
+		text += ", a migration"
+	}
+	if b.Failovers > 0 {
+		text += ", a failover"
 	}
 	return text
 }
@@ -172,6 +185,7 @@ func newRoot(p *Plan) *world {
 		w = w.step(a)
 	}
 	w.clients, w.faults, w.ticks, w.jumps, w.wasLate, w.hasLapsed = 0, 0, 0, 0, false, false
+	w.first = w.data
 	return w
 }
 

@@ -39,11 +39,17 @@ func (w *world) traceChanges(b *strings.Builder, before *world) {
 				out("client %d of host %d: %s", c, i, cl.text(w))
 			}
 		}
-		for _, r := range added(was.conn.requests, h.conn.requests) {
-			out("host %d sends %s", i, r.text())
-		}
-		for _, f := range added(was.conn.frames, h.conn.frames) {
-			out("Redis sends to host %d: %s", i, f.text())
+		for s := range w.sides() {
+			at := ""
+			if w.plan.Cluster {
+				at = fmt.Sprintf(" (shard %d)", w.shardAt(s))
+			}
+			for _, r := range added(was.conns[s].requests, h.conns[s].requests) {
+				out("host %d sends%s %s", i, at, r.text())
+			}
+			for _, f := range added(was.conns[s].frames, h.conns[s].frames) {
+				out("Redis%s sends to host %d: %s", at, i, f.text())
+			}
 		}
 	}
 	if w.key != before.key {
@@ -92,9 +98,16 @@ func (f *frame) text() string {
 	switch f.kind {
 	case subscribedFrame:
 		return "subscribed"
+	case unsubscribedFrame:
+		return "unsubscribed"
+	case movedFrame:
+		return "subscription moved"
 	case messageFrame:
 		m := &f.message
 		name := [...]string{"unlocked", "transferred", "recalled", "freed", "requeue"}[m.Kind]
+		if f.isCopy {
+			name = "a copy of " + name
+		}
 		return fmt.Sprintf("%s ticket=%d lease=%d waiting=%d", name, m.Ticket, m.LeaseMS, m.Waiting)
 	}
 	r := &f.result

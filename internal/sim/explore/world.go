@@ -98,28 +98,36 @@ type world struct {
 	hosts [hostCount]*host
 
 	// Redis.
-	key         redis.Key
-	counter     redis.Counter
-	queue       *redis.Queue
-	subscribers redis.Channel // connections that are subscribed to the lock's channel; see host.wire
+	data
+	subscribers redis.Channel // connections that are subscribed to the lock's channel; see wire
+	cluster
 
 	violation string // of a rule, by the last step
 }
 
-// host is a host: its sidecar, which may be dead, its connection to Redis and its clients.
+// data is what Redis has under the names of the lock. A queue is not changed, but replaced.
+type data struct {
+	key     redis.Key
+	counter redis.Counter
+	queue   *redis.Queue
+}
+
+// host is a host: its sidecar, which may be dead, its connections to Redis and its clients.
 type host struct {
 	index   int
 	process *process // nil: it is dead
 	journal *journal // what the successor of a dead process finds
 
-	conn     connection // of the process
-	connects uint32     // connections so far
+	conns    [sideCount]connection // of the process; see side
+	connects uint32                // connections so far
 
-	// A connection that the host has given up, or whose process is dead, and of which Redis does
-	// not know that yet. What was sent on it may be executed late, and what is published to the
+	// Connections that the host has given up, or whose process is dead, and of which Redis does
+	// not know that yet. What was sent on one may be executed late, and what is published to the
 	// host seems to be received.
-	old  *connection
-	late []uint64 // numbers that Takes which were executed on it may have left in Redis; see isGhost
+	olds [sideCount]*connection
+	late []uint64 // numbers that Takes which were executed on one may have left in Redis; see isGhost
+
+	hostInCluster
 
 	clients  [clientsOf]client
 	sessions uint64 // opened so far
@@ -141,8 +149,9 @@ const (
 
 // process is a sidecar: its table and its journal.
 type process struct {
-	table   *locktable.Table
-	listens bool // the table wants to be subscribed to the lock's channel
+	table     *locktable.Table
+	listens   bool // the table wants to be subscribed to the lock's channel,
+	listensAt side // there
 	*journal
 }
 
@@ -150,11 +159,13 @@ type process struct {
 type connection struct {
 	isOpen     bool // the host believes that it works
 	isServed   bool // Redis has it
+	number     uint32
 	batch      uint32
 	requests   []request // on the way to Redis, or not executed yet
 	frames     []frame   // on the way to the host
 	unanswered []request // operations without a result
 	subscribed bool      // to the lock's channel, as the table knows
+	floor      int64     // a counter below it is lifted
 }
 
 // request is what a host sends to Redis.
@@ -163,6 +174,8 @@ type request struct {
 	op    redisop.Op
 	sent  int64
 	batch uint32 // requests of one batch are executed together
+
+	isAnswered bool // a mutant: its table has a result already
 }
 
 // frame is what Redis sends to a host.
@@ -170,6 +183,7 @@ type frame struct {
 	kind    frameKind
 	result  redisop.Result
 	message redisop.Message
+	isCopy  bool // the message was published at the other shard
 }
 
 type frameKind uint8
@@ -178,6 +192,8 @@ const (
 	resultFrame frameKind = iota
 	messageFrame
 	subscribedFrame
+	unsubscribedFrame // the shard has ended the subscription: the slot has left it
+	movedFrame        // the answer to a subscription: the other shard has the channel
 )
 
 // client is a process that locks, with its session. A client that dies is followed by another
@@ -196,6 +212,7 @@ type client struct {
 	hold     uint64 // of a client that believes
 	token    uint64
 	deadline int64
+	excused  bool // see isExcused
 	away     bool // its sidecar was restarted, and it has not claimed its hold
 	dead     bool // and its sidecar does not know: it was restarted, or is down
 }
@@ -210,15 +227,17 @@ const (
 )
 
 // wire numbers connections for the channel of the lock.
-func wire(h int, old bool) int32 {
+func wire(h int, s side, old bool) int32 {
+	id := int32(h) + 2*hostCount*int32(s)
 	if old {
-		return int32(h) + hostCount
+		id += hostCount
 	}
-	return int32(h)
+	return id
 }
 
 func newWorld(p *Plan) *world {
-	w := &world{plan: p, now: startOfRun, key: redis.NoKey, queue: new(redis.Queue)}
+	w := &world{plan: p, now: startOfRun, data: data{key: redis.NoKey, queue: new(redis.Queue)}}
+	w.initCluster()
 	for i := range w.hosts {
 		h := &host{index: i, journal: &journal{}}
 		w.hosts[i] = h
@@ -227,7 +246,12 @@ func newWorld(p *Plan) *world {
 		for c := range h.clients {
 			w.openSession(h, c)
 		}
-		w.connect(h)
+		if p.Cluster {
+			w.learn(h)
+		}
+		for s := range w.sides() {
+			w.connect(h, s)
+		}
 		w.copyProcess(h)
 	}
 	return w
@@ -236,6 +260,9 @@ func newWorld(p *Plan) *world {
 func (w *world) config(h *host) locktable.Config {
 	cfg := tableConfig()
 	cfg.Journal = h.journal
+	if w.plan.Cluster {
+		cfg.SlotOf = func(string) uint16 { return lockSlot }
+	}
 	if w.plan.Fair == allFair {
 		cfg.Fair = []locktable.NamePattern{lockName}
 	}
@@ -269,7 +296,9 @@ func (w *world) copyProcess(h *host) {
 		return
 	}
 	j := h.process.journal.clone()
-	h.process = &process{table: locktable.Clone(h.process.table, j), listens: h.process.listens, journal: j}
+	p := *h.process
+	p.table, p.journal = locktable.Clone(p.table, j), j
+	h.process = &p
 	h.journal = j
 }
 
@@ -374,7 +403,9 @@ func (w *world) drain(h *host) {
 		if len(effects) == 0 {
 			break
 		}
-		h.conn.batch++
+		for s := range h.conns {
+			h.conns[s].batch++
+		}
 		for i := range effects {
 			w.apply(h, &effects[i])
 		}
@@ -413,6 +444,7 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		cl.phase = idle
 	case locktable.Lost:
 		if cl.phase == believes && cl.hold == e.Hold {
+			w.checkLoss(h, cl, e)
 			cl.phase = idle
 		}
 	case locktable.Lease:
@@ -424,7 +456,11 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 
 // send gives an operation, or a command of the lock's channel, to the connection.
 func (w *world) send(h *host, e *locktable.Effect) {
-	c := &h.conn
+	s := w.sideOf(e.Op.Shard)
+	if w.plan.mutant.hides(h) {
+		s = w.sideOf(h.route)
+	}
+	c := &h.conns[s]
 	r := request{kind: e.Kind, op: e.Op, sent: w.now, batch: c.batch}
 	w.plan.mutant.operation(&r.op)
 	switch e.Kind {
@@ -433,11 +469,15 @@ func (w *world) send(h *host, e *locktable.Effect) {
 			w.violated(invariant.RedisDown, "host %d sends an operation although Redis is down", h.index)
 			return
 		}
+		w.checkOneShard(h, s, &r.op)
 		c.unanswered = push(c.unanswered, r)
 	case locktable.Subscribe:
-		h.process.listens = true
+		h.process.listens, h.process.listensAt = true, s
 	case locktable.Unsubscribe:
-		h.process.listens, c.subscribed = false, false
+		if h.process.listensAt == s {
+			h.process.listens = false
+		}
+		c.subscribed = false
 	}
 	if c.isServed {
 		c.requests = push(c.requests, r)
