@@ -353,7 +353,7 @@ func (w *world) checkWakeUp(n int) {
 	}
 	for _, g := range w.hosts {
 		l := &g.locks[n]
-		bound, since := longest, max(name.freedAt, g.troubleOf(n), l.refusedAt, l.endedAt)
+		bound, since := longest, max(name.freedAt, g.troubleOf(n), l.refusedAt, l.endedAt, w.redis.shards[w.redis.owners[n]].stalledUntil)
 		if l.wantsMessages && !l.subscribed && l.deafSince > 0 && !l.getsMessage {
 			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, l.deafSince)
