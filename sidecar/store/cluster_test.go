@@ -789,7 +789,7 @@ func TestTokensOfTheNewOwnerAreAboveItsClock(t *testing.T) {
 				}
 			}).settled()
 			slot, to := slotOf(moved), r.shardOf(other)
-			nodes.know("") // the host learns of the move from MOVED alone
+			nodes.know("")  // the host learns of the move from MOVED alone
 			var clock int64 // of the new owner, when it has the slot
 			move := func() {
 				nodes[1].set(func() { nodes[1].ahead = time.Hour })
