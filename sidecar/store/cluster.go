@@ -489,12 +489,11 @@ func (cl *cluster) deliverRoutes() {
 	cl.mu.Lock()
 	routes, floor := cl.routes, cl.floor
 	cl.routes = nil
-	cl.countSlots()
-	cl.mu.Unlock()
-	if len(routes) == 0 {
-		return
+	if len(routes) > 0 {
+		cl.counts.changes.Add(1)
 	}
-	cl.counts.changes.Add(1)
+	cl.countSlots() // who sees the new number of slots sees the change, too
+	cl.mu.Unlock()
 	lifted := make(map[redisop.Shard]bool)
 	for _, r := range routes {
 		if c := cl.get(r.Shard); c != nil && !lifted[r.Shard] {
@@ -502,7 +501,7 @@ func (cl *cluster) deliverRoutes() {
 			c.onSlotsCame(&floor)
 		}
 	}
-	if cl.cfg.OnRoute != nil {
+	if len(routes) > 0 && cl.cfg.OnRoute != nil {
 		cl.cfg.OnRoute(routes)
 	}
 }

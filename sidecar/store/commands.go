@@ -60,7 +60,7 @@ type commands struct {
 	pipe         *pipeline // nil while down
 	closing      bool
 	closed       bool
-	mustAskClock bool         // slots have moved here since then, see pipeline.askClock
+	mustAskClock bool         // slots have moved here since the last attempt to connect began: see pipeline.askClock
 	movedTo      string       // where the master is since the last attempt to connect began; "": nothing was received
 	batch        []redisop.Op // emptied, for pump
 
