@@ -320,7 +320,7 @@ func (w *world) onDone(h *host, o *operation) {
 func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
-		floor := uint64(o.floor) // what the host of this draw knows
+		floor := uint64(max(o.floor, o.birth)) // what the host of this draw knows
 		if made || o.floor == redis.MaxToken {
 			floor = uint64(o.birth)
 		}
@@ -329,7 +329,7 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
 		// drawn from a new counter in fewer microseconds.
-		isAhead := int64(name.drawn) > w.time()
+		isAhead := int64(name.drawn) > w.time(w.redis.owners[n])
 		if !name.counterLost || w.redis.jumpedBack == 0 && !isAhead && !isUnseen || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
@@ -418,7 +418,7 @@ func (w *world) checkBack(h *host, s redisop.Shard) {
 }
 
 // noteMessage is called when a message from another sidecar reaches a host.
-func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64, isCopy bool) {
+func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message, sentAt int64, isCopy bool) {
 	l := &h.locks[n]
 	name := &w.redis.names[n]
 	w.expire(n)
@@ -430,11 +430,16 @@ func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64, is
 			m.Tokens = 0 // the store takes them out
 			w.check.meet(TransferNotProved)
 		}
+		c := &h.conns[s]
+		if w.hasClocks() && m.Tokens > 0 && (int64(m.LastToken)-int64(m.Tokens) < c.floor || c.isAhead(h.clock(w.now), int64(m.LastToken))) {
+			m.Tokens = 0 // the same: it may be forged, and raises no floor
+			w.check.meet(TransferAheadOfClock)
+		}
 		if isCopy { // its tokens may be granted only after the message of the shard that executed the transfer
 			l.pausing = false // of what the table doubts, it asks Redis
 			break
 		}
-		if m.Conn != (redisop.Conn{}) {
+		if m.Conn != (redisop.Conn{}) && m.Tokens > 0 {
 			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, sentAt})
 			h.floor.raise(h.clock(w.now), int64(m.LastToken))
 		}

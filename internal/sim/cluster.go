@@ -17,7 +17,9 @@ import (
 //     server, or what had been replicated. What is missing is excused like what a Redis lost that
 //     restarted, and in a durable world nothing is.
 //
-// All shards have one clock. Names have their state in redisServer.names, whichever shard has them.
+// In some worlds the clocks of the shards differ by up to an hour: what TIME returns, from which tokens
+// and the scores of tickets come. Leases last as long everywhere: a key that moves takes what is left of
+// its own with it. Names have their state in redisServer.names, whichever shard has them.
 
 // maxShards is the number of shards, with shard 0: the Redis that is no Cluster, or the one that is
 // no master.
@@ -29,6 +31,7 @@ type shard struct {
 	run          int   // run id of the master
 	oldest       int   // run id of the oldest server that runs: from it on, all but the master are replicas
 	stalledUntil int64 // its server executes nothing before
+	skew         int64 // of its clock, against that of the world
 }
 
 var (
@@ -78,9 +81,9 @@ func (r *redisServer) newServer(s redisop.Shard) {
 // initCluster gives each slot a shard. The last shard is the spare.
 func (w *world) initCluster() {
 	r := &w.redis
-	for _, s := range clusterShards {
+	for i, s := range clusterShards {
 		r.newServer(s)
-		r.shards[s].oldest = r.shards[s].run
+		r.shards[s].oldest, r.shards[s].skew = r.shards[s].run, w.plan.clocks[i]
 	}
 	r.spare = clusterShards[len(clusterShards)-1]
 	r.shards[r.spare].down = true
@@ -172,6 +175,9 @@ func (w *world) endConnections(h *host) {
 	}
 	h.conns[0].run = h.journal.run
 }
+
+// hasClocks reports whether the clocks of the shards differ.
+func (w *world) hasClocks() bool { return w.plan.clocks != [maxShards - 1]int64{} }
 
 // isWanted reports whether a host is to be connected to a shard.
 func (w *world) isWanted(h *host, s redisop.Shard) bool {

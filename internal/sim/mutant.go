@@ -19,6 +19,7 @@ type Mutant struct {
 	withoutOrigin     bool           // the same
 	acceptsCopies     bool           // the same
 	keepsFloor        bool           // the same
+	floorsApart       bool           // the same
 	ignoresReplica    redisop.OpKind // the same
 	grantsTransfers   bool           // the same
 	deliversWithheld  bool           // the same

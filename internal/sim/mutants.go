@@ -290,6 +290,12 @@ var Mutants = []Mutant{
 		keepsFloor: true,
 	},
 	{
+		Name:        "floors-apart",
+		Rule:        "a new connection draws above the tokens of all shards, whatever the time is there",
+		Detected:    `Redis gives token \d+ after|token \d+ after`,
+		floorsApart: true,
+	},
+	{
 		Name:     "moves-ignored",
 		Rule:     "a lock is asked for at the shard that has its slot now",
 		Detected: `and was told that shard \d has the lock`,

@@ -79,6 +79,11 @@ func (c *connection) silence(now int64) int64 {
 	return now - c.silentSince
 }
 
+// isAhead reports whether a token is ahead of Redis's clock, as it was when the connection was made.
+func (c *connection) isAhead(now, token int64) bool {
+	return token > c.clock.token+(now-c.clock.at)/µs+1_000_000
+}
+
 // script is one run of a script, for operations that a store sends at one time.
 type script struct {
 	number  uint64 // unique in the world: a host has several connections and processes
@@ -351,7 +356,7 @@ func (w *world) deliver(h *host, i int32) {
 	w.freeOp(i)
 	token, now := int64(res.Token), h.clock(w.now)
 	h.floor.raise(now, token)
-	if token > c.clock.token+(now-c.clock.at)/µs+1_000_000 && token > c.floor {
+	if c.isAhead(now, token) && token > c.floor {
 		w.check.meet(FloorRaised)
 		c.floor = token
 	}
@@ -518,9 +523,12 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	w.failInFlight(h, s) // if it has not been done yet
 	c.gen++
 	now := h.clock(w.now)
-	h.floor.raise(now, w.time())
-	c.clock = tokenFloor{w.time(), now}
-	c.floor = max(w.time(), h.floor.now(now))
+	h.floor.raise(now, w.time(s))
+	c.clock = tokenFloor{w.time(s), now}
+	c.floor = max(w.time(s), h.floor.now(now))
+	if w.floorsApart {
+		c.floor = w.time(s)
+	}
 	c.clockAt, c.lifts, c.asksAgain = w.now, false, false
 	c.nextRun = w.redis.shards[s].run
 	c.dead, c.inRedis, c.isListening = false, true, !h.mayNotSubscribe
@@ -546,7 +554,7 @@ func (w *world) onClockAsked(h *host, e event) {
 	if e.gen != c.gen || c.dead {
 		return
 	}
-	c.reading, c.clockAt = w.time(), w.now
+	c.reading, c.clockAt = w.time(redisop.Shard(e.shard)), w.now
 	w.after(w.lag()+w.stallLeft(redisop.Shard(e.shard)), event{kind: evClockTold, host: int16(h.index), gen: c.gen, shard: e.shard})
 }
 

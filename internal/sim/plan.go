@@ -28,6 +28,8 @@ type plan struct {
 	cluster           bool // each lock is in one of two shards
 	oneShardFails     bool // in a Cluster: all faults are in shard 1, and no slot moves
 
+	clocks [maxShards - 1]int64 // of the shards of a Cluster: how far they are ahead of the world's
+
 	// What clients do.
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
 	keep                                                   int64 // one acquire in so many has a keep; 0: none
@@ -155,6 +157,7 @@ func drawPlan(seed uint64, r *random) plan {
 			p.table.Contest.SubscriptionLinger = 50 * time.Millisecond
 		}
 		p.drawCluster(seed)
+		p.drawClocks(seed)
 		return p // a world without faults
 	}
 	rarely := func(oneIn, lo, hi int64) int64 {
@@ -210,6 +213,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.drawRoleChanges(seed)
 	p.drawDurability(seed)
 	p.drawCluster(seed)
+	p.drawClocks(seed)
 	return p
 }
 
@@ -271,6 +275,23 @@ func (p *plan) drawCluster(seed uint64) {
 	}
 	if p.names == 1 && r.oneIn(2) {
 		p.names = 2
+	}
+}
+
+const clocksStream = 0x636c6fff // the pinned seeds have one clock
+
+// drawClocks has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawClocks(seed uint64) {
+	var r random
+	r.Seed(seed, clocksStream)
+	if !p.cluster || r.oneIn(2) {
+		return
+	}
+	for i := range p.clocks {
+		p.clocks[i] = r.magnitude(ms, 3600*sec)
+		if r.oneIn(2) {
+			p.clocks[i] = -p.clocks[i]
+		}
 	}
 }
 

@@ -200,7 +200,7 @@ func (w *world) onMessage(h *host, e event) {
 		w.noteUnlocked(h, n)
 	} else {
 		w.drainDeferred(h) // what the table did before it knew
-		w.noteMessage(h, n, &m, sentAt, isCopy)
+		w.noteMessage(h, n, s, &m, sentAt, isCopy)
 	}
 	if w.trace.on {
 		w.trace.add(w, n, h, "message: %s", messageString(&m))

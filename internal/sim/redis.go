@@ -89,8 +89,10 @@ func (w *world) loseQueue(n int) {
 	w.redis.names[n].queue = new(redis.Queue)
 }
 
-// time is what TIME returns, in µs.
-func (w *world) time() int64 { return 1_700_000_000_000_000 + (w.now+w.redis.skew)/µs }
+// time is what TIME returns at a shard, in µs.
+func (w *world) time(s redisop.Shard) int64 {
+	return 1_700_000_000_000_000 + (w.now+w.redis.skew+w.redis.shards[s].skew)/µs
+}
 
 // jumpClock sets Redis's clock, which is the wall clock of its machine: keys and counters
 // live shorter or longer than they were to.
@@ -194,7 +196,7 @@ func (w *world) expire(name int) {
 	if n.key.Owner != redis.NoOwner && w.now >= n.key.ExpireAt {
 		expireAt := n.key.ExpireAt
 		if n.unjumpedExpiry > expireAt {
-			n.lostAt = expireAt
+			n.lostAt = max(n.lostAt, expireAt) // a replica's key may have ended before the jump
 			w.check.meet(KeyExpiredEarly)
 		}
 		w.deleteKey(name)
@@ -401,9 +403,9 @@ func (w *world) executeAtReplica(h *host, o *operation) {
 	name := &w.redis.names[n]
 	w.check.meet(ExecutedAtReplica)
 	c := redis.Command{
-		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now, Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry,
+		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now, Floor: o.floor, Fresh: max(w.time(o.op.Shard), o.birth), Expiry: w.counterExpiry,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue.Clone(), Clock: w.time(), ReadOnly: true,
+		Queue:  name.queue.Clone(), Clock: w.time(o.op.Shard), ReadOnly: true,
 	}
 	key, counter := name.key, w.redis.names[w.counterOf(n)].counter
 	if name.overwritten {
@@ -439,9 +441,9 @@ func (w *world) execute(h *host, o *operation) {
 	left := name.dropped.to(o)
 	c := redis.Command{
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
-		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry,
+		Floor: o.floor, Fresh: max(w.time(s), o.birth), Expiry: w.counterExpiry,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
+		Queue:  name.queue, Clock: w.time(s), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
 		LeftFree: left.free && o.op.Enqueue && o.op.Arrived != 0,
 		Receivers: func(sidecar redis.Owner) int32 {
 			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], s)))
@@ -455,6 +457,7 @@ func (w *world) execute(h *host, o *operation) {
 		w.loseCounter(w.counterOf(n), redis.Counter{})
 		w.check.meet(CounterExpired)
 	}
+	drawnBefore := shared.counter.Value
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
 	var reply redis.Reply
 	switch {
@@ -504,7 +507,8 @@ func (w *world) execute(h *host, o *operation) {
 		}
 	}
 	if reply.Token != 0 {
-		w.check.meetIf(CounterBeganAboveClock, reply.Made && o.birth > w.time())
+		w.check.meetIf(CounterLifted, w.hasClocks() && !reply.Made && drawnBefore < o.floor && drawnBefore > 0)
+		w.check.meetIf(CounterBeganAboveClock, reply.Made && o.birth > w.time(s))
 		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, o, reply.Made)
 	}
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {

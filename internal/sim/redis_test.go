@@ -100,7 +100,7 @@ func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 		name.key = redis.Key{Owner: redis.Owner(h.index), Num: 1, Count: 1, ExpireAt: expiry}
 		if left.rival {
 			name.queue.ExpireAt = redis.NoExpiry
-			name.queue.Add(redis.Ticket{Owner: redis.Owner(rival.index), Num: 5, Time: w.time()})
+			name.queue.Add(redis.Ticket{Owner: redis.Owner(rival.index), Num: 5, Time: w.time(0)})
 		}
 		left.take.HoldID = 2
 		o := send(redisop.Op{Kind: redisop.Drop, HoldID: 1, PassedMS: left.passed}, left.take)

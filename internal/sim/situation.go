@@ -56,6 +56,8 @@ const (
 	Recalled               // a lock, of the sidecar that had it
 	RecalledGhost          // a lock, of a sidecar that did not know to have it
 	QueuedBehind           // all others, by a host that passed the lock on
+	TransferAheadOfClock   // its tokens are not used: they are ahead of the clock of the shard, or below what its host knows
+	CounterLifted          // of a slot that came from a shard whose clock is behind
 	GrantedLingering       // a lock, which no operation was sent for since its last release
 	GrantedInOrder         // of the acquires of all hosts
 	HandedOverInOrder      // by a host that knows that no other one waits before
@@ -160,6 +162,8 @@ var situationNames = [situations]string{
 	Recalled:               "recalled",
 	RecalledGhost:          "recalled-ghost",
 	QueuedBehind:           "queued-behind",
+	TransferAheadOfClock:   "transfer-ahead-of-clock",
+	CounterLifted:          "counter-lifted",
 	GrantedLingering:       "granted-lingering",
 	GrantedInOrder:         "granted-in-order",
 	HandedOverInOrder:      "handed-over-in-order",

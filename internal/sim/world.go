@@ -64,6 +64,7 @@ type world struct {
 	deliversWithheld  bool           // a mutant: in a durable world, a result is delivered that the replica had not confirmed when the connection ended
 	withoutOrigin     bool           // a mutant: every message counts as one of the server that it came from
 	acceptsCopies     bool           // a mutant: in a Cluster, every message counts as one of the shard that it came from
+	floorsApart       bool           // a mutant: the floor of a connection is the time that its server tells, and nothing else
 	keepsFloor        bool           // a mutant: what a host knows of tokens does not follow a slot to another shard
 	arrivesByClock    bool           // a mutant: a new ticket gets its place by Redis's clock alone
 	lowersLateScores  bool           // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
