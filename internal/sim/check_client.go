@@ -639,13 +639,13 @@ func (w *world) keepsOthersDown(h *host, s *session, n int) bool {
 		confirmed = c.confirmedBefore // the table may not have taken the result in: it is of the same batch
 	}
 	isShorter := h.longest > h.lease // the lease, since a restart: of what the table knows, the checker does not know more
-	if !w.plan.cluster || !isShorter && min(c.deadline, confirmed)-now > h.lease/8+eps {
+	if !w.plan.cluster || !isShorter && confirmed-now > h.lease/8+eps {
 		return false
 	}
 	if l.inFlight != noOp && !isShorter {
 		o := &w.ops[l.inFlight]
 		sent := h.clock(o.issuedAt)
-		if (o.op.Kind == redisop.Renew || o.op.Kind == redisop.Take) && now+eps < sent+min(h.lease/32, (min(c.deadline, confirmed)-sent)/4) {
+		if (o.op.Kind == redisop.Renew || o.op.Kind == redisop.Take) && now+eps < sent+min(h.lease/32, (confirmed-sent)/4) {
 			return false // its renewal was just sent
 		}
 	}

@@ -325,12 +325,12 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 			floor = uint64(o.birth)
 		}
 		// The slot left the shard and came back, and the host of this draw was not told before.
-		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt
+		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt && uint64(o.floor) < name.drawn
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
 		// drawn from a new counter in fewer microseconds.
-		isAhead := int64(name.drawn) > w.time(w.redis.owners[n])
-		if !name.counterLost || w.redis.jumpedBack == 0 && !isAhead && !isUnseen || floor >= name.drawn {
+		isAhead := (w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(w.redis.owners[n])) && floor < name.drawn
+		if !name.counterLost || !isAhead && !isUnseen {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
 		w.check.meet(LowerTokenExcused)

@@ -73,7 +73,7 @@ func (t *Table) endDueHold(a *moment.Alarm, l *lock) bool {
 // before its own. If its renewal was just sent, that has a quarter of the time that is left, up to half a
 // bucket: a host that stood still renews all of its holds at once, and one shard is the first to answer.
 func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
-	until, bucket := min(t.deadline(h), h.lock.claim.ValidUntil()), t.bucketWidth()
+	until, bucket := h.lock.claim.ValidUntil(), t.bucketWidth() // not what the session was sent: that is of the hold that lasts shortest
 	op := h.lock.claim.InFlight()
 	switch {
 	case !a.Due(until - 2*bucket):

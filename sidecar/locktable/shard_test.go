@@ -1,6 +1,7 @@
 package locktable_test
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -315,6 +316,44 @@ func TestHoldOfAShardThatIsDownEndsNoHoldOfAnother(t *testing.T) {
 	}
 	if len(lost) != 1 || lost[1] < 25*time.Second || lost[1] > 27*time.Second {
 		t.Errorf("lost: %v; want hold 1 shortly before its deadline, and not hold 2", lost)
+	}
+}
+
+// The holds at a shard that serves are renewed one after the other, so some are confirmed for less time than
+// others. None of them is the one that keeps the shared deadline down.
+func TestHoldThatIsRenewedBeforeOthersIsNotGivenUpForThem(t *testing.T) {
+	c := newCluster(t)
+	for i := range 10 {
+		c.hold(uint64(i+1), "b"+strconv.Itoa(i))
+		for range 10 {
+			c.now += int64(100 * time.Millisecond)
+			c.tb.Advance(c.now)
+			c.effects()
+			for _, op := range c.sent {
+				c.answer(op, redisop.Result{})
+			}
+			c.sent = nil
+		}
+	}
+	c.hold(11, "a")
+	c.tb.Down(c.now, 1, "it is gone")
+	var lost []uint64
+	for end := c.now + int64(time.Minute); c.now < end; c.now += int64(100 * time.Millisecond) {
+		c.tb.Advance(c.now)
+		c.effects()
+		for _, e := range c.others {
+			if e.Kind == locktable.Lost {
+				lost = append(lost, e.Hold)
+			}
+		}
+		c.others = nil
+		for _, op := range c.sent {
+			c.answer(op, redisop.Result{})
+		}
+		c.sent = nil
+	}
+	if len(lost) != 1 {
+		t.Errorf("lost: %v, want the hold of the shard that is down", lost)
 	}
 }
 

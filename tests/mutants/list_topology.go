@@ -549,4 +549,11 @@ var topologyMutants = []mutant{
 		new:  ` {`,
 		by:   test("sidecar/store", "TestAnswerToAQuestionFromBeforeAMoveDoesNotMoveTheSlotBack"),
 	},
+	{
+		rule: "a hold that its shard renews is not given up for others",
+		file: "sidecar/locktable/hold.go",
+		old:  `until, bucket := h.lock.claim.ValidUntil(), t.bucketWidth()`,
+		new:  `until, bucket := min(t.deadline(h), h.lock.claim.ValidUntil()), t.bucketWidth()`,
+		by:   test("sidecar/locktable", "TestHoldThatIsRenewedBeforeOthersIsNotGivenUpForThem"),
+	},
 }
