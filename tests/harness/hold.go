@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -35,12 +36,13 @@ func (h *Hold) CheckHeld() {
 	}
 }
 
-// ExpectLost waits until the worker's SDK reports the lock as lost, and checks the reason.
-func (h *Hold) ExpectLost(reason protocol.Reason) Answer {
+// ExpectLost waits until the worker's SDK reports the lock as lost, and checks that it is for one of the
+// reasons.
+func (h *Hold) ExpectLost(reasons ...protocol.Reason) Answer {
 	h.t.Helper()
 	a := h.Try(Command{Do: "lost", As: h.Name})
-	if a.Err != "lost" || a.Reason != string(reason) {
-		h.t.Errorf("%s: the SDK of the holder reports %+v, not that the lock was lost: %s", h.Name, a, reason)
+	if a.Err != "lost" || !slices.Contains(reasons, protocol.Reason(a.Reason)) {
+		h.t.Errorf("%s: the SDK of the holder reports %+v, not that the lock was lost: %v", h.Name, a, reasons)
 	}
 	if a := h.Try(Command{Do: "unlock", As: h.Name}); a.Err == "" {
 		h.t.Errorf("%s: a lock that was lost could be released", h.Name)
