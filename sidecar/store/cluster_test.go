@@ -703,6 +703,19 @@ func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
 	}
 }
 
+// beforeUp has a function called when the next connection is made, before it is in use.
+func beforeUp(f *atomic.Pointer[func()]) func(*Config) {
+	return func(cfg *Config) {
+		up := cfg.OnUp
+		cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) {
+			if f := f.Swap(nil); f != nil {
+				(*f)()
+			}
+			up(n, dataLost, listening, id)
+		}
+	}
+}
+
 // The danger: the counter of a lock has lost its last values on the way to another node, which draws them
 // again.
 func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
@@ -715,15 +728,7 @@ func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
 			var r *clusterRecorder
 			move := func() { r.cluster.onMoved(redirect{slot: slot, address: nodes[1].address}) }
 			var onUp atomic.Pointer[func()]
-			r = openCluster(t, nodes.url(), func(cfg *Config) {
-				up := cfg.OnUp
-				cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) {
-					if f := onUp.Swap(nil); f != nil {
-						(*f)()
-					}
-					up(n, dataLost, listening, id)
-				}
-			}).settled()
+			r = openCluster(t, nodes.url(), beforeUp(&onUp)).settled()
 			nodes.know("") // the host learns of the move from MOVED alone
 			nodes[0].set(func() {
 				nodes[0].token = last
@@ -779,15 +784,7 @@ func TestTokensOfTheNewOwnerAreAboveItsClock(t *testing.T) {
 			nodes := startFakeCluster(t, 2)
 			moved, other := nodes.names(0, 1)[0], nodes.names(1, 1)[0]
 			var onUp atomic.Pointer[func()]
-			r := openCluster(t, nodes.url(), func(cfg *Config) {
-				up := cfg.OnUp
-				cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) {
-					if f := onUp.Swap(nil); f != nil {
-						(*f)()
-					}
-					up(n, dataLost, listening, id)
-				}
-			}).settled()
+			r := openCluster(t, nodes.url(), beforeUp(&onUp)).settled()
 			slot, to := slotOf(moved), r.shardOf(other)
 			nodes.know("")  // the host learns of the move from MOVED alone
 			var clock int64 // of the new owner, when it has the slot
