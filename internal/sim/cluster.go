@@ -10,9 +10,11 @@ import (
 // it believes to have slots. It learns that a slot has moved when a shard answers MOVED, or from a
 // topology answer, some time later.
 //
-// Two kinds of moves differ in what they excuse:
+// Kinds of moves differ in what they excuse:
 //
 //   - A slot is migrated with all its data, at once, on the replicas too. That excuses nothing.
+//   - A slot is migrated key by key (asking.go). Until that ends, its locks can mostly neither be taken nor
+//     released.
 //   - The spare takes over all slots of a shard whose server dies. It has the data of that
 //     server, or what had been replicated. What is missing is excused like what a Redis lost that
 //     restarted, and in a durable world nothing is.
@@ -101,7 +103,7 @@ func (w *world) slotOf(name string) uint16 { return uint16(w.counterOf(nameIndex
 // isDown reports whether a lock cannot be asked for at present.
 func (w *world) isDown(n int) bool {
 	s := w.redis.owners[n]
-	return w.plan.cluster && s == 0 || w.redis.shards[s].down || w.stallLeft(s) > 0
+	return w.plan.cluster && (s == 0 || w.isOpen(n)) || w.redis.shards[s].down || w.stallLeft(s) > 0
 }
 
 // isEachDown reports whether no shard has a master.
@@ -122,10 +124,10 @@ func (w *world) stallLeft(s redisop.Shard) int64 {
 // connOf returns the connection with which a host asks for a lock.
 func (h *host) connOf(n int) *connection { return &h.conns[h.routes[n]] }
 
-// isReached reports whether a host reaches the shard that has a lock, as far as it knows.
+// isReached reports whether a host reaches the shard that has a lock, as far as it knows, and that has all keys.
 func (w *world) isReached(h *host, n int) bool {
 	c := h.connOf(n)
-	return c.up && !c.dead && h.routes[n] == w.redis.owners[n]
+	return !w.isOpen(n) && c.up && !c.dead && h.routes[n] == w.redis.owners[n]
 }
 
 // troubleOf returns when something last failed between a host and a lock in Redis.
@@ -135,7 +137,7 @@ func (h *host) troubleOf(n int) int64 {
 
 // noteTrouble notes an operation that failed, or took long.
 func (w *world) noteTrouble(h *host, o *operation) {
-	if n := int(o.name); o.res.Msg == moved || o.op.Shard != h.routes[n] {
+	if n := int(o.name); o.res.Msg == moved || o.res.Msg == tryAgain || o.isAsking || o.op.Shard != h.routes[n] {
 		h.locks[n].movedAt = w.now // other locks are not concerned
 	} else {
 		h.conns[o.op.Shard].troubleAt = w.now
@@ -203,7 +205,7 @@ func (w *world) redirect(h *host, o *operation, owner redisop.Shard) {
 	}
 	w.check.meet(OperationMoved)
 	if w.trace.on {
-		w.trace.add(w, int(o.name), h, "shard %d answers %s to %s: shard %d", o.op.Shard, o.res.Msg, opString(o.op), owner)
+		w.trace.add(w, int(o.name), h, "shard %d answers %s to %s: shard %d", o.via, o.res.Msg, opString(o.op), owner)
 	}
 }
 
@@ -291,6 +293,12 @@ func (w *world) migrate() {
 		return
 	}
 	w.check.meet(SlotMigrated)
+	w.moveSlot(slot, to)
+}
+
+// moveSlot gives a slot to another shard, with its data.
+func (w *world) moveSlot(slot int, to redisop.Shard) {
+	from := w.redis.owners[slot]
 	w.sharers(slot, func(n int) {
 		if w.trace.on {
 			w.trace.add(w, n, nil, "the slot is migrated from shard %d to shard %d", from, to)

@@ -11,7 +11,8 @@
 //     Redisson clients use too (redisson.go). One world in four is a Cluster (cluster.go): each
 //     lock is in one of two shards, to each of which a host has a connection; slots move with
 //     their data, or to a shard that takes over from one that died; and each host learns of that
-//     at its own time. In half of these worlds the clocks of the shards differ by up to an hour.
+//     at its own time. In half of these worlds the clocks of the shards differ by up to an hour, and
+//     in half of them slots migrate key by key: shards answer ASK and TRYAGAIN (asking.go).
 //     Faults (fault.go) break all of them; sidecars
 //     are killed and started again from their journal (restart.go, journal.go), and clients
 //     resume their sessions (resume.go). The checkers (check*.go) compare what clients know

@@ -101,6 +101,9 @@ func (w *world) drawClusterFaults() {
 	if r.oneIn(p.migrations) {
 		w.migrate()
 	}
+	if r.oneIn(p.openings) {
+		w.openMigration()
+	}
 	if r.oneIn(p.promotions) {
 		w.promote(w.anyShard())
 	}

@@ -20,6 +20,7 @@ type Mutant struct {
 	acceptsCopies     bool           // the same
 	keepsFloor        bool           // the same
 	floorsApart       bool           // the same
+	declaresNothing   bool           // the same
 	ignoresReplica    redisop.OpKind // the same
 	grantsTransfers   bool           // the same
 	deliversWithheld  bool           // the same

@@ -290,6 +290,12 @@ var Mutants = []Mutant{
 		keepsFloor: true,
 	},
 	{
+		Name:            "keys-not-declared",
+		Rule:            "a script declares each key that it may make",
+		Detected:        `is believed in until|two owners`,
+		declaresNothing: true,
+	},
+	{
 		Name:        "floors-apart",
 		Rule:        "a new connection draws above the tokens of all shards, whatever the time is there",
 		Detected:    `Redis gives token \d+ after|token \d+ after`,

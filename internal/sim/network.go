@@ -30,6 +30,10 @@ type operation struct {
 	settled  bool // the table has its result
 	lost     bool // will not reach Redis
 
+	via      redisop.Shard // the shard that its connection leads to: that of the Op, or one that was named by ASK
+	askAt    redisop.Shard // the shard that is to be asked, as the one answered that it was sent to; 0: none
+	isAsking bool          // it is behind ASKING
+
 	movedTo    redisop.Shard // the shard that has its lock, as the one answered that it was sent to; 0: that one had it
 	isOutdated bool          // the table was told since that another shard has its lock
 }
@@ -149,7 +153,7 @@ func (w *world) issue(h *host, op redisop.Op) {
 	n := nameIndex(op.Name)
 	i := w.newOp()
 	o := &w.ops[i]
-	o.op, o.host, o.name, o.issuedAt = op, int16(h.index), int8(n), w.now
+	o.op, o.via, o.host, o.name, o.issuedAt = op, op.Shard, int16(h.index), int8(n), w.now
 	o.sentAt = h.clock(w.now)
 	o.res = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard}
 	if op.Kind == redisop.Arrive {
@@ -185,7 +189,7 @@ func (w *world) beginScript(c *connection, unknown bool) {
 // send sends an operation to Redis. What one host sends arrives in order.
 func (w *world) send(h *host, i int32) {
 	o := &w.ops[i]
-	c := &h.conns[o.op.Shard]
+	c := &h.conns[o.via]
 	if !c.script.isOpen {
 		w.beginScript(c, w.random.oneIn(w.plan.unknownScript))
 	}
@@ -193,7 +197,7 @@ func (w *world) send(h *host, i int32) {
 	c.inFlight = append(c.inFlight, i)
 	o.gen, o.server, o.floor = c.gen, c.nextRun, c.floor
 	o.script, o.unknown = c.script.number, c.script.unknown
-	o.res.Conn = w.connOf(c, o.op.Shard)
+	o.res.Conn = w.connOf(c, o.via)
 	o.birth, o.clockAt, o.toldAt = h.floor.now(h.clock(w.now)), c.clockAt, h.locks[o.name].movedAt
 	if c.lifts {
 		o.floor, o.clockAt = redis.MaxToken, w.now
@@ -226,7 +230,7 @@ func (w *world) arrive(i int32) {
 		w.freeOp(i)
 		return
 	}
-	if until := w.redis.shards[o.op.Shard].stalledUntil; until > w.now {
+	if until := w.redis.shards[o.via].stalledUntil; until > w.now {
 		w.after(until-w.now, event{kind: evExec, arg: i}) // before what is sent during the stall
 		return
 	}
@@ -238,7 +242,7 @@ func (w *world) arrive(i int32) {
 		w.execute(h, o)
 		w.replicate(h, o)
 	}
-	c := &h.conns[o.op.Shard]
+	c := &h.conns[o.via]
 	if o.settled || o.gen != c.gen || c.dead {
 		w.freeOp(i)
 		return
@@ -252,7 +256,7 @@ func (w *world) arrive(i int32) {
 	}
 	c.replied = o.script
 	o.queued = true
-	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen, shard: int8(o.op.Shard)})
+	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen, shard: int8(o.via)})
 }
 
 // onReply handles a reply of Redis that reaches the host. It has the results of all operations of
@@ -260,7 +264,7 @@ func (w *world) arrive(i int32) {
 func (w *world) onReply(h *host, e event) {
 	o := &w.ops[e.arg]
 	o.queued = false
-	shard := o.op.Shard
+	shard := o.via
 	c := &h.conns[shard]
 	if o.settled || e.gen != c.gen || c.dead {
 		w.freeOp(e.arg)
@@ -273,11 +277,11 @@ func (w *world) onReply(h *host, e event) {
 	}
 	script := o.script
 	isRefused := o.res.Msg == "READONLY"
-	w.deliver(h, e.arg)
+	w.take(h, e.arg)
 	for len(c.inFlight) > 0 {
 		i := c.inFlight[0]
-		if o := &w.ops[i]; o.script != script || !o.queued || !o.executed {
-			break
+		if o := &w.ops[i]; o.script != script || !o.queued || !o.executed || o.askAt != 0 {
+			break // one that is sent on is taken when its own event comes, so that none refers to it any more
 		}
 		c.popInFlight()
 		w.deliver(h, i)
@@ -295,11 +299,20 @@ func (w *world) onReply(h *host, e event) {
 	}
 }
 
+// take gives the table the result of an operation, or sends the operation where the answer ASK says.
+func (w *world) take(h *host, i int32) {
+	if w.ops[i].askAt != 0 {
+		w.askThere(h, i)
+		return
+	}
+	w.deliver(h, i)
+}
+
 // sendAgain sends an operation whose script Redis did not know. Those of one script are one script
 // again.
 func (w *world) sendAgain(h *host, i int32) {
 	o := &w.ops[i]
-	if c := &h.conns[o.op.Shard]; c.repeated != o.script {
+	if c := &h.conns[o.via]; c.repeated != o.script {
 		c.repeated = o.script
 		w.beginScript(c, false)
 	}
@@ -325,7 +338,7 @@ func (c *connection) popInFlight() int32 {
 func (w *world) deliver(h *host, i int32) {
 	o := &w.ops[i]
 	if o.movedTo != 0 && o.res.Msg == moved {
-		w.onMoved(h, int(o.name), o.op.Shard, o.movedTo)
+		w.onMoved(h, int(o.name), o.via, o.movedTo)
 		o = &w.ops[i]
 	}
 	if o.op.Kind == redisop.Drop {
@@ -354,6 +367,7 @@ func (w *world) deliver(h *host, i int32) {
 		l.unconfirmed = false
 	}
 	w.freeOp(i)
+	c = &h.conns[o.via]
 	token, now := int64(res.Token), h.clock(w.now)
 	h.floor.raise(now, token)
 	if c.isAhead(now, token) && token > c.floor {
@@ -481,7 +495,7 @@ func (w *world) failInFlight(h *host, s redisop.Shard) {
 		case w.deliversWithheld && o.executed && o.res.Outcome == redisop.NotSynced:
 			o.res.Outcome, o.res.Msg = redisop.Done, ""
 		default:
-			o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Shard: s, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
+			o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Shard: o.op.Shard, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
 		}
 		w.deliver(h, i)
 		w.afterInput(h)
@@ -515,7 +529,7 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	}
 	if w.plan.killsOld {
 		for i := range w.ops {
-			if o := &w.ops[i]; o.queued && !o.executed && o.host == int16(h.index) && o.op.Shard == s {
+			if o := &w.ops[i]; o.queued && !o.executed && o.host == int16(h.index) && o.via == s {
 				o.lost = true
 			}
 		}

@@ -57,6 +57,7 @@ type plan struct {
 	unsynced                                                     int64 // of scripts in a durable world: the replica does not confirm them
 	lateOps                                                      bool  // what a broken connection carried may still reach Redis
 	killsOld                                                     bool  // a host that connects ends its former connection
+	openings                                                     int64 // in a Cluster, the same: a slot begins to migrate key by key
 	migrations, promotions, shardStalls                          int64 // in a Cluster, of the times at which faults are drawn: a slot is migrated; the spare takes over a shard; a shard stalls
 
 	// Restarts of sidecars.
@@ -158,6 +159,7 @@ func drawPlan(seed uint64, r *random) plan {
 		}
 		p.drawCluster(seed)
 		p.drawClocks(seed)
+		p.drawOpenings(seed)
 		return p // a world without faults
 	}
 	rarely := func(oneIn, lo, hi int64) int64 {
@@ -214,6 +216,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.drawDurability(seed)
 	p.drawCluster(seed)
 	p.drawClocks(seed)
+	p.drawOpenings(seed)
 	return p
 }
 
@@ -280,6 +283,18 @@ func (p *plan) drawCluster(seed uint64) {
 
 const clocksStream = 0x636c6fff // the pinned seeds have one clock
 
+const openingsStream = 0x61736b75 // in the pinned seeds, no slot migrates key by key
+
+// drawOpenings has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawOpenings(seed uint64) {
+	var r random
+	r.Seed(seed, openingsStream)
+	if r.oneIn(2) || !p.cluster || p.oneShardFails || p.durable {
+		return
+	}
+	p.openings = r.magnitude(1, 8)
+}
+
 // drawClocks has random numbers of its own, like drawRoleChanges.
 func (p *plan) drawClocks(seed uint64) {
 	var r random
@@ -321,7 +336,7 @@ func (p *plan) isLossless() bool {
 	if p.oneShardFails {
 		return true
 	}
-	return p.migrations|p.promotions|p.shardStalls|p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
+	return p.openings|p.migrations|p.promotions|p.shardStalls|p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
 		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
 		!p.deafHost && !p.deniedQueues
 }

@@ -17,6 +17,7 @@ const counterExpiry = 7 * 24 * 3600 * sec
 type redisServer struct {
 	shards     [maxShards]shard
 	owners     [maxNames]redisop.Shard // which shard has the slot of a lock
+	open       [maxNames]openSlot      // slots that migrate
 	runs       int                     // run ids that were given
 	spare      redisop.Shard           // that has no slots; 0: it is being promoted
 	former     redisop.Shard           // from which it takes over then
@@ -255,8 +256,9 @@ func (w *world) restartRedis(s redisop.Shard) {
 // stopServer ends the server of a shard, with its connections.
 func (w *world) stopServer(s redisop.Shard) {
 	w.redis.shards[s].down = true
+	w.abandonAll(s)
 	for i := range w.ops {
-		if o := &w.ops[i]; o.queued && !o.executed && o.op.Shard == s {
+		if o := &w.ops[i]; o.queued && !o.executed && o.via == s {
 			o.lost = true
 		}
 	}
@@ -335,16 +337,16 @@ func (w *world) failOver(n int, old *redisName) {
 // decides for all of them. If it does, it has everything up to now. A Drop with CanWait is not waited
 // for.
 func (w *world) replicate(h *host, o *operation) {
-	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.op.Shard].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
+	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.via].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
 		return
 	}
-	s := &h.conns[o.op.Shard].sync
+	s := &h.conns[o.via].sync
 	if s.script != o.script {
 		*s = replication{o.script, w.random.oneIn(w.plan.unsynced)}
 	}
 	switch {
 	case !s.isUnsynced:
-		w.redis.keepSnapshot(o.op.Shard)
+		w.redis.keepSnapshot(o.via)
 	case o.op.Kind == w.ignoresReplica:
 	case o.res.Outcome == redisop.Done:
 		o.res.Outcome, o.res.Msg = redisop.NotSynced, "0 of 1 replicas"
@@ -403,9 +405,9 @@ func (w *world) executeAtReplica(h *host, o *operation) {
 	name := &w.redis.names[n]
 	w.check.meet(ExecutedAtReplica)
 	c := redis.Command{
-		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now, Floor: o.floor, Fresh: max(w.time(o.op.Shard), o.birth), Expiry: w.counterExpiry,
+		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now, Floor: o.floor, Fresh: max(w.time(o.via), o.birth), Expiry: w.counterExpiry,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue.Clone(), Clock: w.time(o.op.Shard), ReadOnly: true,
+		Queue:  name.queue.Clone(), Clock: w.time(o.via), ReadOnly: true,
 	}
 	key, counter := name.key, w.redis.names[w.counterOf(n)].counter
 	if name.overwritten {
@@ -426,8 +428,8 @@ var (
 
 // execute executes an operation in Redis.
 func (w *world) execute(h *host, o *operation) {
-	n, s := int(o.name), o.op.Shard
-	if owner := w.redis.owners[n]; owner != s {
+	n, s := int(o.name), o.via
+	if owner := w.redis.owners[n]; owner != s && !(o.isAsking && w.redis.open[n].to == s) {
 		w.redirect(h, o, owner)
 		return
 	}
@@ -436,8 +438,17 @@ func (w *world) execute(h *host, o *operation) {
 		return
 	}
 	w.expire(n)
+	if !w.isHere(h, o) {
+		return
+	}
 	name := &w.redis.names[n]
-	before := name.key
+	before, keysBefore := name.key, w.keysOf(n)
+	channel := w.channel(n)
+	if w.redis.owners[n] != s {
+		channel = new(redis.Channel) // subscribers are at the shard that has the slot
+		w.check.meet(ExecutedAsking)
+		w.check.meetIf(PassedAsking, o.op.Kind != redisop.Renew && o.op.Kind != redisop.Check && o.op.Kind != redisop.Arrive)
+	}
 	left := name.dropped.to(o)
 	c := redis.Command{
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
@@ -463,18 +474,24 @@ func (w *world) execute(h *host, o *operation) {
 	switch {
 	case name.overwritten:
 		key := overwrittenKey
-		reply = c.Run(&key, &shared.counter, w.channel(n))
+		reply = c.Run(&key, &shared.counter, channel)
 	case shared.brokenCounter && draws:
 		counter := brokenCounter
-		reply = c.Run(&name.key, &counter, w.channel(n))
+		reply = c.Run(&name.key, &counter, channel)
 		name.key = before // without the longer lease, of which the table does not know
 	case shared.brokenCounter && c.Next != nil:
 		counter := brokenCounter
-		reply = c.Run(&name.key, &counter, w.channel(n))
+		reply = c.Run(&name.key, &counter, channel)
 	case !name.denied && w.random.oneIn(w.plan.busy):
 		reply = redis.Reply{Outcome: redisop.Retryable, Code: "BUSY"}
 	default:
-		reply = c.Run(&name.key, &shared.counter, w.channel(n))
+		reply = c.Run(&name.key, &shared.counter, channel)
+	}
+	if w.isOpen(n) {
+		w.setKeysThere(n, w.keysOf(n)&^keysBefore, w.redis.open[n].to == s)
+		if o.op.Kind == redisop.Arrive && w.keysThere(n)&queueKey != 0 && !o.isAsking {
+			reply.FirstArrived = 0 // the queue is no key of the script, and not here
+		}
 	}
 	switch reply.Change {
 	case redis.Remove:
@@ -495,7 +512,11 @@ func (w *world) execute(h *host, o *operation) {
 	w.noteFirst(n)
 	w.check.meetIf(FirstNotified, o.op.Kind == redisop.Drop && reply.Publication == redis.NotPublished && !reply.Passed && len(reply.Sent) > 0)
 	if reply.Publication != redis.NotPublished {
-		w.publish(n)
+		if w.redis.owners[n] == s {
+			w.publish(n)
+		} else {
+			name.unannounced = true
+		}
 	}
 	for i := range reply.Sent {
 		if m := &reply.Sent[i]; int(m.To) < len(w.hosts) {

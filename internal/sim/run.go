@@ -42,6 +42,7 @@ func Run(seed uint64, o Options) (r *Result) {
 	w.trace.on = o.Trace
 	w.withoutOrigin = o.Mutant != nil && o.Mutant.withoutOrigin
 	w.acceptsCopies = o.Mutant != nil && o.Mutant.acceptsCopies
+	w.declaresNothing = o.Mutant != nil && o.Mutant.declaresNothing
 	w.floorsApart = o.Mutant != nil && o.Mutant.floorsApart
 	w.keepsFloor = o.Mutant != nil && o.Mutant.keepsFloor
 	if o.Mutant != nil {

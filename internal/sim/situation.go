@@ -56,6 +56,13 @@ const (
 	Recalled               // a lock, of the sidecar that had it
 	RecalledGhost          // a lock, of a sidecar that did not know to have it
 	QueuedBehind           // all others, by a host that passed the lock on
+	SlotOpened             // to be migrated key by key
+	SlotAbandoned          // whose migration had begun
+	OperationAsked         // an operation was answered ASK
+	AskNotSent             // an operation, because the shard that ASK named is not connected
+	ExecutedAsking         // an operation, by the shard to which its slot migrates
+	PassedAsking           // the same, a Take or a Drop: all keys of its lock are there
+	TriedAgain             // an operation was answered TRYAGAIN
 	TransferAheadOfClock   // its tokens are not used: they are ahead of the clock of the shard, or below what its host knows
 	CounterLifted          // of a slot that came from a shard whose clock is behind
 	GrantedLingering       // a lock, which no operation was sent for since its last release
@@ -162,6 +169,13 @@ var situationNames = [situations]string{
 	Recalled:               "recalled",
 	RecalledGhost:          "recalled-ghost",
 	QueuedBehind:           "queued-behind",
+	SlotOpened:             "slot-opened",
+	SlotAbandoned:          "slot-abandoned",
+	OperationAsked:         "operation-asked",
+	AskNotSent:             "ask-not-sent",
+	ExecutedAsking:         "executed-asking",
+	PassedAsking:           "passed-asking",
+	TriedAgain:             "tried-again",
 	TransferAheadOfClock:   "transfer-ahead-of-clock",
 	CounterLifted:          "counter-lifted",
 	GrantedLingering:       "granted-lingering",

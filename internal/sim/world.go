@@ -64,6 +64,7 @@ type world struct {
 	deliversWithheld  bool           // a mutant: in a durable world, a result is delivered that the replica had not confirmed when the connection ended
 	withoutOrigin     bool           // a mutant: every message counts as one of the server that it came from
 	acceptsCopies     bool           // a mutant: in a Cluster, every message counts as one of the shard that it came from
+	declaresNothing   bool           // a mutant: a script finds the keys that are at its shard, whatever it declares
 	floorsApart       bool           // a mutant: the floor of a connection is the time that its server tells, and nothing else
 	keepsFloor        bool           // a mutant: what a host knows of tokens does not follow a slot to another shard
 	arrivesByClock    bool           // a mutant: a new ticket gets its place by Redis's clock alone
@@ -107,6 +108,7 @@ const (
 	evTopology                           // the host learns which shards have the slots
 	evClockAsked                         // the question for its clock reaches Redis
 	evClockTold                          // the answer reaches the host
+	evMoveKey                            // a key of a slot that migrates is moved, or the slot is
 	evPromoted                           // the spare shard has taken over the slots of another
 	evMessage                            // a published message reaches the host
 	evClient                             // a client acts
@@ -252,7 +254,7 @@ func (w *world) endPhase(idle bool) {
 func (w *world) handle(e event) {
 	var h *host
 	switch e.kind {
-	case evExec, evRedisson, evFault, evRedisUp, evPromoted, evRepair, evNothing:
+	case evExec, evRedisson, evFault, evRedisUp, evPromoted, evMoveKey, evRepair, evNothing:
 	default:
 		h = w.hosts[e.host]
 		if h.suspended && e.kind != evResume && e.kind != evSubscribe && e.kind != evUnsubscribe {
@@ -293,6 +295,8 @@ func (w *world) handle(e event) {
 		w.onClockAsked(h, e)
 	case evClockTold:
 		w.onClockTold(h, e)
+	case evMoveKey:
+		w.moveKey(int(e.name))
 	case evPromoted:
 		w.onPromoted(redisop.Shard(e.shard))
 	case evMessage:
@@ -360,6 +364,7 @@ func (w *world) endFaults() {
 	p.latency = min(p.latency, 5*ms)
 	p.slow = p.latency
 	p.slowOps, p.busy, p.denied, p.unsent, p.unknownScript, p.lostMessages, p.unsynced = 0, 0, 0, 0, 0, 0, 0
+	w.abandonAll(0)
 	for n := range p.names {
 		w.repair(n)
 		w.endRedissonWaits(n)
