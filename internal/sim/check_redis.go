@@ -234,6 +234,9 @@ func (w *world) checkResult(h *host, o *operation) {
 				}
 			}
 		}
+		if r.LeftFree { // by the Drop before it, also if no replica has confirmed that
+			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
+		}
 		if r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther && !r.LeftFree {
 			l.pausing, l.yieldedAt = false, 0 // another program or host has had the moment
 		}

@@ -185,6 +185,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a lock that was forgotten, and is known again by a transfer, has no known subscribers": 6000043037,
 		"a shard that stalls wakes nobody up":                                                   6900032499,
 		"a hold that its shard renews is not given up for others":                               7300007242,
+		"a Take says that the lock was left free, after a Drop that no replica confirms":        7600002138,
 		"the results before a MOVED in one reply are taken in before the route":                 6700002869,
 		"a hold whose renewal was just sent is not given up for others":                         6500010026,
 		"a key that a replica had let expire by a jump of the clock was lost at the jump":       7100031868,
