@@ -348,8 +348,8 @@ func (h *host) isIdle(now int64, n int, arrival uint64) bool {
 	return !held && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && !l.wantsMessages && !h.waitsBefore(n, arrival)
 }
 
-// noteKnownAgain is called before an input has the table know a lock: a request that arrives, or a lock
-// that is transferred to the host. A lock of which it knew nothing has no known subscribers.
+// noteKnownAgain is called before an input that makes the table know a lock: a request, a transfer to the
+// host, or a recall. A lock of which the table knew nothing has no known subscribers.
 func (w *world) noteKnownAgain(h *host, n int, arrival uint64) {
 	if h.isIdle(h.clock(w.now), n, arrival) {
 		h.locks[n].forgotten = true

@@ -428,7 +428,7 @@ func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message,
 	has := int(name.key.Owner) == h.index
 	switch m.Kind {
 	case redisop.Transferred:
-		w.noteKnownAgain(h, n, math.MaxUint64) // also one that it gives back at once
+		w.noteKnownAgain(h, n, math.MaxUint64) // also a lock that the table gives back at once
 		if m.Conn == (redisop.Conn{}) {
 			m.Tokens = 0 // the store takes them out
 			w.check.meet(TransferNotProved)
@@ -460,6 +460,7 @@ func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message,
 		l.yieldedAt = 0   // and for this moment, not for that after a Drop in flight
 		l.freedUntil = h.clock(w.now) + int64(m.PauseMS)*ms
 	case redisop.Recalled:
+		w.noteKnownAgain(h, n, math.MaxUint64) // the table gives back a lock of which it knows nothing
 		w.check.meet(Recalled)
 		w.check.meetIf(RecalledGhost, has && name.ghost && l.inFlight == noOp)
 		l.waiting = max(1, l.waiting)

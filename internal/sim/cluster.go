@@ -240,7 +240,7 @@ func (w *world) learnTopology(h *host) {
 	}
 }
 
-// noteRoute notes that the table of a host is told which shard has a lock.
+// noteRoute notes that the table of a host gets a route, which says which shard has a lock.
 func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 	l := &h.locks[n]
 	for _, i := range [...]int32{l.inFlight, l.dropPending, l.arriving} {

@@ -16,13 +16,13 @@ import (
 )
 
 // cluster knows which master of a Cluster has which slot, and has one connection to each of them: a
-// commands. It decides nothing about locks. The lock table is told of each slot that moves (OnRoute),
-// and names the shard to which an operation goes.
+// commands. It decides nothing about locks. It tells the lock table of each slot that moves (OnRoute), and the
+// lock table names the shard to which an operation goes.
 //
 // It learns of a move in three ways:
 //   - A node answers MOVED: the operations were not executed, and another node has the slot.
-//   - A node answers CLUSTER NODES. One is asked at the start, after a MOVED, after a connection ended,
-//     and each minute.
+//   - A node answers CLUSTER NODES. One is asked at the start, within topologySpread after a MOVED or the end of
+//     a connection, each topologyRetry while a slot has no master that is connected, and each minute.
 //   - A node ends a sharded subscription by itself, because the slot has left it. Then one is asked.
 //
 // Each of them may be out of date. An answer with an older config epoch does not take a slot from a

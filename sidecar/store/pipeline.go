@@ -238,10 +238,10 @@ func (p *pipeline) ping(now int64) {
 	}
 }
 
-// askClock has the tokens of locks whose slots have just moved here be above all that were drawn before,
-// whoever drew them: their counters may have lost their last values on the way, and Redis's clock was last
-// read when this connection was made. Until its answer comes, each counter is lifted to the clock as it is
-// used; then the clock is the floor. The caller holds mu.
+// askClock asks for Redis's clock after slots have moved to this master. The counters of their locks may
+// have lost their last values on the way, and other hosts may have drawn these; the clock was last read when
+// this connection was made. Until the answer comes, each counter that is used is lifted to the clock. Then the
+// clock is the floor. The caller holds mu.
 func (p *pipeline) askClock(now int64) {
 	if p.encoder.lifts {
 		p.mustAskAgain = true
@@ -416,8 +416,8 @@ type askedOps struct {
 	ops []redisop.Op
 }
 
-// follow has operations go where the answers MOVED and ASK say. The lock table is told of a slot that
-// moved before it gets the results that it was not executed.
+// follow sends operations where the answers MOVED and ASK say. The lock table gets the route of a slot that
+// moved before the results of the operations that were not executed.
 func (p *pipeline) follow() {
 	redirects, asks := p.redirects, p.asks
 	p.redirects, p.asks = p.redirects[:0], nil

@@ -28,7 +28,7 @@ func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 // them want it, no fault has happened, and Redis's clock was not set back. Requests that arrive while
 // it is behind the last ticket all arrive 1 µs after that one. A lease that ends frees a lock for which its host has no
 // place in the queue, and a ticket that is too old loses its place. A failover may lose the queue. A host that
-// learns of the move between two holds asks for the lock anew, and finds it as its own: see isUnfair.
+// learns of the move between two holds asks for the lock again, and finds that Redis still has it for this host: see isUnfair.
 func (w *world) isOrdered() bool {
 	return w.plan.Fair == allFair && w.faults == 0 && !w.wasSetBack && !w.hasLapsed && !w.hasLost && !w.isUnfair
 }

@@ -13,12 +13,12 @@ import (
 //
 //   - It is migrated, with all its data. That excuses nothing.
 //   - The server of shard 1 dies, and shard 2 takes over with less: without the last write, or without all
-//     writes since the root. Whatever a host is told of what was lost, before it learns of the move, may
-//     be wrong. From the moment on at which it has asked shard 2, everything holds again.
+//     writes since the root. Until a host learns of the move, results and messages of what was lost may
+//     mislead it. After it has asked shard 2, each check holds again.
 //
-// A host learns of the move when shard 1 answers MOVED, or by itself. A transfer that is published at one
-// shard reaches the other one later, as a copy. The other messages have copies, too; these only repeat
-// what the first one said, and are left to the simulation.
+// A host learns of the move when shard 1 answers MOVED, or at any other moment, as by CLUSTER NODES. A
+// transfer that is published at one shard reaches the other one later, as a copy. Other messages have copies,
+// too, which repeat what the first one said. The simulation has these.
 
 // side is which of the connections of a host something is about. Without a Cluster there is one.
 type side uint8

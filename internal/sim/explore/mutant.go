@@ -28,8 +28,8 @@ type Mutant struct {
 	late      int64 // by how much timers fire too late
 
 	// Of the store in a Cluster.
-	hidesRoutes bool // a table whose client has the lock is not told of a route, and its operations go where the slot is
-	routesLate  bool // a table that waits for a result is told of a route after it
+	hidesRoutes bool // a table whose client has the lock gets no route, and its operations go where the slot is
+	routesLate  bool // a table that waits for a result gets a route after it
 	answersAt   bool // when a route comes, what is in flight has its result: it was not sent
 	acceptsCopy bool // a message counts as one of the shard that it came from
 	keepsFloor  bool // the floor of tokens is not lifted where a slot comes to
@@ -39,8 +39,8 @@ func (m *Mutant) hides(h *host) bool { return m != nil && m.hidesRoutes && h.rou
 
 func (m *Mutant) accepts() bool { return m != nil && m.acceptsCopy }
 
-// route changes what a table is told of a route. was is the shard before. It reports whether the table is not
-// told now.
+// route changes the route that a table gets. was is the shard before. It reports whether the table does not
+// get it now.
 func (m *Mutant) route(w *world, h *host, was redisop.Shard) (hides bool) {
 	if m == nil {
 		return false
