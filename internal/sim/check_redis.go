@@ -323,17 +323,17 @@ func (w *world) onDone(h *host, o *operation) {
 func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
-		floor := uint64(max(o.floor, o.birth)) // what the host of this draw knows
+		floor := uint64(max(o.floor, o.known)) // what the host of this draw must draw above
 		if made || o.floor == redis.MaxToken {
 			floor = uint64(o.birth)
 		}
-		// The slot left the shard and came back, and the host of this draw was not told before.
-		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt && uint64(o.floor) < name.drawn
+		// The slot left the shard and came back, and the host of this draw did not learn that before.
+		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
-		// drawn from a new counter in fewer microseconds.
-		isAhead := (w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(w.redis.owners[n])) && floor < name.drawn
-		if !name.counterLost || !isAhead && !isUnseen {
+		// drawn from a new counter in fewer microseconds, or the clock of another shard is ahead.
+		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(w.redis.owners[n])
+		if !name.counterLost || !isAhead && !isUnseen || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
 		w.check.meet(LowerTokenExcused)

@@ -250,8 +250,10 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 		}
 	}
 	was := h.routes[n]
+	to := &h.conns[s]
+	to.known = max(to.known, h.floor.now(h.clock(w.now)))
 	if !w.keepsFloor {
-		h.conns[s].floor = max(h.conns[s].floor, h.floor.now(h.clock(w.now)))
+		to.floor = max(to.floor, to.known)
 		w.askClock(h, s)
 	}
 	h.routes[n] = s

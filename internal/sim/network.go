@@ -18,7 +18,8 @@ type operation struct {
 	server   int    // run id of that which its connection leads to
 	floor    int64  // of its connection
 	birth    int64  // a new counter begins above it
-	clockAt  int64  // of its connection
+	known    int64  // of its connection
+	clockAt  int64  // the same
 	toldAt   int64  // when the table was told last that another shard has its lock
 	script   uint64 // the number of the one that executes it
 	at       int64  // it reaches Redis no earlier; or, if executed, when it did
@@ -50,6 +51,7 @@ type connection struct {
 	lastExec  int64 // when what was sent last reaches Redis
 	lastReply int64 // when what was replied last reaches the host
 	floor     int64
+	known     int64      // the floor of the host at the greeting, the last route, or when the clock was last read
 	clock     tokenFloor // Redis's, when it was last read
 	clockAt   int64      // when that was
 	reading   int64      // of the clock that is asked for
@@ -198,6 +200,7 @@ func (w *world) send(h *host, i int32) {
 	o.gen, o.server, o.floor = c.gen, c.nextRun, c.floor
 	o.script, o.unknown = c.script.number, c.script.unknown
 	o.res.Conn = w.connOf(c, o.via)
+	o.known = c.known
 	o.birth, o.clockAt, o.toldAt = h.floor.now(h.clock(w.now)), c.clockAt, h.locks[o.name].movedAt
 	if c.lifts {
 		o.floor, o.clockAt = redis.MaxToken, w.now
@@ -539,8 +542,8 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	now := h.clock(w.now)
 	h.floor.raise(now, w.time(s))
 	c.clock = tokenFloor{w.time(s), now}
-	c.floor = max(w.time(s), h.floor.now(now))
-	if w.floorsApart {
+	c.known = max(w.time(s), h.floor.now(now))
+	if c.floor = c.known; w.floorsApart {
 		c.floor = w.time(s)
 	}
 	c.clockAt, c.lifts, c.asksAgain = w.now, false, false
@@ -581,7 +584,8 @@ func (w *world) onClockTold(h *host, e event) {
 	now := h.clock(w.now)
 	c.clock = tokenFloor{c.reading, now}
 	h.floor.raise(now, c.reading)
-	c.floor = max(c.floor, c.reading, h.floor.now(now))
+	c.known = max(c.known, c.reading, h.floor.now(now))
+	c.floor = max(c.floor, c.known)
 	c.lifts = false
 	w.check.meet(ClockTold)
 	if c.asksAgain {
