@@ -4,11 +4,17 @@ package locksidecar
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/google/uuid"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -145,8 +151,33 @@ func TestContextUnlockerReleasesWithAnEndedContext(t *testing.T) {
 	wantKind(t, l.Unlock(ctx), ErrNotHeld)
 }
 
+// TestVetReportsCopies vets a source that no run before has seen, so that no result in the build cache answers for
+// it: Go 1.26 saves the empty result of a package that it vets for the facts that a dependent needs, and takes it for
+// the result of the package itself later. The -x flag shows, after a failure, which tools ran.
 func TestVetReportsCopies(t *testing.T) {
-	out, err := exec.Command("go", "vet", "./testdata/copies").CombinedOutput()
+	const name = "testdata/copies/copies.go"
+	source, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	fresh := filepath.Join(dir, "copies.go")
+	if err := os.WriteFile(fresh, fmt.Appendf(source, "\n// %s\n", uuid.New()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path, err := filepath.Abs(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: fresh}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(config, overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "vet", "-x", "-overlay", config, "./testdata/copies").CombinedOutput()
 	if err == nil {
 		t.Error("go vet has no complaint")
 	}
