@@ -2,7 +2,8 @@ package locktable
 
 import "fmt"
 
-// Audit recounts what the limits count, and returns the first count that is wrong, or nil.
+// Audit recounts what the limits count, and returns the first count that is wrong, or nil. It also finds memory of a
+// forgotten lock that something still uses.
 // (The invariants of a lock are asserted in invariant.go.) It visits every lock and every session, so it is for tests: the
 // simulation calls it between its steps. It changes nothing.
 //
@@ -32,8 +33,16 @@ func (t *Table) Audit() error {
 			}
 		}
 	}
+	for _, l := range t.unused.free {
+		if _, isUnstored := t.dirty.unstoredAt[l]; !l.isForgotten() || l.isDirty || isUnstored {
+			return fmt.Errorf("%s is in use, and its memory is for the next new lock", l.name)
+		}
+	}
 	total := 0
-	for _, l := range t.locks {
+	for i, l := range t.locks {
+		if int(l.index) != i || t.byName[l.name] != l {
+			return fmt.Errorf("%s is lock %d, and counts as lock %d", l.name, i, l.index)
+		}
 		cells := Cells(l.name)
 		if total += cells; l.user != nil {
 			add(l.user, user{cells: cells})

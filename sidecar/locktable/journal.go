@@ -32,6 +32,9 @@ func (t *Table) writeJournal() {
 	for i, l := range d.locks {
 		l.isDirty = false
 		t.writeLock(j, l)
+		if l.isForgotten() { // so the journal has nothing of it, and lacks nothing
+			t.unused.put(l)
+		}
 		d.locks[i] = nil
 	}
 	d.locks = d.locks[:0]

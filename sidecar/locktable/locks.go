@@ -14,7 +14,8 @@ const strayCells = 4096
 func (t *Table) lockFor(name string) *lock {
 	l := t.byName[name]
 	if l == nil {
-		l = &lock{name: name, index: uint32(len(t.locks))}
+		l = t.unused.get()
+		*l = lock{name: name, index: uint32(len(t.locks))}
 		l.timer.Value = l
 		l.claim.Reset()
 		l.memory = t.contests.Remember(name)
@@ -39,7 +40,16 @@ func (t *Table) forget(l *lock) {
 	moved.index = l.index
 	t.locks[last] = nil
 	t.locks = t.locks[:last]
+	l.index = noIndex
+	if !l.isDirty { // otherwise writeJournal has work with it
+		t.unused.put(l)
+	}
 }
+
+// noIndex is that of a lock which is forgotten. Its memory is that of the next new lock.
+const noIndex = 1<<32 - 1
+
+func (l *lock) isForgotten() bool { return l.index == noIndex }
 
 func (l *lock) isIdle() bool {
 	return l.holds == nil && l.claim.IsIdle() && l.claim.State() == claim.Absent && l.queue == nil

@@ -32,6 +32,7 @@ type Table struct {
 	budget   int // of the call of Work that is under way: locks and waiters. Outside of Work it means nothing
 	requests pool[request]
 	queues   pool[queue]
+	unused   pool[lock] // locks that are forgotten
 	holds    pool[hold]
 	windows  claim.Windows
 

@@ -15,7 +15,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Table](), 32},
+		{reflect.TypeFor[Table](), 33},
 		{reflect.TypeFor[Config](), 19},
 		{reflect.TypeFor[shard](), 7},
 		{reflect.TypeFor[session](), 14},
@@ -53,3 +53,38 @@ func TestGrantsAreCountedBeyondTheFieldOfTheLock(t *testing.T) {
 		t.Errorf("%d grants of a lock that was forgotten", n)
 	}
 }
+
+// Most locks are in the table for one hold only. The memory of one that is forgotten serves the next, but not
+// before the journal has nothing of the first.
+func TestMemoryOfAForgottenLockIsUsedAgain(t *testing.T) {
+	tb := New(Config{}, 0)
+	a := tb.lockFor("a")
+	tb.forget(a)
+	b := tb.lockFor("b")
+	if b != a || b.isForgotten() || tb.byName["a"] != nil || tb.byName["b"] != b {
+		t.Error("the memory of a lock that was forgotten is not that of the next")
+	}
+
+	tb = New(Config{Journal: deletions{}}, 0)
+	a = tb.lockFor("a")
+	a.slot = 7
+	tb.forget(a)
+	if tb.lockFor("b") == a || a.slot != 7 {
+		t.Error("the memory of a lock is used again while its record is in the journal")
+	}
+	tb.Effects()
+	if a.slot != 0 {
+		t.Error("the record of a lock that was forgotten is not deleted")
+	}
+	if tb.lockFor("c") != a {
+		t.Error("the memory of a lock whose record is deleted is not used again")
+	}
+	if err := tb.Audit(); err != nil {
+		t.Error(err)
+	}
+}
+
+// deletions is a journal that takes deletions only.
+type deletions struct{ Journal }
+
+func (deletions) DeleteLock(uint32) {}

@@ -32,6 +32,20 @@ var locktableMutants = []mutant{
 		by:   simulation,
 	},
 	{
+		rule: "the memory of a lock is not used again while the journal has its record",
+		file: "sidecar/locktable/locks.go",
+		old:  "if !l.isDirty { // otherwise writeJournal has work with it",
+		new:  "{ // otherwise writeJournal has work with it",
+		by:   test("sidecar/locktable", "TestMemoryOfAForgottenLockIsUsedAgain"),
+	},
+	{
+		rule: "the memory of a lock is used again when the journal has nothing of it",
+		file: "sidecar/locktable/journal.go",
+		old:  "if l.isForgotten() { // so",
+		new:  "if l.isForgotten() && false { // so",
+		by:   test("sidecar/locktable", "TestMemoryOfAForgottenLockIsUsedAgain"),
+	},
+	{
 		rule: "an owner of one session is not the owner of the same number of another",
 		file: "sidecar/locktable/locks.go",
 		old:  `h.owner == owner && h.session == s && !h.isOrphan()`,
