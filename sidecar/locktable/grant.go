@@ -149,7 +149,10 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h.countHold()
 	t.trackDeadline(h)
 	t.assertGranted(now, h)
-	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt, Since: r.since, Name: l.name, Peer: blockedBy, Msg: blockingField})
+	e := t.next(Granted)
+	e.Session, e.ID, e.Hold, e.Token, e.Count = s.id, r.id, id, h.token, 1
+	e.Deadline, e.End, e.Since = until, h.endAt, r.since
+	e.Name, e.Peer, e.Msg = l.name, blockedBy, blockingField
 	t.reenterOthers(h)
 }
 

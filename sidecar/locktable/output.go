@@ -10,6 +10,12 @@ import (
 
 func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
 
+// next emits an effect that the caller fills in where it is: an Effect is long, and a copy costs.
+func (t *Table) next(kind EffectKind) *Effect {
+	t.out = append(t.out, Effect{Kind: kind})
+	return &t.out[len(t.out)-1]
+}
+
 // refuse answers a request with an error. What is left of a session that is over has no
 // client that could read it.
 func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string, args ...any) {

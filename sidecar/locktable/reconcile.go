@@ -22,9 +22,11 @@ func (t *Table) reconcile(now int64, l *lock) {
 	for t.endDueHold(&a, l) || t.grantNext(now, l) {
 		a.Next = moment.Never // of what has changed
 	}
-	t.syncRemote(&a, l)
-	t.answerConfirms(l)
-	t.updateSubscription(&a, l)
+	if !l.isIdle() {
+		t.syncRemote(&a, l)
+		t.answerConfirms(l)
+		t.updateSubscription(&a, l)
+	}
 	t.windows.Close(&l.claim)
 	if l.isIdle() {
 		t.forget(l)
@@ -46,7 +48,8 @@ func (t *Table) reconcile(now int64, l *lock) {
 // syncRemote sends the operation, if there is one, that makes Redis have what it should have.
 func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
 	for t.shardOf(l).isUp() && l.claim.MayStep() {
-		w := t.want(a, l)
+		var w claim.Want
+		t.want(&w, a, l)
 		op := l.claim.Step(a, &w)
 		if op.Kind == redisop.NoOp {
 			return
@@ -58,60 +61,61 @@ func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
 	}
 }
 
-// want is what Redis should have for a lock.
-func (t *Table) want(a *moment.Alarm, l *lock) claim.Want {
-	now, q := a.Now, l.queue
-	if h := l.holds; h != nil {
-		w := claim.Want{
-			Kind: claim.WantHold, HoldID: h.id, Count: h.entries, LeaseMS: t.leaseToSet(now, h), FullLeaseMS: t.leaseOf(h.lease, h.leaseMS),
-			IsRenewed: h.isRenewed(), IsChecked: h.isChecked(), Tokens: t.cfg.Tokens, ReserveAt: moment.Never,
-		}
-		switch {
-		case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
-		case l.waiting() > 0:
-			w.ReserveAt = q.drawAt
-		case l.memory.IsHot():
-			w.IsHot, w.ReserveAt = true, now
-		}
-		if h.hasKeep {
-			w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
-		}
-		if q != nil {
-			w.Take.Arrives = t.isInOrder(l) && q.newcomer != nil
-			w.Take.ArriveAt = q.contest.ArriveAt()
-		}
-		return w
+// want sets w, which is empty, to what Redis should have for a lock.
+func (t *Table) want(w *claim.Want, a *moment.Alarm, l *lock) {
+	if l.holds != nil {
+		t.wantForHold(w, a.Now, l)
+		return
 	}
 	var v contest.View
-	t.view(&v, now, l)
+	t.view(&v, a.Now, l)
+	q := l.queue
 	verdict := t.contests.Decide(a, &l.memory, l.contest(), &v)
 	if v.LingerUntil != 0 && v.Waiting == 0 && verdict.Do != contest.Linger {
 		l.claim.EndLinger()
 	}
 	switch {
 	case verdict.Do == contest.Linger:
-		return claim.Want{Kind: claim.WantLinger}
+		w.Kind = claim.WantLinger
 	case verdict.Do == contest.Ask, verdict.Do == contest.Grant && !verdict.GivesBack:
-		r := q.waiters.head.request
-		w := claim.Want{
-			Kind: claim.WantForQueue, HoldID: t.lastNum + 1, Count: 1, LeaseMS: t.leaseToTake(r), Reserve: 1,
-			Take: claim.Take(q.contest.Take(&v, verdict.Pipelined)),
-		}
+		w.Kind, w.HoldID, w.Count, w.LeaseMS, w.Reserve = claim.WantForQueue, t.lastNum+1, 1, t.leaseToTake(q.waiters.head.request), 1
+		w.Take = claim.Take(q.contest.Take(&v, verdict.Pipelined))
 		if l.memory.IsHot() || v.Waiting > 1 {
 			w.Reserve = uint16(max(2, t.cfg.Tokens))
 		}
 		// The Drop before a pipelined Take counts them.
 		w.CountsListeners = !verdict.Pipelined && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs())
-		return w
+	default:
+		w.Kind, w.LeaseMS = claim.WantNothing, t.leaseMS
+		if verdict.LeavesFree {
+			w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too
+		}
+		if q != nil {
+			w.Ticket = q.contest.Ticket()
+		}
 	}
-	w := claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}
-	if verdict.LeavesFree {
-		w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too
+}
+
+func (t *Table) wantForHold(w *claim.Want, now int64, l *lock) {
+	h, q := l.holds, l.queue
+	w.Kind, w.HoldID, w.Count = claim.WantHold, h.id, h.entries
+	w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
+	w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
+	w.Tokens, w.ReserveAt = t.cfg.Tokens, moment.Never
+	switch {
+	case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
+	case l.waiting() > 0:
+		w.ReserveAt = q.drawAt
+	case l.memory.IsHot():
+		w.IsHot, w.ReserveAt = true, now
+	}
+	if h.hasKeep {
+		w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
 	}
 	if q != nil {
-		w.Ticket = q.contest.Ticket()
+		w.Take.Arrives = t.isInOrder(l) && q.newcomer != nil
+		w.Take.ArriveAt = q.contest.ArriveAt()
 	}
-	return w
 }
 
 // leaseToSet is the lease that Redis is given for a hold now.
@@ -163,7 +167,7 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 		t.trackDeadline(l.holds)
 	}
 	t.shardOf(l).onSent(now)
-	t.emit(Effect{Kind: Redis, Op: *op})
+	t.next(Redis).Op = *op
 }
 
 // updateSubscription has the host subscribe or unsubscribe, and frees a queue that

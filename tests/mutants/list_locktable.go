@@ -445,8 +445,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "no tokens are reserved for a time after Redis refused to reserve them",
 		file: "sidecar/locktable/reconcile.go",
-		old:  `			w.ReserveAt = q.drawAt`,
-		new:  `			w.ReserveAt = now`,
+		old:  `		w.ReserveAt = q.drawAt`,
+		new:  `		w.ReserveAt = now`,
 		by:   tableTest("TestRefusedDrawKeepsNoRenewalBack"),
 	},
 	{
@@ -1303,8 +1303,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Drop has the lease of what it may pass on",
 		file: "sidecar/locktable/reconcile.go",
-		old:  `	w := claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}`,
-		new:  `	w := claim.Want{Kind: claim.WantNothing}`,
+		old:  `		w.Kind, w.LeaseMS = claim.WantNothing, t.leaseMS`,
+		new:  `		w.Kind = claim.WantNothing`,
 		by:   tableTest("TestEveryDropHasALease"),
 	},
 
