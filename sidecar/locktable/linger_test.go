@@ -461,17 +461,10 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 4})
 		return r.untilAsked(time.Second)
 	}
-	// Redis answers after a while: it is near, but not so near that the round trip is not known.
-	answer := func(res redisop.Result) (op redisop.Op) {
+	// Redis is near, but not so near that the round trip is not known.
+	answer := func(res redisop.Result) redisop.Op {
 		r.Helper()
-		if r.collect(); len(r.ops) != 1 {
-			r.Fatalf("operations in flight: %+v", r.ops)
-		}
-		op, r.ops = r.ops[0], nil
-		res.Kind, res.Name, res.Sent = op.Kind, op.Name, r.now
-		r.now += int64(200 * time.Microsecond)
-		r.tb.Result(r.now, res)
-		return op
+		return r.answerAfter(200*time.Microsecond, res)
 	}
 	held := func(recall redisop.Recall) redisop.Result {
 		return redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1, Recall: recall}
@@ -497,6 +490,27 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 	}
 	if after, op := freed(), answer(held(redisop.RecallMissed)); after < pause || op.RequireExisting {
 		t.Errorf("a program was met, and after %v: %+v", after, op)
+	}
+}
+
+// Clients that are subscribed are known. A look that finds one of them would only end the moment,
+// which is for all of them.
+func TestLockOfSubscribersIsNotLookedAt(t *testing.T) {
+	for _, tt := range []struct {
+		others int32
+		looks  bool
+	}{{0, true}, {1, false}, {-1, true}} {
+		r := newHotRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.answerAfter(200*time.Microsecond, redisop.Result{
+			Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1,
+			Recall: redisop.RecallReceived, Listeners: listeners(tt.others),
+		})
+		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10})
+		after := r.untilAsked(time.Second)
+		if looks := after < 10*time.Millisecond; looks != tt.looks {
+			t.Errorf("%d other subscribers: a lock that is left free for 10 ms is asked for after %v", tt.others, after)
+		}
 	}
 }
 

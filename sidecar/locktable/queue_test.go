@@ -99,6 +99,19 @@ func (r *rig) cancel(s locktable.SessionID, id uint64) {
 	r.collect()
 }
 
+// answerAfter answers the operation in flight with this result, which takes some time.
+func (r *rig) answerAfter(d time.Duration, res redisop.Result) (op redisop.Op) {
+	r.Helper()
+	if r.collect(); len(r.ops) != 1 {
+		r.Fatalf("operations in flight: %+v", r.ops)
+	}
+	op, r.ops = r.ops[0], nil
+	res.Kind, res.Name, res.Sent = op.Kind, op.Name, r.now
+	r.now += int64(d)
+	r.tb.Result(r.now, res)
+	return op
+}
+
 // untilAsked passes time until an operation is sent, and returns how long that took.
 func (r *rig) untilAsked(most time.Duration) time.Duration {
 	r.Helper()
@@ -790,6 +803,21 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 		r.release(1, 1)
 		r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1})
 		r.queued(1) // at once
+	})
+	// With short turns a lock is on its way for most of the time.
+	t.Run("the way between the hosts counts", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
+		r.acquire(1, "a")
+		r.acquire(2, "a")
+		r.answerAfter(3*time.Millisecond, redisop.Result{
+			Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1, Recall: redisop.RecallReceived,
+		})
+		r.transfer(1, 32, waitingAfter(1), passedFor(90))
+		r.pass(6 * time.Millisecond)
+		r.handOver(1)
+		if drop, _ := r.two(); drop.PassedMS != 99 {
+			t.Errorf("passed on for %d ms, want 90, 3 for the way and 6 for the turn", drop.PassedMS)
+		}
 	})
 	t.Run("no client here waits any more", func(t *testing.T) {
 		r := setUp(t, 40)

@@ -44,7 +44,7 @@ func TestGrantsAreCountedBeyondTheFieldOfTheLock(t *testing.T) {
 		tb.countGrant(l)
 	}
 	l.claim.Forget(claim.Absent)
-	l.claim.Transfer(0, 0, &redisop.Message{})
+	l.claim.Transfer(0, 0, 0, &redisop.Message{})
 	if n := tb.grantsOf(l); n != grants {
 		t.Errorf("%d grants, want %d", n, grants)
 	}

@@ -12,8 +12,8 @@ var explorationMutants = []mutant{
 	{
 		rule: `the validity of a transfer does not count from its message`,
 		file: "sidecar/locktable/message.go",
-		old:  `c.Transfer(now, validSince+claim.Validity(m.LeaseMS), m)`,
-		new:  `c.Transfer(now, now+claim.Validity(m.LeaseMS), m)`,
+		old:  `c.Transfer(now, validSince+claim.Validity(m.LeaseMS), busySince, m)`,
+		new:  `c.Transfer(now, now+claim.Validity(m.LeaseMS), busySince, m)`,
 		by:   exploration,
 	},
 	{

@@ -1030,8 +1030,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `the deadline of a transfer does not count from its message`,
 		file: "sidecar/locktable/message.go",
-		old:  `c.Transfer(now, validSince+claim.Validity(m.LeaseMS), m)`,
-		new:  `c.Transfer(now, now+claim.Validity(m.LeaseMS), m)`,
+		old:  `c.Transfer(now, validSince+claim.Validity(m.LeaseMS), busySince, m)`,
+		new:  `c.Transfer(now, now+claim.Validity(m.LeaseMS), busySince, m)`,
 		by:   tableTest("TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion"),
 	},
 	{
@@ -1521,10 +1521,24 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `the time without a free moment adds up over hosts`,
-		file: "sidecar/locktable/claim/claim.go",
-		old:  `cameAt: now, busySince: now - moment.MS(m.PassedMS),`,
-		new:  `cameAt: now, busySince: now,`,
+		file: "sidecar/locktable/message.go",
+		old:  `busySince := now - moment.MS(m.PassedMS) - `,
+		new:  `busySince := now - `,
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
+	},
+	{
+		rule: `the time that a lock is on its way to the next host has no free moment either`,
+		file: "sidecar/locktable/message.go",
+		old:  `moment.MS(m.PassedMS) - t.contests.Latency()`,
+		new:  `moment.MS(m.PassedMS)`,
+		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
+	},
+	{
+		rule: `a lock that is left free is not looked at if clients are subscribed`,
+		file: "sidecar/locktable/contest/foreign.go",
+		old:  ` && !isKnown && c.others() <= 0 {`,
+		new:  ` && !isKnown {`,
+		by:   tableTest("TestLockOfSubscribersIsNotLookedAt"),
 	},
 	{
 		rule: "the time without a free moment goes on when a Take follows a Drop",

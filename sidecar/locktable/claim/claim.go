@@ -180,16 +180,16 @@ func (c *Claim) Confirm(now, until int64, op *InFlight, lastToken uint64) {
 }
 
 // Transfer notes that another sidecar passed the key on to the ticket of this host. until is
-// the end of its validity. Precondition: Redis had no field of this host, as far as it knew, and no
-// operation is in flight.
-func (c *Claim) Transfer(now, until int64, m *redisop.Message) {
+// the end of its validity; busySince is as in BusySince. Precondition: Redis had no field of this
+// host, as far as it knew, and no operation is in flight.
+func (c *Claim) Transfer(now, until, busySince int64, m *redisop.Message) {
 	if c.state.IsOurs() || c.IsBusy() {
 		violated("A transfer is accepted by a host that waits", "ticket %d is accepted in state %d", m.Ticket, c.state)
 	}
 	c.content = content{
 		granted: c.granted,
 		state:   Confirmed, use: unused, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
-		confirmedAt: now, validUntil: until, cameAt: now, busySince: now - moment.MS(m.PassedMS),
+		confirmedAt: now, validUntil: until, cameAt: now, busySince: busySince,
 		nextToken: m.LastToken - uint64(m.Tokens) + 1, tokensLeft: m.Tokens,
 	}
 }

@@ -111,6 +111,9 @@ func NewShared(cfg Config, lease time.Duration, rng *rand.Rand) Shared {
 // RoundTrip is a short round trip to Redis.
 func (s *Shared) RoundTrip() time.Duration { return time.Duration(s.trip) }
 
+// Latency is how long Redis takes to answer now, ns; 0: it is not known.
+func (s *Shared) Latency() int64 { return s.latency }
+
 // NoteAnswer notes how long Redis took to answer, ns.
 func (s *Shared) NoteAnswer(d int64) {
 	s.noteTrip(d)

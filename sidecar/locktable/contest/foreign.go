@@ -59,12 +59,12 @@ const lookEvery = int64(500 * time.Microsecond)
 
 // lookForPoller has Redis asked while the lock is left free, at a random moment: a foreign client that
 // polls may have the lock then. Without that, only one that has it for longer is found. Redis is asked
-// again until the answer may come after the pause, and not if a foreign client was found lately. Such a
-// Take takes nothing: see Take.OnlyAsk.
+// again until the answer may come after the pause, and not if a foreign client was found lately, or if
+// clients are subscribed: these are known. Such a Take takes nothing: see Take.OnlyAsk.
 func (c *Contest) lookForPoller(s *Shared, now int64) {
 	m := c.memory
 	isKnown := m.pollerAt != 0 && moment.ShortMillis(now)-m.pollerAt < moment.ShortMillis(int64(s.cfg.ForeignMemory)/2)
-	if left := c.backoffUntil - now - 2*s.trip; s.trip > 0 && left > 0 && !isKnown {
+	if left := c.backoffUntil - now - 2*s.trip; s.trip > 0 && left > 0 && !isKnown && c.others() <= 0 {
 		c.nextTry = now + s.rng.Int64N(min(left, lookEvery))
 	}
 }
