@@ -3,7 +3,6 @@ package locktable
 import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // explain says why a request of a session that came at since, and is in no queue any more, does
@@ -40,7 +39,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 		return protocol.Timeout, "others on this host wait for it"
 	case !wasAlone:
 		return protocol.Timeout, "others on this host had it until now"
-	case l.claim.InFlight().Kind == redisop.NoOp:
+	case !l.claim.IsBusy():
 		return protocol.Timeout, contest.AnothersTurn
 	}
 	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"

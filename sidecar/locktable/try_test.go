@@ -79,6 +79,28 @@ func TestPauseOfTheSidecarIsNoSilenceOfRedis(t *testing.T) {
 	r.want("s3 granted hold=1 token=1 count=1")
 }
 
+// Redis answers other locks, and the Take that was pipelined, but not the Drop before it. Until it does,
+// nothing else is asked, and whose turn it is has nothing to do with that.
+func TestTryThatALateDropDelaysIsUnavailable(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(redisop.Take, redisop.Done)
+	r.release(1, 1)
+	r.acquire(2, "a")
+	r.two()
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2})
+	r.release(2, 2)
+	r.acquire(1, "a", wait(0))
+	r.log = nil
+	r.pass(100 * time.Millisecond)
+	r.acquire(2, "b")
+	r.redis(redisop.Take, redisop.Done)
+	r.collect()
+	r.log = nil
+	r.pass(tryWithinDefault - 100*time.Millisecond)
+	r.refused(1, protocol.Unavailable, "Redis has not answered for 500ms")
+}
+
 // Another lock's operation shows the silence of Redis as well.
 func TestTryOfAnotherLockIsAnsweredAtOnceWhileRedisIsSilent(t *testing.T) {
 	r := newRig(t)

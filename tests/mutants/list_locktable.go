@@ -85,9 +85,16 @@ var locktableMutants = []mutant{
 	{
 		rule: "the result of a Drop says nothing of the key if a Take was pipelined after it",
 		file: "sidecar/locktable/claim/send.go",
-		old:  "		c.phase = windowIdle\n		return op, true\n",
-		new:  "		c.phase = windowIdle\n		return InFlight{Kind: redisop.Drop}, false\n",
+		old:  "		c.phase, c.op = windowIdle, InFlight{}\n		return op, true\n",
+		new:  "		c.phase, c.op = windowIdle, InFlight{}\n		return InFlight{Kind: redisop.Drop}, false\n",
 		by:   tableTest("TestTakePipelinedAfterADropHasItsOwnResult"),
+	},
+	{
+		rule: "a try that waits for the result of a late Drop only is refused as unavailable",
+		file: "sidecar/locktable/claim/send.go",
+		old:  "InFlight{SentAt: c.op.SentAt} // the Drop was sent just before",
+		new:  "InFlight{}",
+		by:   tableTest("TestTryThatALateDropDelaysIsUnavailable"),
 	},
 	{
 		rule: `a Take follows a Drop only while no other host is subscribed`,

@@ -52,15 +52,16 @@ func (c *Claim) Answer(kind redisop.OpKind) (op InFlight, pipelined bool) {
 		c.phase = windowOne
 		return op, true
 	case kind == redisop.Drop && c.phase == windowLateDrop:
-		c.phase = windowIdle
+		c.phase, c.op = windowIdle, InFlight{}
 		return op, true
 	case kind == redisop.NoOp || c.op.Kind != kind:
 		violated("Each result is of an operation", "a result of kind %d came, and operation %d is in flight", kind, c.op.Kind)
 	case c.phase == windowDropAndTake:
 		c.phase = windowLateDrop
-	default:
-		c.phase = windowIdle
+		op, c.op = c.op, InFlight{SentAt: c.op.SentAt} // the Drop was sent just before
+		return op, false
 	}
+	c.phase = windowIdle
 	op, c.op = c.op, InFlight{}
 	return op, false
 }

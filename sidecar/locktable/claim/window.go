@@ -56,12 +56,13 @@ func (w *window) IsBusy() bool { return w.phase != windowIdle }
 func (w *window) IsIdle() bool { return w.phase == windowIdle && !w.isAsking }
 
 // Awaited is when the operation was sent for whose result a Take waits: an Arrive, too, because a
-// Drop and a Take say when requests arrived. false: there is none.
+// Drop and a Take say when requests arrived; and a Drop whose Take has its result already. false: there
+// is none.
 func (w *window) Awaited() (sent int64, is bool) {
 	switch {
-	case w.isAsking && (w.op.Kind == redisop.NoOp || w.askedAt < w.op.SentAt):
+	case w.isAsking && (!w.IsBusy() || w.askedAt < w.op.SentAt):
 		return w.askedAt, true
-	case w.op.Kind != redisop.NoOp:
+	case w.IsBusy():
 		return w.op.SentAt, true
 	}
 	return 0, false
