@@ -119,6 +119,7 @@ type lockOnHost struct {
 	movedAt       int64           // when the table was told last that another shard has the lock, or Redis answered that
 	movedFrom     redisop.Shard   // the shard that had it before the table was told
 	tokens        tokenRanges
+	revoked       revokedTokens
 
 	// Whether the table knows that other hosts wait, and what it does then.
 	listeners   int32  // as the table was told last
@@ -194,6 +195,57 @@ type tokenRange struct {
 func (t *tokenRanges) add(r tokenRange) {
 	t.ranges[t.next] = r
 	t.next = (t.next + 1) % len(t.ranges)
+}
+
+// find returns the range of a token that was not used; nil: there is none.
+func (t *tokenRanges) find(token uint64) *tokenRange {
+	for i := range t.ranges {
+		if r := &t.ranges[i]; r.next <= token && token <= r.last {
+			return r
+		}
+	}
+	return nil
+}
+
+// revokedTokens has the tokens that a table lost by an input while effects of earlier inputs were not
+// carried out yet: one of these may be the grant of such a token. If the input said that the key is not
+// this host's, the effects of that input have the loss.
+type revokedTokens struct {
+	tokens  tokenRanges
+	keyGone bool
+	hold    uint64 // that was granted with one of them; 0: none was
+}
+
+// revokeTokens notes that an input takes the tokens from the table that were drawn for a lock.
+func (h *host) revokeTokens(n int, keyGone bool) {
+	l := &h.locks[n]
+	if h.undrained && l.tokens != (tokenRanges{}) {
+		l.revoked = revokedTokens{tokens: l.tokens, keyGone: keyGone}
+		h.hasRevoked = true
+	}
+	l.tokens = tokenRanges{}
+}
+
+// forgetRevoked forgets revoked tokens, when no effect of before is left.
+func (h *host) forgetRevoked() {
+	if h.hasRevoked {
+		h.hasRevoked = false
+		for n := range h.locks {
+			h.locks[n].revoked = revokedTokens{}
+		}
+	}
+}
+
+// checkRevoked checks that each hold was lost again that was granted before an input said that the key is
+// not this host's.
+func (w *world) checkRevoked(h *host) {
+	for n := range h.locks {
+		l := &h.locks[n]
+		if r := &l.revoked; h.hasRevoked && r.keyGone && r.hold != 0 && l.hold.state == live && l.hold.num == r.hold {
+			w.violation(invariant.Losses, n, "hold %d was granted with a token of before, and not lost when the key was found to be gone", r.hold)
+		}
+	}
+	h.forgetRevoked()
 }
 
 // checker is what the checker knows of the whole world.

@@ -130,7 +130,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 	}
 	w.checkFirstEntry(h, s, e, &q)
 	w.checkOrder(h, n, &q)
-	w.checkToken(h, n, e.Token)
+	w.checkToken(h, n, e.Hold, e.Token)
 	w.checkHandoff(h, n, now, &q)
 	w.checkQuietRun(h, n, now, &q)
 	l.yieldedAt = 0
@@ -212,33 +212,32 @@ func (w *world) checkFirstEntry(h *host, s *session, e *locktable.Effect, q *req
 	}
 }
 
-// checkToken checks that a token comes from a Take of this host, is used once, and is
+// checkToken checks that the token of a new hold comes from a Take of this host, is used once, and is
 // larger than all before, unless it was drawn before Redis lost something.
-func (w *world) checkToken(h *host, n int, token uint64) {
+func (w *world) checkToken(h *host, n int, hold, token uint64) {
 	l := &h.locks[n]
 	name := &w.redis.names[n]
-	for i := range l.tokens.ranges {
-		r := &l.tokens.ranges[i]
-		if token < r.next || token > r.last {
-			continue
+	r := l.tokens.find(token)
+	if r == nil {
+		if r = l.revoked.tokens.find(token); r == nil {
+			w.violation(invariant.TokensGrow, n, "token %d was used before or never drawn by host %d", token, h.index)
 		}
-		r.next = token + 1
-		if r.drawnAt < name.restartedAt {
-			return
-		}
-		// Another host that knew of no larger one may have begun the counter again: see
-		// checkDraw.
-		if token <= l.lastToken && name.restartedAt <= l.lastTokenDrawnAt {
-			w.violation(invariant.TokensGrow, n, "host %d grants token %d after %d", h.index, token, l.lastToken)
-		}
-		l.lastToken, l.lastTokenDrawnAt = token, r.drawnAt
-		if token <= name.granted && r.drawnAt > name.lostAt {
-			w.violation(invariant.TokensGrow, n, "token %d after %d", token, name.granted)
-		}
-		name.granted = max(name.granted, token)
+		l.revoked.hold = hold
+	}
+	r.next = token + 1
+	if r.drawnAt < name.restartedAt {
 		return
 	}
-	w.violation(invariant.TokensGrow, n, "token %d was used before or never drawn by host %d", token, h.index)
+	// Another host that knew of no larger one may have begun the counter again: see
+	// checkDraw.
+	if token <= l.lastToken && name.restartedAt <= l.lastTokenDrawnAt {
+		w.violation(invariant.TokensGrow, n, "host %d grants token %d after %d", h.index, token, l.lastToken)
+	}
+	l.lastToken, l.lastTokenDrawnAt = token, r.drawnAt
+	if token <= name.granted && r.drawnAt > name.lostAt {
+		w.violation(invariant.TokensGrow, n, "token %d after %d", token, name.granted)
+	}
+	name.granted = max(name.granted, token)
 }
 
 // checkHandoff checks that while the table knows that others wait, a lock passes between

@@ -251,7 +251,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		if r.Outcome == redisop.KeyMissing && o.op.RequireExisting && o.op.Enqueue && !isTry { // those before it in the queue have a moment
 			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
 		}
-		l.tokens = tokenRanges{}
+		h.revokeTokens(n, true)
 		isAsserted := r.Outcome == redisop.KeyMissing && o.isOutdated // at the shard that has the lock now
 		if l.hold.state == orphaned && !isAsserted {                  // there is no client to be notified
 			w.endHold(h, n)

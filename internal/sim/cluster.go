@@ -257,7 +257,8 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 		w.askClock(h, s)
 	}
 	h.routes[n] = s
-	l.tokens, l.dataLostAt, l.movedAt, l.movedFrom = tokenRanges{}, w.now, w.now, was
+	h.revokeTokens(n, false)
+	l.dataLostAt, l.movedAt, l.movedFrom = w.now, w.now, was
 	w.check.meetIf(RoutedHold, l.hold.state == live && was != 0)
 	if w.trace.on {
 		w.trace.add(w, n, h, "shard %d has the lock, no more shard %d", s, was)

@@ -43,12 +43,13 @@ type host struct {
 	nextAt int64 // host clock: what the table said
 	spins  int   // times that it was woken at this time
 
-	undrained bool                    // the table has effects that were not carried out yet
-	conns     [maxShards]connection   // by the shard that they lead to
-	routes    [maxNames]redisop.Shard // which shard has the slot of a lock, as the table was told
-	floor     tokenFloor              // what the store knows of tokens
-	sessions  []session
-	locks     [maxNames]lockOnHost
+	undrained  bool                    // the table has effects that were not carried out yet
+	hasRevoked bool                    // a lock has tokens that were revoked since
+	conns      [maxShards]connection   // by the shard that they lead to
+	routes     [maxNames]redisop.Shard // which shard has the slot of a lock, as the table was told
+	floor      tokenFloor              // what the store knows of tokens
+	sessions   []session
+	locks      [maxNames]lockOnHost
 
 	usedHolds map[uint64]bool // hold numbers
 	noWait    int             // acquires with wait 0 that have no answer
@@ -158,6 +159,7 @@ func (w *world) drain(h *host) {
 	for i := range effects {
 		w.apply(h, &effects[i])
 	}
+	w.checkRevoked(h)
 	w.endExcuses(h)
 	w.endRuns(h)
 	if h.noWait > 0 {

@@ -618,7 +618,8 @@ func (w *world) onConnected(h *host, e event) {
 	if dataLost {
 		for n := range h.locks {
 			if l := &h.locks[n]; h.routes[n] == s {
-				l.tokens, l.dataLostAt = tokenRanges{}, w.now
+				h.revokeTokens(n, false)
+				l.dataLostAt = w.now
 			}
 		}
 	}

@@ -206,6 +206,7 @@ func (w *world) end(h *host) {
 	h.closing, h.detaching = 0, false
 	h.process = down
 	h.asleep, h.undrained = true, false
+	h.forgetRevoked()
 	h.noWait = 0
 	w.check.lossKnown[h.index] = 0
 	for n := range w.plan.names {

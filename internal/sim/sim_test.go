@@ -191,6 +191,8 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"the results before a MOVED in one reply are taken in before the route":                   6700002869,
 		"a hold whose renewal was just sent is not given up for others":                           6500010026,
 		"a key that a replica had let expire by a jump of the clock was lost at the jump":         7100031868,
+		"a try that waits for the result of a late Drop is not refused for another host's turn":   8100000404,
+		"a token is granted by an input before the one that finds the key gone":                   8100022858,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
 	}
