@@ -371,6 +371,10 @@ func (w *world) start(h *host) {
 		w.check.meetIf(RestoredOrphan, c.state == orphaned)
 		w.check.meetIf(RestoredHold, c.state == away)
 		believed += btoi(c.state == away && !c.isOver(now))
+		if c.state != orphaned && !c.fixed { // it counts on no more than a lease, if that is shorter than it was
+			most := now + h.lease - h.lease/100 - 2*ms
+			c.confirmed, c.confirmedBefore = min(c.confirmed, most), min(c.confirmedBefore, most)
+		}
 		if r := h.journal.find(n); r != nil {
 			h.locks[n].uncounted = true
 			w.check.meetIf(RestoredDrop, r.hold.ID == 0)

@@ -192,6 +192,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a hold whose renewal was just sent is not given up for others":                           6500010026,
 		"a key that a replica had let expire by a jump of the clock was lost at the jump":         7100031868,
 		"a try that waits for the result of a late Drop is not refused for another host's turn":   8100000404,
+		"a successor with a shorter lease counts on no more than that":                            8100067812,
 		"a token is granted by an input before the one that finds the key gone":                   8100022858,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
