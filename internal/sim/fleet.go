@@ -52,6 +52,7 @@ type FleetPlan struct {
 	DenyQueues bool          // the ACL of Redis permits no queue between hosts
 
 	Masters int           // of a Cluster; 0: one Redis
+	Counted int           // in a Cluster, how many hosts each of them believes there are; 0: Hosts
 	Pairs   time.Duration // in a Cluster, each host takes and releases another lock so often on average; 0: none does
 }
 

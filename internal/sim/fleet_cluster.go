@@ -38,9 +38,7 @@ const (
 // The times of the store (sidecar/store/cluster.go, commands.go).
 const (
 	topologyInterval = 60 * sec
-	topologyRetry    = 1800 * ms
 	topologyPause    = 100 * ms
-	topologySpread   = 2 * sec
 	storeIdlePing    = 5 * sec
 	storeProbe       = 60 * sec // sidecar: probeInterval
 
@@ -108,7 +106,7 @@ type fleetRouter struct {
 	begun    int64  // the last question
 	wait     int64  // until the next one
 	wake     bool   // a question is wanted at once,
-	later    bool   // and within topologySpread
+	later    bool   // and within redisop.TopologyRetry
 	isSooner bool   // the wait was cut short for that
 	tried    int    // nodes that did not answer
 }
@@ -296,7 +294,12 @@ func (f *Fleet) refresh(host int16) {
 	f.schedule(host, d*3/4+f.random.below(d/2))
 }
 
-// refreshLater has a host ask a node within topologySpread.
+// topologyRetry is how often a host asks while a slot has no master that is connected.
+func (f *Fleet) topologyRetry(host int16) int64 {
+	return int64(redisop.TopologyRetry(cmp.Or(f.plan.Counted, len(f.hosts)), len(f.askable(host))))
+}
+
+// refreshLater has a host ask a node within redisop.TopologyRetry.
 func (f *Fleet) refreshLater(host int16) {
 	r := &f.hosts[host].router
 	if r.phase != routerWaits || r.isSooner {
@@ -304,7 +307,8 @@ func (f *Fleet) refreshLater(host int16) {
 		return
 	}
 	r.isSooner = true
-	f.schedule(host, min(r.wait, topologySpread/2+f.random.below(topologySpread/2)))
+	retry := f.topologyRetry(host)
+	f.schedule(host, min(r.wait, retry/2+f.random.below(retry/2)))
 }
 
 // ask has a host ask a node.
@@ -314,15 +318,21 @@ func (f *Fleet) ask(host int16) {
 	f.askNode(host)
 }
 
-// askNode has a host ask one of the nodes to which it is connected.
-func (f *Fleet) askNode(host int16) {
+// askable returns the connections of a host to masters.
+func (f *Fleet) askable(host int16) (connected []*fleetConn) {
 	h := f.hosts[host]
-	var connected []*fleetConn
 	for shard := range h.conns {
 		if c := &h.conns[shard]; c.up && h.router.view.slots[shard] > 0 {
 			connected = append(connected, c)
 		}
 	}
+	return connected
+}
+
+// askNode has a host ask one of the nodes to which it is connected.
+func (f *Fleet) askNode(host int16) {
+	h := f.hosts[host]
+	connected := f.askable(host)
 	if h.router.tried >= len(connected) {
 		f.settle(host, false)
 		return
@@ -349,7 +359,8 @@ func (f *Fleet) onAnswer(host int16, answer *fleetTopology) {
 func (f *Fleet) settle(host int16, isSettled bool) {
 	r := &f.hosts[host].router
 	r.phase, r.isSooner = routerWaits, false
-	r.wait = topologyRetry*9/10 + f.random.below(topologyRetry/5)
+	retry := f.topologyRetry(host)
+	r.wait = retry*9/10 + f.random.below(retry/5)
 	if isSettled {
 		r.wait = topologyInterval*3/4 + f.random.below(topologyInterval/2)
 	}

@@ -54,8 +54,8 @@ func TestScaleClusterOfOneHost(t *testing.T) {
 }
 
 // The danger: a master that fails delays the locks of the others, because all hosts notice at one moment,
-// or its locks are asserted too late. Of a fleet that is smaller than 10,000 hosts, the questions count as
-// if it had so many.
+// or its locks are asserted too late. The hosts of a smaller fleet believe that there are 10,000, and their
+// questions count as if it had so many.
 func TestScaleCluster(t *testing.T) {
 	const (
 		trip     = 2 * time.Millisecond
@@ -96,7 +96,7 @@ func TestScaleCluster(t *testing.T) {
 			t.Errorf("%s: which master has which slot costs one %.2f %% of its core, more than 1 %%", what, 100*share)
 		}
 	}
-	f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: hosts, Held: held, Masters: masters, Pairs: time.Second, Trip: trip})
+	f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: hosts, Held: held, Masters: masters, Counted: allHosts, Pairs: time.Second, Trip: trip})
 	note(fmt.Sprintf("%d hosts take %d locks each at once", hosts, held), f.ClusterLoad())
 	f.RunPeriods(3)
 	steady := f.ClusterLoad()
@@ -138,6 +138,36 @@ func TestScaleCluster(t *testing.T) {
 		check("after a minute", f.ClusterLoad())
 		if !f.IsInformed() {
 			t.Errorf("%d of %d hosts know of the slots that moved", f.ClusterLoad().Informed, hosts)
+		}
+	}
+}
+
+// Hosts that know how few they are ask more often, and learn of a new master sooner.
+func TestScaleSmallClusterLearnsSoon(t *testing.T) {
+	for _, tt := range []struct {
+		hosts, masters int
+		within         time.Duration
+	}{
+		{1, 3, 300 * time.Millisecond},
+		{100, 3, 350 * time.Millisecond},
+		{100, 30, 300 * time.Millisecond},
+		{1000, 30, 300 * time.Millisecond},
+		{1000, 3, 2 * time.Second},
+	} {
+		f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: tt.hosts, Held: 30, Masters: tt.masters, Trip: 2 * time.Millisecond})
+		f.RunPeriods(1)
+		f.Reset()
+		f.Lose(1)
+		f.RunFor(5*time.Second, nil)
+		f.TakeOver(1)
+		f.RunFor(5*time.Second, nil)
+		l := f.ClusterLoad()
+		t.Logf("%d hosts, %d masters: %v", tt.hosts, tt.masters, l)
+		if l.Informed < tt.hosts || l.InformedAfter > tt.within {
+			t.Errorf("%d hosts, %d masters: %d hosts learned of the new master, the last after %v, want %v", tt.hosts, tt.masters, l.Informed, l.InformedAfter, tt.within)
+		}
+		if l.MeanQuestions > 0.01 {
+			t.Errorf("%d hosts, %d masters: the questions cost a master %.2f %% of its core", tt.hosts, tt.masters, 100*l.MeanQuestions)
 		}
 	}
 }

@@ -31,5 +31,24 @@ const (
 	QueueExpiry = 10 * time.Minute
 )
 
+// TopologyRetry is how often a host asks a node of a Cluster which master has which slot, while it knows no
+// master of some: as often as all hosts together can do that for 1 % of each master that can be asked,
+// but at most each 250 ms, and often enough that each host learns of a new master within 2 s. hosts is
+// how many there are; 0: it is not known.
+//
+// An answer about 60 nodes costs a node 56 µs (BenchmarkRedisTopology in sidecar/store).
+func TopologyRetry(hosts, masters int) time.Duration {
+	const (
+		cost     = 56 * time.Microsecond
+		share    = 100
+		shortest = 250 * time.Millisecond
+		longest  = 1800 * time.Millisecond
+	)
+	if hosts <= 0 || masters <= 0 {
+		return longest
+	}
+	return min(max(time.Duration(min(hosts, 1<<20))*cost*share/time.Duration(masters), shortest), longest)
+}
+
 // MS is a duration in whole milliseconds, as operations and messages have it.
 func MS(d time.Duration) uint32 { return uint32(d / time.Millisecond) }

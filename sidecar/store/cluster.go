@@ -21,8 +21,8 @@ import (
 //
 // It learns of a move in three ways:
 //   - A node answers MOVED: the operations were not executed, and another node has the slot.
-//   - A node answers CLUSTER NODES. One is asked at the start, within topologySpread after a MOVED or the end of
-//     a connection, each topologyRetry while a slot has no master that is connected, and each minute.
+//   - A node answers CLUSTER NODES. One is asked at the start, each redisop.TopologyRetry while a slot has no
+//     master that is connected, within the same time after a MOVED or the end of a connection, and each minute.
 //   - A node ends a sharded subscription by itself, because the slot has left it. Then one is asked.
 //
 // Each of them may be out of date. An answer with an older config epoch does not take a slot from a
@@ -39,7 +39,8 @@ type cluster struct {
 
 	conns atomic.Uint32 // connections made so far, to all nodes
 	wake  chan struct{} // a node is to be asked
-	later chan struct{} // the same, within topologySpread
+	later chan struct{} // the same, within redisop.TopologyRetry
+	hosts atomic.Int32  // that use this Cluster with the same key prefix; 0: it is not known
 	ctx   context.Context
 	stop  context.CancelFunc
 	done  sync.WaitGroup
@@ -80,13 +81,9 @@ const (
 	movesWindow = int64(100 * time.Millisecond)
 
 	// A node is asked which master has which slot each topologyInterval; while a slot has no master, or one
-	// that is not connected, each topologyRetry. With a tenth more, each host learns of a new master within
-	// 2 s, and ten thousand hosts need 1 % of each of 30 masters. Between two questions is topologyPause, and
-	// hosts that have a reason at the same moment ask within topologySpread.
+	// that is not connected, each redisop.TopologyRetry. Between two questions is topologyPause.
 	topologyInterval = time.Minute
-	topologyRetry    = 1800 * time.Millisecond
 	topologyPause    = 100 * time.Millisecond
-	topologySpread   = 2 * time.Second
 
 	// topologyTimeout bounds the question to one node.
 	topologyTimeout = time.Second
@@ -106,8 +103,10 @@ func newCluster(cfg Config, d *dialer, spare resultPool) *cluster {
 func (cl *cluster) run() {
 	for {
 		begun := time.Now()
-		wait := topologyRetry*9/10 + rand.N(topologyRetry/5)
-		if cl.learn() {
+		isSettled := cl.learn()
+		retry := cl.retry()
+		wait := retry*9/10 + rand.N(retry/5)
+		if isSettled {
 			wait = topologyInterval*3/4 + rand.N(topologyInterval/2) // the hosts of a Cluster do not ask in step
 		}
 		t := time.NewTimer(wait)
@@ -117,7 +116,7 @@ func (cl *cluster) run() {
 			select {
 			case <-t.C:
 			case <-later:
-				t.Reset(min(wait, topologySpread/2+rand.N(topologySpread/2)))
+				t.Reset(min(wait, retry/2+rand.N(retry/2))) // hosts that have a reason at one moment do not ask in step
 				later, isDue = nil, false
 			case <-cl.wake:
 				t.Stop()
@@ -132,7 +131,18 @@ func (cl *cluster) run() {
 	}
 }
 
-// refreshLater has a node asked within topologySpread: when slots move one by one, each host gets many
+// retry is how often a node is asked while a slot has no master that is connected.
+func (cl *cluster) retry() time.Duration {
+	connected := 0
+	for _, c := range cl.withSlots() {
+		if c.isUp.Load() {
+			connected++
+		}
+	}
+	return redisop.TopologyRetry(int(cl.hosts.Load()), connected)
+}
+
+// refreshLater has a node asked within redisop.TopologyRetry: when slots move one by one, each host gets many
 // MOVED; and when a master fails, all hosts notice at once, and no node knows of another one so soon.
 func (cl *cluster) refreshLater() {
 	select {

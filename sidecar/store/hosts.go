@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,11 +82,16 @@ func (s *Store) Announce(h Host) {
 		// The next ones in the order of uuids, after the last one the first ones: see prune.
 		{"zrange", index, "(" + s.cfg.UUID, "+", "bylex", "limit", "0", "2"},
 		{"zrange", index, "-", "+", "bylex", "limit", "0", "2"},
+		{"zcard", index},
 	}, func(replies []reply, err error) {
 		if err != nil {
 			return // it comes again with the next connection
 		}
-		if err := refusal(replies); err == nil {
+		last := len(replies) - 1
+		if n := replies[last]; n.kind == ':' && s.cluster != nil {
+			s.cluster.hosts.Store(int32(min(n.num, math.MaxInt32)))
+		}
+		if err := refusal(replies[:last]); err == nil {
 			s.prune(append(replies[4].list, replies[5].list...))
 		} else if !s.announceTold.Swap(true) {
 			s.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),

@@ -333,6 +333,27 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestMasterThatFailsHasNoNodeAskedAtOnce"),
 	},
 	{
+		rule: "all hosts together need 1 % of each master for their questions",
+		file: "sidecar/redisop/policy.go",
+		old:  `share    = 100`,
+		new:  `share    = 1`,
+		by:   test("sidecar/redisop", "TestHostsAskAsOftenAsTheMastersCanBear"),
+	},
+	{
+		rule: "hosts that do not know how many they are ask as if they were many",
+		file: "sidecar/redisop/policy.go",
+		old:  `if hosts <= 0 || masters <= 0 {`,
+		new:  `if masters <= 0 {`,
+		by:   test("sidecar/redisop", "TestHostsAskAsOftenAsTheMastersCanBear"),
+	},
+	{
+		rule: "a host learns how many hosts there are when it announces itself",
+		file: "sidecar/store/hosts.go",
+		old:  `s.cluster.hosts.Store(int32(min(n.num, math.MaxInt32)))`,
+		new:  `_ = math.MaxInt32`,
+		by:   test("sidecar/store", "TestRealCluster"),
+	},
+	{
 		rule: "no two connections of a host have one number",
 		file: "sidecar/store/commands.go",
 		old:  `c.number = c.cluster.conns.Add(1)`,
