@@ -61,7 +61,8 @@ type cluster struct {
 	trouble    string // why no node can be asked; "": one was
 	isTooLarge bool   // that there are too many masters was logged
 
-	counts clusterCounts
+	counts     clusterCounts
+	askingTold atomic.Bool // that ASKING is not permitted was logged
 }
 
 // slotMoves bounds how often MOVED moves a slot: nodes that do not know of each other's state name each

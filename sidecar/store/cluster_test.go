@@ -980,6 +980,21 @@ func TestClusterWithoutPermissionSaysWhich(t *testing.T) {
 	r.settled()
 }
 
+// Without +asking, held locks of a slot that moves are not renewed. The operator is told before one does.
+func TestClusterWithoutAskingSaysSoOnce(t *testing.T) {
+	s := startRedis(t, "--cluster-enabled", "yes")
+	a := s.admin()
+	must(a.ClusterAddSlotsRange(ctx, 0, redisop.Slots-1).Result())
+	must(a.ACLSetUser(ctx, "app", "reset", "on", ">p", "~*", "&*", "+@all", "-asking").Result())
+	r := openCluster(t, "redis+cluster://app:p@"+s.tcp()).settled()
+	must(a.ClientKillByFilter(ctx, "user", "app").Result())
+	r.await("end of the connection", func() bool { return r.downs[1] != "" })
+	r.settled()
+	if log := r.logged(); strings.Count(log, "let its ACL have +asking") != 1 {
+		t.Errorf("the log: %s", log)
+	}
+}
+
 // A slot without a master is explained from the first answer on.
 func TestSlotWithoutAMasterIsExplained(t *testing.T) {
 	nodes := startFakeCluster(t, 2)

@@ -469,6 +469,10 @@ func (c *commands) onConnected(s *readyConn) {
 		c.isClusterTold = true
 		c.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.address)
 	}
+	if s.noAsking != "" && !c.cluster.askingTold.Swap(true) {
+		c.cfg.Log.Warn("this user may not send ASKING: while a slot moves key by key, its held locks cannot be renewed; let its ACL have +asking",
+			"address", s.dial.address, "reason", clip(s.noAsking))
+	}
 	if s.noQueue != "" && !c.noQueue {
 		c.noQueue = true
 		c.cfg.Log.Warn("this user may not use the queues of locks: this host waits for a lock without a place in its queue; let its ACL have +zadd +zcard +zrank +zrange +zrem +zpopmin and the keys "+c.dial.keys.queuePatterns(),

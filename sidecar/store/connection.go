@@ -220,17 +220,18 @@ func (l *redisConn) close() {
 // and subscribed to the sidecar's channel; the scripts are run by a pipe.
 type readyConn struct {
 	*redisConn
-	dial    *dialer // that made it
-	conn    *redis.Conn
-	in      *inputSource
-	replies *replies // of in, after the switch to RESP3
-	refused string   // why Redis refused the subscription to the sidecar's channel; "": it did not
-	noQueue string   // why this user may not use the queues of locks; "": it may
-	id      Identity
-	origin  origin // of what the server executes
-	clock   int64  // the server's time at clockAt, µs
-	clockAt int64  // CLOCK_BOOTTIME in ns
-	version string // of the server
+	dial     *dialer // that made it
+	conn     *redis.Conn
+	in       *inputSource
+	replies  *replies // of in, after the switch to RESP3
+	refused  string   // why Redis refused the subscription to the sidecar's channel; "": it did not
+	noQueue  string   // why this user may not use the queues of locks; "": it may
+	noAsking string   // why this user may not send ASKING; "": it may, or Redis is no Cluster
+	id       Identity
+	origin   origin // of what the server executes
+	clock    int64  // the server's time at clockAt, µs
+	clockAt  int64  // CLOCK_BOOTTIME in ns
+	version  string // of the server
 
 	isClusterNode bool // although the URL does not say so
 	isSharded     bool // it has sharded channels, and is a node of a Cluster
@@ -426,10 +427,11 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		redis.NewCmd(ctx, "zrange", queue, "0", "0"), redis.NewCmd(ctx, "zrem", queue, "-"), redis.NewCmd(ctx, "zpopmin", queue),
 	}
 	cmds = append(cmds, queueCmds...)
-	var sharded *redis.Cmd
+	var sharded, asking *redis.Cmd
 	if d.isNode {
-		sharded = redis.NewCmd(ctx, "pubsub", "shardnumsub")
-		cmds = append(cmds, sharded)
+		// ASKING is about the command after it, and means nothing to that one.
+		sharded, asking = redis.NewCmd(ctx, "pubsub", "shardnumsub"), redis.NewCmd(ctx, "asking")
+		cmds = append(cmds, asking, sharded)
 	}
 	var wait *redis.Cmd
 	if d.replicas > 0 {
@@ -454,6 +456,9 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	s.loads = cmds[0].Err() == nil
 	// A user without +pubsub gets an error of another kind than a server that has no such channels.
 	s.isSharded = sharded != nil && (sharded.Err() == nil || code(sharded.Err().Error()) == "NOPERM")
+	if asking != nil && asking.Err() != nil {
+		s.noAsking = asking.Err().Error()
+	}
 	for _, cmd := range queueCmds {
 		if err := cmd.Err(); err != nil && code(err.Error()) == "NOPERM" {
 			s.noQueue = err.Error()
