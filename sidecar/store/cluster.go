@@ -293,6 +293,7 @@ func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
 		return "", err
 	}
 	defer l.close()
+	defer context.AfterFunc(ctx, func() { l.wire.Close() })() // a node that is silent keeps nobody waiting
 	_ = l.wire.SetDeadline(time.Now().Add(topologyTimeout))
 	if text, err = l.client.ClusterNodes(ctx).Result(); err != nil && !isReply(err) {
 		err = d.handshakeError(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // lonelyRouter is a router that asks no node by itself. No node of it can be connected.
@@ -978,6 +980,72 @@ func TestClusterWithoutPermissionSaysWhich(t *testing.T) {
 	r.await("sentence", func() bool { return strings.Contains(r.downs[0], "let its ACL have +cluster|nodes") })
 	must(a.ACLSetUser(ctx, "app", "+cluster|nodes").Result())
 	r.settled()
+}
+
+// serves waits until a node of a Cluster serves its slots.
+func (s *server) serves() {
+	s.t.Helper()
+	harness.Eventually(s.t, "the node serves its slots", func() bool {
+		return strings.Contains(must(s.admin().ClusterInfo(ctx).Result()), "cluster_state:ok")
+	})
+}
+
+// A node that accepts connections and answers nothing does not delay the end of the daemon.
+func TestCloseDoesNotWaitForASilentNode(t *testing.T) {
+	l := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer l.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			accepted <- conn
+		}
+	}()
+	cl := newCluster(Config{}, must(parse(Config{URL: "redis+cluster://" + l.Addr().String(), Timeout: time.Hour})), nil)
+	asked := make(chan error, 1)
+	go func() {
+		_, err := cl.ask(l.Addr().String())
+		asked <- err
+	}()
+	conn := recv(t, accepted, "connection")
+	defer conn.Close()
+	must(conn.Read(make([]byte, 1))) // the question, or the greeting before it
+	begun := time.Now()
+	cl.stop()
+	if err := recv(t, asked, "end of the question"); err == nil {
+		t.Error("a silent node answers")
+	}
+	if took := time.Since(begun); took > topologyTimeout/2 {
+		t.Errorf("the question ends %v after it is not wanted any more", took)
+	}
+}
+
+// Addresses of IPv6 have colons, and no brackets in CLUSTER NODES and MOVED.
+func TestClusterIsReachedOverIPv6(t *testing.T) {
+	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
+		t.Skip("this host has no IPv6: ", err)
+	} else {
+		l.Close()
+	}
+	nodes := [2]*server{}
+	for i := range nodes {
+		nodes[i] = startRedis(t, "--bind", "127.0.0.1", "::1", "--cluster-enabled", "yes", "--cluster-announce-ip", "::1")
+		must(nodes[i].admin().Do(ctx, "cluster", "set-config-epoch", i+1).Result())
+	}
+	must(nodes[0].admin().ClusterAddSlotsRange(ctx, 0, 8191).Result())
+	must(nodes[1].admin().ClusterAddSlotsRange(ctx, 8192, redisop.Slots-1).Result())
+	must(nodes[0].admin().ClusterMeet(ctx, "::1", nodes[1].port).Result())
+	for _, n := range nodes {
+		n.serves()
+	}
+	r := openCluster(t, "redis+cluster://"+net.JoinHostPort("::1", nodes[0].port)).settled()
+	for i := range 8 {
+		if res := r.do(takeOp("lock-"+strconv.Itoa(i), 1))[0]; res.Outcome != redisop.Done {
+			t.Errorf("a lock over IPv6: %+v", res)
+		}
+	}
+	if all := r.cluster.withSlots(); len(all) != 2 || !strings.HasPrefix(all[1].dial.address, "[::1]:") {
+		t.Errorf("%d masters", len(all))
+	}
 }
 
 // Without +asking, held locks of a slot that moves are not renewed. The operator is told before one does.

@@ -63,10 +63,17 @@ func (a *authority) sign(name string, until time.Time) {
 // default, and returns the URL.
 func (a *authority) startSecure(name string) (url string) {
 	a.t.Helper()
+	_, address := a.startSecureServer(name)
+	return "rediss://" + address
+}
+
+// startSecureServer starts it with more arguments, and returns the address of the TLS port.
+func (a *authority) startSecureServer(name string, args ...string) (s *server, address string) {
+	a.t.Helper()
 	port := freePort(a.t)
-	startRedis(a.t, "--tls-port", port, "--tls-ca-cert-file", a.file("ca.pem"),
-		"--tls-cert-file", a.file(name+".pem"), "--tls-key-file", a.file(name+".key"))
-	return "rediss://" + net.JoinHostPort("127.0.0.1", port)
+	s = startRedis(a.t, append(args, "--tls-port", port, "--tls-ca-cert-file", a.file("ca.pem"),
+		"--tls-cert-file", a.file(name+".pem"), "--tls-key-file", a.file(name+".key"))...)
+	return s, net.JoinHostPort("127.0.0.1", port)
 }
 
 func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
@@ -110,6 +117,27 @@ func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The nodes of a Cluster announce IP addresses, and their certificates have names.
+func TestClusterIsReachedOverTLS(t *testing.T) {
+	a := newAuthority(t, "ours")
+	a.sign("server", time.Now().Add(time.Hour))
+	a.sign("client", time.Now().Add(time.Hour))
+	s, address := a.startSecureServer("server", "--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1")
+	must(s.admin().ClusterAddSlotsRange(ctx, 0, redisop.Slots-1).Result())
+	s.serves()
+	good := TLS{CA: a.file("ca.pem"), Cert: a.file("client.pem"), Key: a.file("client.key"), ServerName: "redis.test"}
+	r := openCluster(t, "rediss+cluster://"+address, func(c *Config) { c.TLS = good }).settled()
+	if res := r.do(takeOp("lock", 1))[0]; res.Outcome != redisop.Done {
+		t.Errorf("a lock over TLS: %+v", res)
+	}
+	if got := r.cluster.get(1).dial.address; got != address {
+		t.Errorf("the node is used at %s, want its TLS port %s", got, address)
+	}
+	good.ServerName = ""
+	other := openCluster(t, "rediss+cluster://"+address, func(c *Config) { c.TLS = good })
+	other.await("sentence", func() bool { return strings.Contains(other.downs[0], "redis-server-name") })
 }
 
 func TestTLSSettingsThatCannotWorkAreRefused(t *testing.T) {
