@@ -73,8 +73,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *redisop.Message) {
 	case isLive && l.holds == nil && q.contest.IsProof(m):
 		t.stats.Handoffs[HandoffTransfer]++
 		validSince := q.contest.OnTransferred(c.State().IsOurs(), m)
-		// The Drop and this message were on their way for about as long as an answer of Redis takes.
-		busySince := now - moment.MS(m.PassedMS) - t.contests.Latency()
+		busySince := now - moment.MS(m.PassedMS) - t.contests.Way()
 		c.Transfer(now, validSince+claim.Validity(m.LeaseMS), busySince, m)
 		c.SetRenewAt(t.renewalAfter(validSince, moment.MS(m.LeaseMS), t.renewalGroup(l)))
 	default:

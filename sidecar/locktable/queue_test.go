@@ -806,17 +806,19 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	})
 	// With short turns a lock is on its way for most of the time.
 	t.Run("the way between the hosts counts", func(t *testing.T) {
-		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
-		r.acquire(1, "a")
-		r.acquire(2, "a")
-		r.answerAfter(3*time.Millisecond, redisop.Result{
-			Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1, Recall: redisop.RecallReceived,
-		})
-		r.transfer(1, 32, waitingAfter(1), passedFor(90))
-		r.pass(6 * time.Millisecond)
-		r.handOver(1)
-		if drop, _ := r.two(); drop.PassedMS != 99 {
-			t.Errorf("passed on for %d ms, want 90, 3 for the way and 6 for the turn", drop.PassedMS)
+		for _, way := range []int64{3, 30} {
+			r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
+			r.acquire(1, "a")
+			r.acquire(2, "a")
+			r.answerAfter(time.Duration(way)*time.Millisecond, redisop.Result{
+				Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, IsQueued: true, Ticket: 1, Recall: redisop.RecallReceived,
+			})
+			r.transfer(1, 32, waitingAfter(1), passedFor(60))
+			r.pass(6 * time.Millisecond)
+			r.handOver(1)
+			if drop, _ := r.two(); int64(drop.PassedMS) != 60+way+6 {
+				t.Errorf("passed on for %d ms, want 60, %d for the way and 6 for the turn", drop.PassedMS, way)
+			}
 		}
 	})
 	t.Run("no client here waits any more", func(t *testing.T) {

@@ -92,7 +92,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a try that waits for the result of a late Drop only is refused as unavailable",
 		file: "sidecar/locktable/claim/send.go",
-		old:  "InFlight{SentAt: c.op.SentAt} // the Drop was sent just before",
+		old:  "InFlight{SentAt: c.op.SentAt} // the Drop was sent before that",
 		new:  "InFlight{}",
 		by:   tableTest("TestTryThatALateDropDelaysIsUnavailable"),
 	},
@@ -1536,7 +1536,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `the time that a lock is on its way to the next host has no free moment either`,
 		file: "sidecar/locktable/message.go",
-		old:  `moment.MS(m.PassedMS) - t.contests.Latency()`,
+		old:  `moment.MS(m.PassedMS) - t.contests.Way()`,
 		new:  `moment.MS(m.PassedMS)`,
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
@@ -1974,14 +1974,14 @@ var locktableMutants = []mutant{
 	{
 		rule: `one slow answer makes no longer round trip`,
 		file: "sidecar/locktable/contest/config.go",
-		old:  `		s.trip += (min(d, 2*s.trip+int64(time.Millisecond)) - s.trip) / 1024`,
+		old:  `		s.trip += (min(d, s.longestWay()) - s.trip) / 1024`,
 		new:  `		s.trip = d`,
 		by:   tableTest("TestRoundTripIsThatOfTheShortAnswers"),
 	},
 	{
 		rule: `a round trip that has become longer is noticed`,
 		file: "sidecar/locktable/contest/config.go",
-		old:  `		s.trip += (min(d, 2*s.trip+int64(time.Millisecond)) - s.trip) / 1024`,
+		old:  `		s.trip += (min(d, s.longestWay()) - s.trip) / 1024`,
 		new:  `		s.trip += 0`,
 		by:   tableTest("TestRoundTripIsThatOfTheShortAnswers"),
 	},

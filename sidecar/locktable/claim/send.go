@@ -58,7 +58,7 @@ func (c *Claim) Answer(kind redisop.OpKind) (op InFlight, pipelined bool) {
 		violated("Each result is of an operation", "a result of kind %d came, and operation %d is in flight", kind, c.op.Kind)
 	case c.phase == windowDropAndTake:
 		c.phase = windowLateDrop
-		op, c.op = c.op, InFlight{SentAt: c.op.SentAt} // the Drop was sent just before
+		op, c.op = c.op, InFlight{SentAt: c.op.SentAt} // the Drop was sent before that
 		return op, false
 	}
 	c.phase = windowIdle

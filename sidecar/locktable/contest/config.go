@@ -111,8 +111,11 @@ func NewShared(cfg Config, lease time.Duration, rng *rand.Rand) Shared {
 // RoundTrip is a short round trip to Redis.
 func (s *Shared) RoundTrip() time.Duration { return time.Duration(s.trip) }
 
-// Latency is how long Redis takes to answer now, ns; 0: it is not known.
-func (s *Shared) Latency() int64 { return s.latency }
+// Way is for how long a lock that another host passed on was on its way: for about as long as an answer of
+// Redis takes now. An answer that an outage delayed counts little. 0: it is not known.
+func (s *Shared) Way() int64 { return min(s.latency, s.longestWay()) }
+
+func (s *Shared) longestWay() int64 { return 2*s.trip + int64(time.Millisecond) }
 
 // NoteAnswer notes how long Redis took to answer, ns.
 func (s *Shared) NoteAnswer(d int64) {
@@ -126,13 +129,13 @@ func (s *Shared) noteTrip(d int64) {
 	if d < s.trip {
 		s.trip = max(d, 0)
 	} else {
-		s.trip += (min(d, 2*s.trip+int64(time.Millisecond)) - s.trip) / 1024
+		s.trip += (min(d, s.longestWay()) - s.trip) / 1024
 	}
 }
 
-// noteLatency notes how slow Redis is now. More than Config.Linger makes no difference.
+// noteLatency notes how slow Redis is now. More makes no difference to lingerTime and Way.
 func (s *Shared) noteLatency(d int64) {
-	switch d = min(d, int64(s.cfg.Linger)); {
+	switch d = min(d, max(int64(s.cfg.Linger), s.longestWay())); {
 	case d <= 0:
 	case s.latency == 0:
 		s.latency = d

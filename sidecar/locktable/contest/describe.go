@@ -26,10 +26,8 @@ func Clone(c *Contest, memory *Memory) Contest {
 // DescribeShared describes what the contests share.
 func DescribeShared(d Description, s *Shared) {
 	d.Value(uint64(s.polling))
-	if s.cfg.Turn == 0 {
-		d.Value(uint64(s.trip))
-	}
-	d.Value(uint64(s.lingerTime(0)))
+	d.Value(uint64(s.trip))
+	d.Value(uint64(s.latency))
 }
 
 // DescribeMemory describes what a host remembers of a lock.
