@@ -36,17 +36,21 @@ const (
 // but at most each 250 ms, and often enough that each host learns of a new master within 2 s. hosts is
 // how many there are; 0: it is not known.
 //
-// An answer about 60 nodes costs a node 56 µs (BenchmarkRedisTopology in sidecar/store).
-func TopologyRetry(hosts, masters int) time.Duration {
+// An answer about 60 nodes costs a node 56 µs, 10 of them for any command (BenchmarkRedisTopology in
+// sidecar/store).
+func TopologyRetry(hosts, masters, nodes int) time.Duration {
 	const (
-		cost     = 56 * time.Microsecond
-		share    = 100
+		perAnswer = 10 * time.Microsecond
+		perNode   = 46 * time.Microsecond / 60
+		share     = 100
+
 		shortest = 250 * time.Millisecond
 		longest  = 1800 * time.Millisecond
 	)
 	if hosts <= 0 || masters <= 0 {
 		return longest
 	}
+	cost := perAnswer + time.Duration(min(nodes, 1<<12))*perNode
 	return min(max(time.Duration(min(hosts, 1<<20))*cost*share/time.Duration(masters), shortest), longest)
 }
 

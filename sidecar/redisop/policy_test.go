@@ -1,6 +1,7 @@
 package redisop_test
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -11,21 +12,23 @@ import (
 // of a master that was promoted.
 func TestHostsAskAsOftenAsTheMastersCanBear(t *testing.T) {
 	for _, tt := range []struct {
-		hosts, masters int
-		want           time.Duration
+		hosts, masters, nodes int
+		want                  time.Duration
 	}{
-		{0, 3, 1800 * time.Millisecond}, // not known
-		{-1, 3, 1800 * time.Millisecond},
-		{3, 0, 1800 * time.Millisecond},
-		{3, 2, 250 * time.Millisecond},
-		{100, 2, 280 * time.Millisecond},
-		{1000, 29, 250 * time.Millisecond},
-		{1000, 2, 1800 * time.Millisecond},
-		{10_000, 29, 1800 * time.Millisecond},
-		{1 << 62, 2, 1800 * time.Millisecond},
+		{0, 3, 6, 1800 * time.Millisecond}, // not known
+		{-1, 3, 6, 1800 * time.Millisecond},
+		{3, 0, 6, 1800 * time.Millisecond},
+		{3, 2, 6, 250 * time.Millisecond},
+		{100, 2, 60, 280 * time.Millisecond},
+		{1000, 29, 60, 250 * time.Millisecond},
+		{1000, 2, 6, 729 * time.Millisecond},
+		{1000, 2, 60, 1800 * time.Millisecond},
+		{10_000, 29, 60, 1800 * time.Millisecond},
+		{10_000, 499, 1000, 1553 * time.Millisecond}, // a long answer costs more
+		{math.MaxInt, 2, math.MaxInt, 1800 * time.Millisecond},
 	} {
-		if got := redisop.TopologyRetry(tt.hosts, tt.masters); got != tt.want {
-			t.Errorf("%d hosts and %d masters: each %v, want %v", tt.hosts, tt.masters, got, tt.want)
+		if got := redisop.TopologyRetry(tt.hosts, tt.masters, tt.nodes).Round(time.Millisecond); got != tt.want {
+			t.Errorf("%d hosts, %d masters of %d nodes: each %v, want %v", tt.hosts, tt.masters, tt.nodes, got, tt.want)
 		}
 	}
 }

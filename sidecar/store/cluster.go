@@ -62,7 +62,7 @@ type cluster struct {
 	isTooLarge bool   // that there are too many masters was logged
 
 	counts     clusterCounts
-	askingTold atomic.Bool // that ASKING is not permitted was logged
+	askingTold atomic.Bool // that ASKING is refused was logged
 }
 
 // slotMoves bounds how often MOVED moves a slot: nodes that do not know of each other's state name each
@@ -110,6 +110,7 @@ func (cl *cluster) run() {
 		if isSettled {
 			wait = topologyInterval*3/4 + rand.N(topologyInterval/2) // the hosts of a Cluster do not ask in step
 		}
+		due := time.Now().Add(wait)
 		t := time.NewTimer(wait)
 		later := cl.later
 		for isDue := false; !isDue; {
@@ -117,7 +118,7 @@ func (cl *cluster) run() {
 			select {
 			case <-t.C:
 			case <-later:
-				t.Reset(min(wait, retry/2+rand.N(retry/2))) // hosts that have a reason at one moment do not ask in step
+				t.Reset(min(time.Until(due), retry/2+rand.N(retry/2))) // hosts that have a reason at one moment do not ask in step
 				later, isDue = nil, false
 			case <-cl.wake:
 				t.Stop()
@@ -140,7 +141,10 @@ func (cl *cluster) retry() time.Duration {
 			connected++
 		}
 	}
-	return redisop.TopologyRetry(int(cl.hosts.Load()), connected)
+	cl.mu.Lock()
+	nodes := len(cl.nodes)
+	cl.mu.Unlock()
+	return redisop.TopologyRetry(int(cl.hosts.Load()), connected, nodes)
 }
 
 // refreshLater has a node asked within redisop.TopologyRetry: when slots move one by one, each host gets many
@@ -219,7 +223,7 @@ func (cl *cluster) ask(address string) (*topology, error) {
 	d := cl.at(address)
 	text, isAnswered, err := cl.askConnected(ctx, address)
 	if !isAnswered {
-		text, err = d.askNodes(ctx)
+		text, err = d.askNodes(cl.ctx)
 	}
 	switch {
 	case err == nil:
@@ -286,14 +290,16 @@ type refusedReply string
 func (e refusedReply) Error() string { return string(e) }
 func (refusedReply) RedisError()     {}
 
-// askNodes asks a node on a connection of its own.
+// askNodes asks a node on a connection of its own. The end of ctx ends the connection.
 func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
-	l, err := d.dial(ctx, &lostAddresses{})
+	dialing, cancel := context.WithTimeout(ctx, topologyTimeout)
+	defer cancel()
+	l, err := d.dial(dialing, &lostAddresses{})
 	if err != nil {
 		return "", err
 	}
 	defer l.close()
-	defer context.AfterFunc(ctx, func() { l.wire.Close() })() // a node that is silent keeps nobody waiting
+	defer context.AfterFunc(ctx, func() { l.wire.Close() })()
 	_ = l.wire.SetDeadline(time.Now().Add(topologyTimeout))
 	if text, err = l.client.ClusterNodes(ctx).Result(); err != nil && !isReply(err) {
 		err = d.handshakeError(err)

@@ -100,7 +100,7 @@ func TestRealCluster(t *testing.T) {
 		}
 		r.Announce(Host{Name: "here", Version: "1"})
 		harness.Eventually(t, "the hosts are counted", func() bool { return r.cluster.hosts.Load() == 1 })
-		if got, want := r.cluster.retry(), redisop.TopologyRetry(1, 3); got != want {
+		if got, want := r.cluster.retry(), redisop.TopologyRetry(1, 3, 3); got != want {
 			t.Errorf("a node is asked each %v, want %v", got, want)
 		}
 		harness.Eventually(t, "the host is listed", func() bool {

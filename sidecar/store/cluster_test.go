@@ -1058,7 +1058,7 @@ func TestClusterWithoutAskingSaysSoOnce(t *testing.T) {
 	must(a.ClientKillByFilter(ctx, "user", "app").Result())
 	r.await("end of the connection", func() bool { return r.downs[1] != "" })
 	r.settled()
-	if log := r.logged(); strings.Count(log, "let its ACL have +asking") != 1 {
+	if log := r.logged(); strings.Count(log, "let the ACL of this user have +asking") != 1 {
 		t.Errorf("the log: %s", log)
 	}
 }

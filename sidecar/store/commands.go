@@ -470,7 +470,11 @@ func (c *commands) onConnected(s *readyConn) {
 		c.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.address)
 	}
 	if s.noAsking != "" && !c.cluster.askingTold.Swap(true) {
-		c.cfg.Log.Warn("this user may not send ASKING: while a slot moves key by key, its held locks cannot be renewed; let its ACL have +asking",
+		advice := ""
+		if code(s.noAsking) == "NOPERM" {
+			advice = "; let the ACL of this user have +asking"
+		}
+		c.cfg.Log.Warn("Redis refuses ASKING: while a slot moves key by key, its held locks cannot be renewed"+advice,
 			"address", s.dial.address, "reason", clip(s.noAsking))
 	}
 	if s.noQueue != "" && !c.noQueue {

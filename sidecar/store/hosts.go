@@ -88,16 +88,26 @@ func (s *Store) Announce(h Host) {
 			return // it comes again with the next connection
 		}
 		last := len(replies) - 1
-		if n := replies[last]; n.kind == ':' && s.cluster != nil {
-			s.cluster.hosts.Store(int32(min(n.num, math.MaxInt32)))
+		err = refusal(replies[:last])
+		if s.cluster != nil {
+			s.cluster.hosts.Store(hostCount(replies[last], err))
 		}
-		if err := refusal(replies[:last]); err == nil {
+		if err == nil {
 			s.prune(append(replies[4].list, replies[5].list...))
 		} else if !s.announceTold.Swap(true) {
 			s.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),
 				"reason", err)
 		}
 	})
+}
+
+// hostCount returns how many hosts there are by the size of their index; 0: it is not known, because a host
+// that may not write to the index is in none.
+func hostCount(size reply, refused error) int32 {
+	if refused != nil || size.kind != ':' {
+		return 0
+	}
+	return int32(min(max(size.num, 0), math.MaxInt32))
 }
 
 // prune removes uuids from the index of hosts whose keys have expired, and members that are no

@@ -335,8 +335,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "all hosts together need 1 % of each master for their questions",
 		file: "sidecar/redisop/policy.go",
-		old:  `share    = 100`,
-		new:  `share    = 1`,
+		old:  `share     = 100`,
+		new:  `share     = 1`,
 		by:   test("sidecar/redisop", "TestHostsAskAsOftenAsTheMastersCanBear"),
 	},
 	{
@@ -349,8 +349,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a host learns how many hosts there are when it announces itself",
 		file: "sidecar/store/hosts.go",
-		old:  `s.cluster.hosts.Store(int32(min(n.num, math.MaxInt32)))`,
-		new:  `_ = math.MaxInt32`,
+		old:  `s.cluster.hosts.Store(hostCount(replies[last], err))`,
+		new:  `_ = hostCount(replies[last], err)`,
 		by:   test("sidecar/store", "TestRealCluster"),
 	},
 	{
