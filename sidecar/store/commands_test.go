@@ -706,6 +706,48 @@ var leastRules = []string{"~*", "&*", "+evalsha", "+script|load", "+time",
 	"+exists", "+hlen", "+hkeys", "+hget", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+incrby", "+set", "+pubsub", "+publish", "+subscribe", "+unsubscribe", "+ping",
 	"+zadd", "+zcard", "+zrank", "+zrange", "+zrem", "+zpopmin"}
 
+// To load scripts that Redis knows is half of what a connection costs it, and ten thousand hosts connect to
+// a new master at one moment.
+func TestKnownScriptsAreNotLoadedAgain(t *testing.T) {
+	s := startRedis(t)
+	loads := func() string {
+		stats := infoFields(s.admin().Info(ctx, "commandstats").Val())
+		calls, _, _ := strings.Cut(stats["cmdstat_script|load"], ",")
+		return calls
+	}
+	first := connected(t, s.url())
+	before := loads()
+	second := connected(t, s.url())
+	if after := loads(); before != "calls=3" || after != before {
+		t.Errorf("scripts are loaded with %q, and by the second connection up to %q", before, after)
+	}
+	must(s.admin().ScriptFlush(ctx).Result())
+	connected(t, s.url())
+	if after := loads(); after != "calls=6" {
+		t.Errorf("after SCRIPT FLUSH: %q", after)
+	}
+	for _, r := range []*recorder{first, second} {
+		if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
+			t.Errorf("%+v", res)
+		}
+	}
+}
+
+// A user who may not load scripts, and whose connection found that Redis knew them.
+func TestForgottenScriptsAreRunByTextIfTheyCannotBeLoaded(t *testing.T) {
+	s := startRedis(t)
+	connected(t, s.url())
+	r := connected(t, s.userURL("noload", "~*", "&*", "+@all", "-script|load"))
+	for range 2 {
+		must(s.admin().ScriptFlush(ctx).Result())
+		for _, op := range []redisop.Op{takeOp("a", 1), renewOp("a", 1), dropOp("a", 1)} {
+			if res := r.one(op); res.Outcome != redisop.Done {
+				t.Errorf("%+v: %+v", op, res)
+			}
+		}
+	}
+}
+
 func TestLeastPermissions(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("least", leastRules...))

@@ -226,7 +226,7 @@ type readyConn struct {
 	replies  *replies // of in, after the switch to RESP3
 	refused  string   // why Redis refused the subscription to the sidecar's channel; "": it did not
 	noQueue  string   // why this user may not use the queues of locks; "": it may
-	noAsking string   // why this user may not send ASKING; "": it may, or Redis is no Cluster
+	noAsking string   // why a node of a Cluster refuses ASKING; "": it does not
 	id       Identity
 	origin   origin // of what the server executes
 	clock    int64  // the server's time at clockAt, µs
@@ -346,7 +346,12 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	server := redis.NewStringCmd(ctx, "info", "server")
 	replication := redis.NewStringCmd(ctx, "info", "replication")
 	clock := redis.NewTimeCmd(ctx, "time")
-	if err := s.exec(hello, server, replication, clock); err != nil {
+	needed := scripts
+	if d.isNode {
+		needed = clusterScripts
+	}
+	exists := redis.NewCmd(ctx, append([]any{"script", "exists"}, digests(needed)...)...)
+	if err := s.exec(hello, server, replication, clock, exists); err != nil {
 		return d.handshakeError(err)
 	}
 	answered := protocol.Now()
@@ -408,18 +413,21 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		s.id.Floor = max(s.id.Floor, last.floor(answered))
 	}
 
-	cmds := make([]redis.Cmder, 0, 5)
-	all := scripts
-	if d.isNode {
-		all = clusterScripts
-	}
-	for _, sc := range all {
-		cmds = append(cmds, redis.NewStringCmd(ctx, "script", "load", sc.text))
+	// To load the scripts again that Redis knows would cost it as much as the rest of the connection.
+	var cmds []redis.Cmder
+	var load *redis.StringCmd // the last one; nil: Redis knows all
+	for i, isKnown := range knownScripts(exists, len(needed)) {
+		if isKnown {
+			continue
+		}
+		load = redis.NewStringCmd(ctx, "script", "load", needed[i].text)
+		if cmds = append(cmds, load); needed[i] == renew { // a user may be permitted this and not that
+			cmds = append(cmds, redis.NewCmd(ctx, "eval", renew.text, 0, "", 0))
+		}
 	}
 	// A renewal of no lock shows whether this user may run scripts at all.
-	eval := redis.NewCmd(ctx, "eval", renew.text, 0, "", 0)
 	evalsha := redis.NewCmd(ctx, "evalsha", renew.sha, 0, "", 0)
-	cmds = append(cmds, eval, evalsha)
+	cmds = append(cmds, evalsha)
 	// There is no lock whose name is empty, so this changes nothing.
 	queue := d.keys.queue("")
 	queueCmds := []redis.Cmder{
@@ -453,7 +461,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	if wait != nil && wait.Err() != nil {
 		return unavailableError(d.noWait(wait.Err().Error()))
 	}
-	s.loads = cmds[0].Err() == nil
+	s.loads = load == nil || load.Err() == nil
 	// A user without +pubsub gets an error of another kind than a server that has no such channels.
 	s.isSharded = sharded != nil && (sharded.Err() == nil || code(sharded.Err().Error()) == "NOPERM")
 	if asking != nil && asking.Err() != nil {
@@ -469,6 +477,25 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		s.killed = kill.Err()
 	}
 	return nil
+}
+
+// digests are those of scripts, as arguments.
+func digests(of []*script) (shas []any) {
+	for _, sc := range of {
+		shas = append(shas, sc.sha)
+	}
+	return shas
+}
+
+// knownScripts returns which of n scripts Redis says it knows: none if it does not say it.
+func knownScripts(exists *redis.Cmd, n int) []bool {
+	knows := make([]bool, n)
+	if answer, ok := exists.Val().([]any); ok && len(answer) == n {
+		for i, v := range answer {
+			knows[i] = v == int64(1)
+		}
+	}
+	return knows
 }
 
 // failingOver is what a replica means at an address that should lead to a master.

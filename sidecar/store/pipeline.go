@@ -739,9 +739,12 @@ func (p *pipeline) onResults(answer reply) error {
 	if cl.form == loading || cl.form == byText {
 		delete(p.scriptLoading, cl.script)
 	}
+	if cl.form == loading && answer.kind == '-' {
+		p.loads = false // by text, from now on
+	}
 	if cl.ops > 0 && answer.kind == '-' {
 		switch word := code(answer.text); {
-		case word == "NOSCRIPT" && !cl.again && p.drainReason == "":
+		case word == "NOSCRIPT" && (!cl.again || !p.loads && cl.form == byDigest) && p.drainReason == "":
 			p.loadScript(p.now, cl)
 			return nil
 		case word == "ASK" && cl.ops > 1 && p.drainReason == "":
