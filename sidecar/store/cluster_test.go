@@ -1048,7 +1048,7 @@ func TestClusterIsReachedOverIPv6(t *testing.T) {
 	}
 }
 
-// Without +asking, held locks of a slot that moves are not renewed. The operator is told before one does.
+// Without +asking, held locks of a slot that moves are not renewed. The log says so at the first connection.
 func TestClusterWithoutAskingSaysSoOnce(t *testing.T) {
 	s := startRedis(t, "--cluster-enabled", "yes")
 	a := s.admin()

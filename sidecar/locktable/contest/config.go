@@ -115,6 +115,7 @@ func (s *Shared) RoundTrip() time.Duration { return time.Duration(s.trip) }
 // Redis takes now. An answer that an outage delayed counts little. 0: it is not known.
 func (s *Shared) Way() int64 { return min(s.latency, s.longestWay()) }
 
+// longestWay is the longest time, ns, that counts as a round trip to Redis and not as an outage.
 func (s *Shared) longestWay() int64 { return 2*s.trip + int64(time.Millisecond) }
 
 // NoteAnswer notes how long Redis took to answer, ns.
@@ -133,7 +134,7 @@ func (s *Shared) noteTrip(d int64) {
 	}
 }
 
-// noteLatency notes how slow Redis is now. More makes no difference to lingerTime and Way.
+// noteLatency notes how slow Redis is now: up to what lingerTime and Way make use of.
 func (s *Shared) noteLatency(d int64) {
 	switch d = min(d, max(int64(s.cfg.Linger), s.longestWay())); {
 	case d <= 0:
