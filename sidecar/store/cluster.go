@@ -49,6 +49,7 @@ type cluster struct {
 
 	mu         sync.Mutex // guards what follows; never held during I/O or a callback
 	byAddress  map[string]redisop.Shard
+	free       []redisop.Shard   // whose nodes have left the Cluster
 	id         string            // of the Cluster: see topology
 	nodes      map[string]bool   // the same
 	aliases    map[string]string // the same
@@ -57,9 +58,9 @@ type cluster struct {
 	moves      [redisop.Slots]slotMoves
 	routes     []redisop.SlotRange // not delivered yet
 	floor      Identity            // the largest floor of tokens of all nodes
-	isClosed   bool
-	trouble    string // why no node can be asked; "": one was
-	isTooLarge bool   // that there are too many masters was logged
+	isClosed   bool                // no shard is added, and nothing else is begun
+	trouble    string              // why no node can be asked; "": one was
+	isTooLarge bool                // that there are too many masters was logged
 
 	counts     clusterCounts
 	askingTold atomic.Bool // that ASKING is refused was logged
@@ -429,7 +430,44 @@ func (cl *cluster) apply(t *topology, asked string) error {
 	if changed {
 		cl.deliverRoutes()
 	}
+	cl.endGone(t)
 	return nil
+}
+
+// endGone ends the shards whose nodes have left the Cluster: they are not connected, have no slots, and the
+// Cluster does not know them as nodes that work. Their numbers are used again. Otherwise a Cluster whose
+// nodes get new addresses, as in Kubernetes, would use up maxShards.
+func (cl *cluster) endGone(t *topology) {
+	var gone []*commands
+	cl.mu.Lock()
+	slots := cl.slotsByShard()
+	shards := slices.Clone(*cl.shards.Load())
+	for n, c := range shards {
+		if c == nil || slots[n] > 0 || c.isUp.Load() || slices.Contains(t.replicas, c.dial.address) {
+			continue
+		}
+		if _, isMaster := t.masters[c.dial.address]; !isMaster {
+			gone = append(gone, c)
+			shards[n] = nil
+			delete(cl.byAddress, c.dial.address)
+		}
+	}
+	cl.shards.Store(&shards)
+	cl.mu.Unlock()
+	for _, c := range gone {
+		ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
+		_ = c.close(ctx) // what it owes has its results, whatever the error
+		cancel()
+		c.cfg.Log.Info("this node has left the Cluster: it is connected no more")
+		if cl.cfg.OnDown != nil {
+			cl.cfg.OnDown(c.shard, unavailablef("Redis at %s has left the Cluster", c.dial.address))
+		}
+	}
+	cl.mu.Lock()
+	for _, c := range gone {
+		cl.free = append(cl.free, c.shard)
+	}
+	cl.mu.Unlock()
 }
 
 // isSame reports whether an answer is of the Cluster of before: most nodes of the smaller answer are in both.
@@ -524,12 +562,18 @@ func (cl *cluster) deliverRoutes() {
 	}
 }
 
-// countSlots notes how many slots each shard has. The caller holds mu.
-func (cl *cluster) countSlots() {
+// slotsByShard returns how many slots each shard has, also if that is not delivered yet. The caller holds mu.
+func (cl *cluster) slotsByShard() []int32 {
 	slots := make([]int32, len(*cl.shards.Load()))
 	for i := range cl.owners {
 		slots[cl.owners[i].Load()]++
 	}
+	return slots
+}
+
+// countSlots notes how many slots each shard has. The caller holds mu.
+func (cl *cluster) countSlots() {
+	slots := cl.slotsByShard()
 	for n, c := range *cl.shards.Load() {
 		if c == nil {
 			continue
@@ -569,20 +613,28 @@ func (cl *cluster) get(n redisop.Shard) *commands {
 }
 
 // shardAt returns the shard of the node at an address, which it begins to connect; 0: there are too many. A
-// shard stays, also if it has no slots any more: then it is connected now and then. The caller holds mu.
+// shard stays until its node has left the Cluster (endGone), also if it has no slots any more: then it is
+// connected now and then. The caller holds mu.
 func (cl *cluster) shardAt(address string) redisop.Shard {
 	if n, ok := cl.byAddress[address]; ok {
 		return n
 	}
-	shards := *cl.shards.Load()
-	if len(shards) > maxShards || cl.isClosed {
-		if !cl.isTooLarge && !cl.isClosed {
+	shards := slices.Clone(*cl.shards.Load())
+	n := redisop.Shard(len(shards))
+	switch last := len(cl.free) - 1; {
+	case cl.isClosed:
+		return 0
+	case last >= 0:
+		n, cl.free = cl.free[last], cl.free[:last]
+	case len(shards) > maxShards:
+		if !cl.isTooLarge {
 			cl.isTooLarge = true
 			cl.cfg.Log.Error("the Cluster has more masters than are connected; locks of their slots are unavailable", "masters", maxShards)
 		}
 		return 0
+	default:
+		shards = append(shards, nil)
 	}
-	n := redisop.Shard(len(shards))
 	cfg := cl.cfg
 	cfg.Log = cl.cfg.Log.With("master", address)
 	cfg.Last = Identity{}
@@ -591,7 +643,7 @@ func (cl *cluster) shardAt(address string) redisop.Shard {
 	cfg.OnResults = func(results []redisop.Result, raised *Identity) { cl.onResults(results, raised) }
 	c := newCommands(cfg, cl.dial.at(address), cl.spare)
 	c.cluster, c.shard = cl, n
-	shards = append(slices.Clone(shards), c)
+	shards[n] = c
 	cl.shards.Store(&shards)
 	cl.byAddress[address] = n
 	go c.run()
@@ -689,12 +741,19 @@ func (cl *cluster) do(ops []redisop.Op) {
 		for n < len(ops) && ops[n].Shard == ops[0].Shard {
 			n++
 		}
-		if c := cl.get(ops[0].Shard); c != nil {
-			c.do(ops[:n])
-		} else {
-			panic(fmt.Sprintf("store: an operation for shard %d, which cannot be asked", ops[0].Shard))
+		if c := cl.get(ops[0].Shard); c == nil || !c.do(ops[:n]) {
+			cl.refuse(unsent(ops[:n], "the node of the Cluster that had the lock has left it"))
 		}
 		ops = ops[n:]
+	}
+}
+
+// refuse delivers results, from a goroutine of its own.
+func (cl *cluster) refuse(results []redisop.Result) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if !cl.isClosed {
+		cl.done.Go(func() { cl.onResults(results, nil) })
 	}
 }
 
@@ -706,11 +765,7 @@ func (cl *cluster) askThere(r redirect, ops []redisop.Op) {
 	if c := cl.get(n); c != nil && c.doAsking(ops) {
 		return
 	}
-	results := make([]redisop.Result, len(ops))
-	for i, op := range ops {
-		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: redisop.NotSent, Msg: "a node of the Cluster that has the lock cannot be connected"}
-	}
-	cl.onResults(results, nil)
+	cl.onResults(unsent(ops, "a node of the Cluster that has the lock cannot be connected"), nil)
 }
 
 // has reports whether a shard has the slot of a key.
@@ -733,11 +788,11 @@ func (cl *cluster) ofKey(key string) *commands {
 
 // close ends all connections, for as long as ctx allows.
 func (cl *cluster) close(ctx context.Context) error {
-	cl.stop()
-	cl.done.Wait()
 	cl.mu.Lock()
 	cl.isClosed = true
 	cl.mu.Unlock()
+	cl.stop()
+	cl.done.Wait()
 	shards := *cl.shards.Load()
 	errs := make([]error, len(shards))
 	var wg sync.WaitGroup

@@ -1268,3 +1268,100 @@ func TestTakeComesAfterItsDropThoughThatWasBusy(t *testing.T) {
 		t.Errorf("%d runs, want one for both", len(runs))
 	}
 }
+
+// The danger: the nodes of a Cluster get new addresses again and again, as in Kubernetes, and after maxShards of
+// them the locks of a new one are refused.
+func TestShardsOfNodesThatLeftAreUsedAgain(t *testing.T) {
+	cl := routerOf(t, nil)
+	cl.cfg.OnDown = nil
+	for i := range maxShards + 5 {
+		top, err := parseTopology(nodeLine(portAt(1)+"@1", "master", 1, "0-8191")+nodeLine(fmt.Sprintf("127.0.1.%d:%d@1", i%200+1, i/200+1), "master", 2+i, "8192-16383"), portAt(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cl.apply(top, portAt(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := cl.get(redisop.Shard(cl.owners[16383].Load())); c == nil {
+		t.Error("the last node has no shard")
+	}
+	if all := len(*cl.shards.Load()) - 1; all > 3 {
+		t.Errorf("%d shards, for two nodes at a time", all)
+	}
+}
+
+func TestNodeThatLeavesEndsItsShardOnly(t *testing.T) {
+	for _, tt := range []struct {
+		what    string
+		line    func(address string) string // of the node that lost its slots
+		isUp    bool
+		isEnded bool
+	}{
+		{"it works, and is not connected", func(a string) string { return nodeLine(a, "slave", 9) }, false, false},
+		{"a master without slots", func(a string) string { return nodeLine(a, "master", 9) }, false, false},
+		{"it is connected", func(string) string { return "" }, true, false},
+		{"it failed", func(a string) string { return nodeLine(a, "master,fail", 9) }, false, true},
+		{"it was removed", func(string) string { return "" }, false, true},
+	} {
+		cl := routerOf(t, nil)
+		if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+			t.Fatal(err)
+		}
+		cl.pretendUp()
+		cl.get(2).isUp.Store(tt.isUp)
+		top, err := parseTopology(nodeLine(portAt(1)+"@1", "master", 9, "0-16383")+tt.line(portAt(2)+"@1"), portAt(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cl.apply(top, portAt(1)); err != nil {
+			t.Fatal(err)
+		}
+		if cl.get(1) == nil || (cl.get(2) == nil) != tt.isEnded {
+			t.Errorf("%s: shard 1 ended: %v, shard 2: %v", tt.what, cl.get(1) == nil, cl.get(2) == nil)
+		}
+	}
+}
+
+// Nothing of the node before is left in a shard that is used again, and an operation for a shard that has
+// ended has a result.
+func TestShardThatIsUsedAgainServes(t *testing.T) {
+	nodes := startFakeCluster(t, 3)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(2, 1)[0]
+	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done {
+		t.Fatalf("%+v", res)
+	}
+	shard := r.shardOf(name)
+	replace := func(number int) { // the last node, by another one
+		gone := nodes[2]
+		nodes[2] = startFakeNode(t, number)
+		nodes.know(nodes.topology(number, nil))
+		before := r.shardOf(name)
+		gone.set(func() { gone.isClosed = true })
+		gone.cut()
+		r.await("shard that ended", func() bool { return r.cluster.get(before) == nil })
+	}
+	replace(4)
+	r.settled()
+	if res := r.do(takeOp(name, 2))[0]; res.Outcome != redisop.Done || res.Shard == shard {
+		t.Errorf("%+v", res)
+	}
+	r.await("number that is free", func() bool {
+		r.cluster.mu.Lock()
+		defer r.cluster.mu.Unlock()
+		return slices.Equal(r.cluster.free, []redisop.Shard{shard})
+	})
+	late := takeOp(name, 3)
+	late.Shard = shard
+	r.Do([]redisop.Op{late})
+	r.await("result of an operation for a shard that ended", func() bool {
+		res := r.results[name]
+		return len(res) == 3 && res[2].Outcome == redisop.NotSent && strings.Contains(res[2].Msg, "has left it")
+	})
+	replace(5)
+	r.settled()
+	if res := r.do(takeOp(name, 4))[0]; res.Outcome != redisop.Done || res.Shard != shard {
+		t.Errorf("%+v, want shard %d", res, shard)
+	}
+}

@@ -123,14 +123,16 @@ func newCommands(cfg Config, d *dialer, spare resultPool) *commands {
 	return c
 }
 
-func (c *commands) do(ops []redisop.Op) {
+// do sends operations as soon as the connection is free for them. False: it is closed, and they get no result
+// here.
+func (c *commands) do(ops []redisop.Op) bool {
 	if len(ops) == 0 {
-		return
+		return true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return
+		return false
 	}
 	for i := range ops {
 		switch k := ops[i].Kind; {
@@ -152,9 +154,10 @@ func (c *commands) do(ops []redisop.Op) {
 	c.unsentOps.Store(int64(c.others.len()))
 	if c.pipe == nil {
 		c.nudge() // run has the answer
-		return
+		return true
 	}
 	c.pump(c.pipe)
+	return true
 }
 
 func (c *commands) subscribe(name string) {
@@ -275,7 +278,7 @@ func (c *commands) run() {
 		}
 		if c.pipe == nil {
 			if waits := c.drainQueued(); len(waits) > 0 {
-				c.deliver(c.unsent(waits), nil)
+				c.deliver(unsent(waits, c.why), nil)
 			}
 			fail(c.drainQueries(), c.why)
 		}
@@ -685,11 +688,11 @@ func (c *commands) deliver(results []redisop.Result, raised *Identity) {
 	}
 }
 
-// unsent answers ops without sending them.
-func (c *commands) unsent(ops []redisop.Op) []redisop.Result {
+// unsent answers ops without sending them; why is for people.
+func unsent(ops []redisop.Op, why string) []redisop.Result {
 	results := make([]redisop.Result, len(ops))
 	for i, op := range ops {
-		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: redisop.NotSent, Msg: c.why}
+		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: redisop.NotSent, Msg: why}
 	}
 	return results
 }

@@ -398,8 +398,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "an asked operation of a closed node has a result",
 		file: "sidecar/store/commands.go",
-		old:  "\tif c.closed {\n\t\treturn false\n",
-		new:  "\tif false {\n\t\treturn false\n",
+		old:  "\tif c.closed {\n\t\treturn false\n\t}\n\tfor i := range ops {\n\t\tc.asking",
+		new:  "\tif false {\n\t\treturn false\n\t}\n\tfor i := range ops {\n\t\tc.asking",
 		by:   test("sidecar/store", "TestAskNamesANodeThatIsClosed"),
 	},
 	{
@@ -576,5 +576,33 @@ var topologyMutants = []mutant{
 		old:  `until, bucket := h.lock.claim.ValidUntil(), t.bucketWidth()`,
 		new:  `until, bucket := min(t.deadline(h), h.lock.claim.ValidUntil()), t.bucketWidth()`,
 		by:   test("sidecar/locktable", "TestHoldThatIsRenewedBeforeOthersIsNotGivenUpForThem"),
+	},
+	{
+		rule: "the shard of a node that left the Cluster is used again",
+		file: "sidecar/store/cluster.go",
+		old:  `cl.free = append(cl.free, c.shard)`,
+		new:  `_ = c`,
+		by:   test("sidecar/store", "TestShardsOfNodesThatLeftAreUsedAgain"),
+	},
+	{
+		rule: "a node that is connected keeps its shard",
+		file: "sidecar/store/cluster.go",
+		old:  ` || c.isUp.Load() || slices.Contains(t.replicas`,
+		new:  ` || slices.Contains(t.replicas`,
+		by:   test("sidecar/store", "TestNodeThatLeavesEndsItsShardOnly"),
+	},
+	{
+		rule: "a node that works keeps its shard",
+		file: "sidecar/store/cluster.go",
+		old:  ` || slices.Contains(t.replicas, c.dial.address) {`,
+		new:  ` {`,
+		by:   test("sidecar/store", "TestNodeThatLeavesEndsItsShardOnly"),
+	},
+	{
+		rule: "an operation for a shard that ended has a result",
+		file: "sidecar/store/cluster.go",
+		old:  `c == nil || !c.do(ops[:n])`,
+		new:  `c != nil && !c.do(ops[:n])`,
+		by:   test("sidecar/store", "TestShardThatIsUsedAgainServes"),
 	},
 }
