@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -110,6 +112,53 @@ func TestClusterKeepsLocksThroughAtomicMigration(t *testing.T) {
 			c.MoveSlotsAtomically(slots, to)
 		}
 	})
+}
+
+// The danger: a master stands still in the middle of such a move, and afterwards both have the slots, or neither
+// has some of the locks.
+func TestClusterKeepsLocksWhenAMasterPausesDuringAnAtomicMigration(t *testing.T) {
+	const (
+		laps     = 2
+		held     = 40
+		together = 20
+		blob     = 1 << 20               // bytes beside each lock, so that a move takes some 50 ms
+		within   = 80 * time.Millisecond // of the beginning of a move
+		pause    = harness.NodeTimeout / 2
+	)
+	needAtomicMigration(t)
+	moves, paused := 0, 0
+	keepLocksThroughMigration(t, laps, held, func(c *harness.Cluster, names []string, to *harness.ClusterNode) {
+		if moves == 0 {
+			for _, name := range names {
+				c.MasterOf(name).MustDo("SET", "{"+name+"}:blob", strings.Repeat("x", blob))
+			}
+		}
+		for some := range slices.Chunk(names, together) {
+			var slots []int
+			for _, name := range some {
+				slots = append(slots, harness.Slot(name))
+			}
+			from := c.Master(slots[0])
+			victim := []*harness.ClusterNode{from, to}[rand.IntN(2)]
+			hasMoved := make(chan struct{})
+			var fault sync.WaitGroup
+			fault.Go(func() {
+				select {
+				case <-hasMoved:
+				case <-time.After(rand.N(within)):
+					victim.Signal(syscall.SIGSTOP)
+					time.Sleep(pause)
+					victim.Signal(syscall.SIGCONT)
+					paused++
+				}
+			})
+			c.MoveSlotsAtomically(slots, to)
+			close(hasMoved)
+			fault.Wait()
+			moves++
+		}
+	})
+	t.Logf("in %d of %d moves, the source or the target was paused for %v", paused, moves, pause)
 }
 
 func needAtomicMigration(t *testing.T) {
