@@ -289,7 +289,7 @@ const openingsStream = 0x61736b75 // in the pinned seeds, no slot migrates key b
 func (p *plan) drawOpenings(seed uint64) {
 	var r random
 	r.Seed(seed, openingsStream)
-	if r.oneIn(2) || !p.cluster || p.oneShardFails || p.durable {
+	if r.oneIn(2) || !p.cluster || p.oneShardFails {
 		return
 	}
 	p.openings = r.magnitude(1, 8)

@@ -380,6 +380,35 @@ func TestAskThatAnswersAskingIsNotFollowed(t *testing.T) {
 	}
 }
 
+// The node that gets the slot executes what is asked there, so the replicas that count are its own.
+func TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	confirmed := []string{":1\r\n", ":1\r\n"} // by the replicas of each node
+	for i, n := range nodes {
+		n.onOther = func(words []string) string {
+			if words[0] == "wait" {
+				return confirmed[i]
+			}
+			return ":0\r\n"
+		}
+	}
+	r := openCluster(t, nodes.url(), func(cfg *Config) { cfg.Replicas = 1 }).settled()
+	name := nodes.names(0, 1)[0]
+	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	if res := r.do(renewOp(name, 1))[0]; res.Outcome != redisop.Done {
+		t.Errorf("%+v", res)
+	}
+	nodes[1].set(func() { confirmed[1] = ":0\r\n" })
+	if res := r.do(renewOp(name, 1))[0]; res.Outcome != redisop.NotSynced || !strings.Contains(res.Msg, nodes[1].address) {
+		t.Errorf("%+v", res)
+	}
+	nodes[1].set(func() { confirmed[1] = ":1\r\n" })
+	nodes[0].set(func() { confirmed[0] = ":0\r\n" })
+	if res := r.do(renewOp(name, 1))[0]; res.Outcome != redisop.Done {
+		t.Errorf("%+v", res)
+	}
+}
+
 func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()

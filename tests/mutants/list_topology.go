@@ -605,4 +605,11 @@ var topologyMutants = []mutant{
 		new:  `c != nil && !c.do(ops[:n])`,
 		by:   test("sidecar/store", "TestShardThatIsUsedAgainServes"),
 	},
+	{
+		rule: "replicas confirm what is asked at the node that gets a slot",
+		file: "sidecar/store/pipeline.go",
+		old:  "isAsking: true}, ops)\n\tp.queueWait(now)",
+		new:  "isAsking: true}, ops)",
+		by:   test("sidecar/store", "TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt"),
+	},
 }
