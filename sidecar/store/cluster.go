@@ -460,7 +460,7 @@ func (cl *cluster) endGone(t *topology) {
 		cancel()
 		c.cfg.Log.Info("this node has left the Cluster: it is connected no more")
 		if cl.cfg.OnDown != nil {
-			cl.cfg.OnDown(c.shard, unavailablef("Redis at %s has left the Cluster", c.dial.address))
+			cl.cfg.OnDown(c.shard, unavailableError("this master of the Cluster is not connected yet")) // the next one with this number
 		}
 	}
 	cl.mu.Lock()
