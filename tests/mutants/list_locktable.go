@@ -788,8 +788,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Take is not pipelined after a Drop that is in flight at the former shard",
 		file: "sidecar/locktable/claim/window.go",
-		old:  ` && !c.op.Since.Has(Moved)`,
-		new:  ``,
+		old:  `c.op.Kind == redisop.Drop && c.state.IsOurs()`,
+		new:  `c.op.Kind == redisop.Drop`,
 		by:   tableTest("TestTakeIsNotPipelinedAfterADropAtTheShardBefore"),
 	},
 	{
@@ -1199,7 +1199,7 @@ var locktableMutants = []mutant{
 		rule: "the locks of a renewal group have one offset",
 		file: "sidecar/locktable/renewal.go",
 		old:  `t.renewalDraw(group, 0, period)`,
-		new:  `t.renewalDraw(holdID, 0, period)`,
+		new:  `t.renewalDraw(uint64(set), 0, period)`,
 		by:   tableTest("TestRenewalGroupsMeet"),
 	},
 	{

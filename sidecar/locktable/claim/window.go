@@ -102,9 +102,9 @@ func (c *Claim) GivesBack(id uint64) bool {
 }
 
 // IsReleasing reports whether a Drop is the one operation in flight, after which a Take may be sent to
-// the same shard.
+// the same shard: the claim would be in doubt if another one had the lock since (OnMoved).
 func (c *Claim) IsReleasing() bool {
-	return c.phase == windowOne && c.op.Kind == redisop.Drop && c.state.IsOurs() && !c.op.Since.Has(Moved)
+	return c.phase == windowOne && c.op.Kind == redisop.Drop && c.state.IsOurs()
 }
 
 // MayStep reports whether an operation may be sent: none is in flight, or a Drop, after which a Take
