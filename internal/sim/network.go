@@ -202,7 +202,7 @@ func (w *world) send(h *host, i int32) {
 	o.res.Conn = w.connOf(c, o.via)
 	o.known = c.known
 	o.birth, o.clockAt, o.toldAt = h.floor.now(h.clock(w.now)), c.clockAt, h.locks[o.name].movedAt
-	if c.lifts {
+	if c.lifts || o.isAsking {
 		o.floor, o.clockAt = redis.MaxToken, w.now
 	}
 	if w.withoutTokenFloor {

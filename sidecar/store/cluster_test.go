@@ -380,6 +380,33 @@ func TestAskThatAnswersAskingIsNotFollowed(t *testing.T) {
 	}
 }
 
+// The danger: a replica that lacks the last tokens of a lock takes over, and its slot migrates at once. The
+// counter comes to the next node before the slot, and this node has no reason to ask for the clock there.
+func TestTokenThatIsAskedForIsLiftedToTheClock(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(0, 1)[0]
+	c := r.cluster.get(r.shardOf(nodes.names(1, 1)[0]))
+	r.await("clock", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return !c.pipe.encoder.lifts
+	})
+	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done {
+		t.Fatalf("%+v", res)
+	}
+	runs := nodes[1].seen()
+	if floor, _ := runs[len(runs)-1].floors(); !runs[len(runs)-1].isAsking || floor != 1<<53-1 {
+		t.Errorf("tokens are above %d, want each counter lifted", floor)
+	}
+	r.do(takeOp(nodes.names(1, 1)[0], 1))
+	runs = nodes[1].seen()
+	if floor, _ := runs[len(runs)-1].floors(); floor == 1<<53-1 {
+		t.Error("a lock of the node itself is lifted, too")
+	}
+}
+
 // The node that gets the slot executes what is asked there, so the replicas that count are its own.
 func TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt(t *testing.T) {
 	nodes := startFakeCluster(t, 2)

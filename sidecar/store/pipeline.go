@@ -211,7 +211,10 @@ func (p *pipeline) queueCommand(now int64, cl call, ops []redisop.Op) {
 		cl.isOwed = p.durability.note(ops)
 	}
 	p.register(now, cl)
+	lifts := p.encoder.lifts
+	p.encoder.lifts = lifts || cl.isAsking // a counter has come here before its slot: see askClock
 	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, now, p.id.floor(now), ops)
+	p.encoder.lifts = lifts
 	for i := range ops {
 		p.flight.push(ops[i])
 	}

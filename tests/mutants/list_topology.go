@@ -612,4 +612,11 @@ var topologyMutants = []mutant{
 		new:  "isAsking: true}, ops)",
 		by:   test("sidecar/store", "TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt"),
 	},
+	{
+		rule: "a counter that is used before its slot has come is lifted to the clock",
+		file: "sidecar/store/pipeline.go",
+		old:  `p.encoder.lifts = lifts || cl.isAsking`,
+		new:  `p.encoder.lifts = lifts`,
+		by:   test("sidecar/store", "TestTokenThatIsAskedForIsLiftedToTheClock"),
+	},
 }
