@@ -14,6 +14,9 @@ import (
 //     one key only. If that shard is not connected, it was not sent.
 //   - Some are here: the answer is TRYAGAIN, and the operation was not executed.
 //
+// In a durable world the replica of the shard that gets a key, or gets it back, has it at once. Redis does not
+// wait for that: docs/topologies.md says what a failover at that moment may lose.
+//
 // So locks are renewed, and mostly neither taken nor released. What an operation publishes on the channel
 // of a lock at the other shard reaches no subscriber: these are at the shard that has the slot.
 
@@ -198,10 +201,13 @@ func (w *world) closeMigration(slot int) {
 	w.moveSlot(slot, to)
 }
 
-// abandon ends the migration of a slot. All keys are at the shard before again.
+// abandon ends the migration of a slot. All keys are at the shard before again, on its replica, too.
 func (w *world) abandon(slot int) {
 	w.check.meet(SlotAbandoned)
 	w.sharers(slot, func(n int) {
+		if w.plan.durable && w.redis.open[n].there != 0 {
+			w.redis.keepSnapshotOf(n)
+		}
 		w.redis.open[n] = openSlot{}
 		if w.trace.on {
 			w.trace.add(w, n, nil, "the migration is abandoned")

@@ -456,9 +456,9 @@ func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message,
 		l.mayYield = l.othersListen() || h.clock(w.now) < l.rivalUntil
 		l.pipelinedSince = 0
 	case redisop.Freed:
-		l.yielding = true // the lock is left to others, until the next Take
-		l.yieldedAt = 0   // and for this moment, not for that after a Drop in flight
-		l.freedUntil = h.clock(w.now) + int64(m.PauseMS)*ms
+		l.yielding = true                                                    // the lock is left to others, until the next Take
+		l.yieldedAt = 0                                                      // and for this moment, not for that after a Drop in flight
+		l.freedUntil = max(l.freedUntil, h.clock(w.now)+int64(m.PauseMS)*ms) // of two such messages, the longer time counts
 	case redisop.Recalled:
 		w.noteKnownAgain(h, n, math.MaxUint64) // the table gives back a lock of which it knows nothing
 		w.check.meet(Recalled)

@@ -194,6 +194,9 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a try that waits for the result of a late Drop is not refused for another host's turn":   8100000404,
 		"a successor with a shorter lease counts on no more than that":                            8100067812,
 		"a token is granted by an input before the one that finds the key gone":                   8100022858,
+		"of two messages that the lock is left free, the longer time counts":                      8330056804,
+		"a counter that is used before its slot has come is lifted to the clock":                  8330110040,
+		"a key that comes back to its shard is on the replica of that":                            8330048885,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
 	}
