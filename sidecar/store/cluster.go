@@ -383,6 +383,10 @@ func (cl *cluster) readLogin() {
 // one does that was just added or reset.
 func (cl *cluster) apply(t *topology, asked string) error {
 	cl.mu.Lock()
+	if cl.isClosed {
+		cl.mu.Unlock()
+		return nil
+	}
 	known := 0
 	for _, c := range cl.withSlots() {
 		if _, ok := t.masters[c.dial.address]; ok {
@@ -434,16 +438,29 @@ func (cl *cluster) apply(t *topology, asked string) error {
 	return nil
 }
 
+// goneAfter is for how long no node may have named a node before its shard is ended: nodes learn of a new one at
+// different moments, and an answer may be of one that does not know it yet.
+const goneAfter = int64(30 * time.Second)
+
 // endGone ends the shards whose nodes have left the Cluster: they are not connected, have no slots, and the
-// Cluster does not know them as nodes that work. Their numbers are used again. Otherwise a Cluster whose
-// nodes get new addresses, as in Kubernetes, would use up maxShards.
+// Cluster does not know them as nodes that work, nor has any named them for goneAfter. Their numbers are used
+// again. Otherwise a Cluster whose nodes get new addresses, as in Kubernetes, would use up maxShards.
+//
+// Each route is delivered before: with a number that is used again, the lock table would not see that a slot
+// has moved from one node to the other.
 func (cl *cluster) endGone(t *topology) {
 	var gone []*commands
+	cl.delivering.Lock()
 	cl.mu.Lock()
+	if len(cl.routes) > 0 {
+		cl.mu.Unlock()
+		cl.delivering.Unlock()
+		return // the next answer
+	}
 	slots := cl.slotsByShard()
 	shards := slices.Clone(*cl.shards.Load())
 	for n, c := range shards {
-		if c == nil || slots[n] > 0 || c.isUp.Load() || slices.Contains(t.replicas, c.dial.address) {
+		if c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.address) {
 			continue
 		}
 		if _, isMaster := t.masters[c.dial.address]; !isMaster {
@@ -454,6 +471,7 @@ func (cl *cluster) endGone(t *topology) {
 	}
 	cl.shards.Store(&shards)
 	cl.mu.Unlock()
+	cl.delivering.Unlock()
 	for _, c := range gone {
 		ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
 		_ = c.close(ctx) // what it owes has its results, whatever the error
@@ -617,6 +635,7 @@ func (cl *cluster) get(n redisop.Shard) *commands {
 // connected now and then. The caller holds mu.
 func (cl *cluster) shardAt(address string) redisop.Shard {
 	if n, ok := cl.byAddress[address]; ok {
+		cl.get(n).namedAt = protocol.Now()
 		return n
 	}
 	shards := slices.Clone(*cl.shards.Load())
@@ -642,7 +661,7 @@ func (cl *cluster) shardAt(address string) redisop.Shard {
 	cfg.OnDown = func(n redisop.Shard, err error) { cl.onDown(n, err) }
 	cfg.OnResults = func(results []redisop.Result, raised *Identity) { cl.onResults(results, raised) }
 	c := newCommands(cfg, cl.dial.at(address), cl.spare)
-	c.cluster, c.shard = cl, n
+	c.cluster, c.shard, c.namedAt = cl, n, protocol.Now()
 	shards[n] = c
 	cl.shards.Store(&shards)
 	cl.byAddress[address] = n

@@ -1331,6 +1331,7 @@ func TestShardsOfNodesThatLeftAreUsedAgain(t *testing.T) {
 	cl := routerOf(t, nil)
 	cl.cfg.OnDown = nil
 	for i := range maxShards + 5 {
+		cl.passGoneAfter()
 		top, err := parseTopology(nodeLine(portAt(1)+"@1", "master", 1, "0-8191")+nodeLine(fmt.Sprintf("127.0.1.%d:%d@1", i%200+1, i/200+1), "master", 2+i, "8192-16383"), portAt(1))
 		if err != nil {
 			t.Fatal(err)
@@ -1347,6 +1348,59 @@ func TestShardsOfNodesThatLeftAreUsedAgain(t *testing.T) {
 	}
 }
 
+// passGoneAfter has no node been named for so long.
+func (cl *cluster) passGoneAfter() {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	for _, c := range *cl.shards.Load() {
+		if c != nil {
+			c.namedAt -= 2 * goneAfter
+		}
+	}
+}
+
+// A node that MOVED names is new, and another one that is asked does not know it yet.
+func TestNodeThatWasJustNamedKeepsItsShard(t *testing.T) {
+	cl := routerOf(t, nil)
+	before := known(t, "5: 0-8191", "6: 8192-16383")
+	if err := cl.apply(before, portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.passGoneAfter()
+	cl.onMoved(redirect{7, portAt(3)})
+	stale := *before
+	stale.askedAt = protocol.Now()
+	if err := cl.apply(&stale, portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	if cl.ownerOf(7) != 1 || cl.get(3) == nil {
+		t.Errorf("slot 7 is at port %d, and the shard of the new node ended: %v", cl.ownerOf(7), cl.get(3) == nil)
+	}
+}
+
+// The danger: the number of a shard is used again before the table knows that a slot has left it, and the table
+// sees no move.
+func TestNumberOfAShardWithARouteToDeliverIsNotUsedAgain(t *testing.T) {
+	cl := routerOf(t, nil)
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	cl.passGoneAfter()
+	top := known(t, "9: 0-16383")
+	cl.mu.Lock()
+	for slot := 8192; slot < redisop.Slots; slot++ {
+		cl.setOwner(uint16(slot), 1)
+	}
+	cl.mu.Unlock()
+	if cl.endGone(top); cl.get(2) == nil {
+		t.Error("the shard ended, and the table has its slots there")
+	}
+	cl.deliverRoutes()
+	if cl.endGone(top); cl.get(2) != nil {
+		t.Error("the shard did not end")
+	}
+}
+
 func TestNodeThatLeavesEndsItsShardOnly(t *testing.T) {
 	for _, tt := range []struct {
 		what    string
@@ -1356,6 +1410,7 @@ func TestNodeThatLeavesEndsItsShardOnly(t *testing.T) {
 	}{
 		{"it works, and is not connected", func(a string) string { return nodeLine(a, "slave", 9) }, false, false},
 		{"a master without slots", func(a string) string { return nodeLine(a, "master", 9) }, false, false},
+		{"a master to which a slot migrates", func(a string) string { return nodeLine(a, "master", 9, "[7-<-abc]") }, false, false},
 		{"it is connected", func(string) string { return "" }, true, false},
 		{"it failed", func(a string) string { return nodeLine(a, "master,fail", 9) }, false, true},
 		{"it was removed", func(string) string { return "" }, false, true},
@@ -1366,6 +1421,7 @@ func TestNodeThatLeavesEndsItsShardOnly(t *testing.T) {
 		}
 		cl.pretendUp()
 		cl.get(2).isUp.Store(tt.isUp)
+		cl.passGoneAfter()
 		top, err := parseTopology(nodeLine(portAt(1)+"@1", "master", 9, "0-16383")+tt.line(portAt(2)+"@1"), portAt(1))
 		if err != nil {
 			t.Fatal(err)
@@ -1396,7 +1452,11 @@ func TestShardThatIsUsedAgainServes(t *testing.T) {
 		before := r.shardOf(name)
 		gone.set(func() { gone.isClosed = true })
 		gone.cut()
-		r.await("shard that ended", func() bool { return r.cluster.get(before) == nil })
+		r.await("route", func() bool { return r.owners[slotOf(name)] != before })
+		for end := time.Now().Add(patience); r.cluster.get(before) != nil && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			r.cluster.passGoneAfter()
+			r.cluster.refresh()
+		}
 	}
 	replace(4)
 	r.settled()

@@ -37,6 +37,7 @@ type commands struct {
 	cfg       Config
 	cluster   *cluster // that the server is a node of; nil: it is none
 	shard     redisop.Shard
+	namedAt   int64                  // when a node named this one last, CLOCK_BOOTTIME in ns; guarded by cluster.mu
 	dial      *dialer                // what the first URL says
 	server    atomic.Pointer[dialer] // the way to the server that was connected last; before: dial
 	sentinels *sentinels             // who know where the server is; nil: the URL does

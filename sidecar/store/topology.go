@@ -89,6 +89,9 @@ func parseTopology(text, asked string) (*topology, error) {
 			}
 			t.masters[address] = epoch
 		}
+		if _, hasSlots := t.masters[address]; !hasSlots && !has("fail") { // those under way are in brackets
+			t.replicas = append(t.replicas, address)
+		}
 	}
 	return t, nil
 }

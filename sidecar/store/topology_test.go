@@ -55,7 +55,7 @@ var topologyCases = []struct {
 	{
 		"a node that gets its first slot",
 		nodeLine("10.0.0.2:6379@16379", "myself,master", 0, "[77-<-e7d1eecce10fd6bb5eb35b9f99a514335d9ba9ca]") + nodeLine("10.0.0.1:6379@16379", "master", 3, "0-93"),
-		"10.0.0.1:6379 3 0-93", "",
+		"10.0.0.1:6379 3 0-93", "10.0.0.2:6379",
 	},
 	{"replicas, and a master without slots", nodeLine("10.0.0.1:6379@16379", "master", 3, "1") + nodeLine("10.0.0.2:6379@16379", "slave", 3) + nodeLine("10.0.0.3:6379@16379", "master", 0), "10.0.0.1:6379 3 1", "10.0.0.2:6379 10.0.0.3:6379"},
 	{"replicas that are down", nodeLine("10.0.0.1:6379@16379", "master", 3, "1") + nodeLine("10.0.0.2:6379@16379", "slave,fail", 3) + nodeLine("10.0.0.3:6379@16379", "slave,fail?", 3), "10.0.0.1:6379 3 1", "10.0.0.3:6379"},

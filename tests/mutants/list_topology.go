@@ -619,4 +619,18 @@ var topologyMutants = []mutant{
 		new:  `p.encoder.lifts = lifts`,
 		by:   test("sidecar/store", "TestTokenThatIsAskedForIsLiftedToTheClock"),
 	},
+	{
+		rule: "a node that was just named keeps its shard",
+		file: "sidecar/store/cluster.go",
+		old:  ` || c.namedAt > t.askedAt-goneAfter`,
+		new:  ``,
+		by:   test("sidecar/store", "TestNodeThatWasJustNamedKeepsItsShard"),
+	},
+	{
+		rule: "the number of a shard is used again after each route is delivered",
+		file: "sidecar/store/cluster.go",
+		old:  "if len(cl.routes) > 0 {\n\t\tcl.mu.Unlock()",
+		new:  "if false {\n\t\tcl.mu.Unlock()",
+		by:   test("sidecar/store", "TestNumberOfAShardWithARouteToDeliverIsNotUsedAgain"),
+	},
 }
