@@ -1453,10 +1453,11 @@ func TestShardThatIsUsedAgainServes(t *testing.T) {
 		gone.set(func() { gone.isClosed = true })
 		gone.cut()
 		r.await("route", func() bool { return r.owners[slotOf(name)] != before })
-		for end := time.Now().Add(patience); r.cluster.get(before) != nil && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		r.await("shard that ended", func() bool {
 			r.cluster.passGoneAfter()
 			r.cluster.refresh()
-		}
+			return r.cluster.get(before) == nil
+		})
 	}
 	replace(4)
 	r.settled()
