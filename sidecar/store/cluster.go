@@ -449,13 +449,32 @@ const goneAfter = int64(30 * time.Second)
 // Each route is delivered before: with a number that is used again, the lock table would not see that a slot
 // has moved from one node to the other.
 func (cl *cluster) endGone(t *topology) {
-	var gone []*commands
-	cl.delivering.Lock()
+	gone := cl.takeGone(t)
+	for _, c := range gone {
+		ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
+		_ = c.close(ctx) // what it owes has its results, whatever the error
+		cancel()
+		c.cfg.Log.Info("this node has left the Cluster: it is connected no more")
+		if cl.cfg.OnDown != nil {
+			cl.cfg.OnDown(c.shard, unavailableError("this master of the Cluster is not connected yet")) // the next one with this number
+		}
+	}
 	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	for _, c := range gone {
+		cl.free = append(cl.free, c.shard)
+	}
+}
+
+// takeGone removes the shards that are to be ended from those that can be asked, and returns them; none while
+// a route is not delivered.
+func (cl *cluster) takeGone(t *topology) (gone []*commands) {
+	cl.delivering.Lock()
+	defer cl.delivering.Unlock()
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
 	if len(cl.routes) > 0 {
-		cl.mu.Unlock()
-		cl.delivering.Unlock()
-		return // the next answer
+		return nil
 	}
 	slots := cl.slotsByShard()
 	shards := slices.Clone(*cl.shards.Load())
@@ -470,22 +489,7 @@ func (cl *cluster) endGone(t *topology) {
 		}
 	}
 	cl.shards.Store(&shards)
-	cl.mu.Unlock()
-	cl.delivering.Unlock()
-	for _, c := range gone {
-		ctx, cancel := context.WithTimeout(cl.ctx, topologyTimeout)
-		_ = c.close(ctx) // what it owes has its results, whatever the error
-		cancel()
-		c.cfg.Log.Info("this node has left the Cluster: it is connected no more")
-		if cl.cfg.OnDown != nil {
-			cl.cfg.OnDown(c.shard, unavailableError("this master of the Cluster is not connected yet")) // the next one with this number
-		}
-	}
-	cl.mu.Lock()
-	for _, c := range gone {
-		cl.free = append(cl.free, c.shard)
-	}
-	cl.mu.Unlock()
+	return gone
 }
 
 // isSame reports whether an answer is of the Cluster of before: most nodes of the smaller answer are in both.

@@ -1401,6 +1401,22 @@ func TestNumberOfAShardWithARouteToDeliverIsNotUsedAgain(t *testing.T) {
 	}
 }
 
+// A node that is new then gets no shard, and its slots would be routed to no master.
+func TestTopologyThatComesAtTheEndRoutesNothing(t *testing.T) {
+	routed := 0
+	cl := routerOf(t, func([]redisop.SlotRange) { routed++ })
+	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cl.close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	routed = 0
+	if err := cl.apply(known(t, "7: 0-8191", "6:", "7: 8192-16383"), portAt(1)); err != nil || routed != 0 {
+		t.Errorf("%d routes, %v", routed, err)
+	}
+}
+
 func TestNodeThatLeavesEndsItsShardOnly(t *testing.T) {
 	for _, tt := range []struct {
 		what    string

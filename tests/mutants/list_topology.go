@@ -272,8 +272,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a route is delivered before the goroutine that noted it goes on",
 		file: "sidecar/store/cluster.go",
-		old:  "\tcl.delivering.Lock()\n\tdefer",
-		new:  "\tif !cl.delivering.TryLock() {\n\t\treturn\n\t}\n\tdefer",
+		old:  "func (cl *cluster) deliverRoutes() {\n\tcl.delivering.Lock()\n",
+		new:  "func (cl *cluster) deliverRoutes() {\n\tif !cl.delivering.TryLock() {\n\t\treturn\n\t}\n",
 		by:   test("sidecar/store", "TestRouteIsDeliveredBeforeOnMovedReturns"),
 	},
 	{
@@ -629,8 +629,15 @@ var topologyMutants = []mutant{
 	{
 		rule: "the number of a shard is used again after each route is delivered",
 		file: "sidecar/store/cluster.go",
-		old:  "if len(cl.routes) > 0 {\n\t\tcl.mu.Unlock()",
-		new:  "if false {\n\t\tcl.mu.Unlock()",
+		old:  "if len(cl.routes) > 0 {\n\t\treturn nil",
+		new:  "if false {\n\t\treturn nil",
 		by:   test("sidecar/store", "TestNumberOfAShardWithARouteToDeliverIsNotUsedAgain"),
+	},
+	{
+		rule: "a topology that comes while the store closes routes nothing",
+		file: "sidecar/store/cluster.go",
+		old:  "cl.mu.Lock()\n\tif cl.isClosed {",
+		new:  "cl.mu.Lock()\n\tif false {",
+		by:   test("sidecar/store", "TestTopologyThatComesAtTheEndRoutesNothing"),
 	},
 }
