@@ -15,6 +15,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 WAZERO      := github.com/tetratelabs/wazero/cmd/wazero@v1.12.0
 PYTHON      ?= python3
 
+# What is compiled does not name the directory of the tree: so a clean clone finds it in the cache.
+export GOFLAGS := $(GOFLAGS) -trimpath
+
 # Everything that counts as Go source. .venv may hold foreign .go files.
 GO_DIRS := $(wildcard cmd internal packaging protocol sdk sidecar tests wheel)
 # Each has a go.mod.
@@ -27,8 +30,8 @@ FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 SIM_STEPS ?= 20000000
 SIM_SEED  ?=
-# The seed at which a search begins. It changes with the commit, so that each commit is tried on
-# seeds that no commit before it has passed; without a repository it is 1.
+# The seed at which make sim and make diff begin. It changes with the commit, so that each commit is tried
+# on seeds that no commit before it has passed; without a repository it is 1. The tests have fixed seeds.
 SIM_FROM  ?= $(shell echo $$((0x$$(git rev-parse --verify -q HEAD 2>/dev/null | cut -c1-8 || echo 1))))
 DIFF_LAPS ?= 20000
 DIFF_FROM ?= $(SIM_FROM)
@@ -88,6 +91,25 @@ define apt
 		as=sudo; fi; \
 	$$as apt-get -qq update && DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends $(1) >/dev/null
 endef
+
+# What prepare needs of Debian, looked up once: $(call want,COMMANDS,PACKAGES) for each.
+want = for c in $(1); do command -v $$c >/dev/null || missing="$$missing $(2)"; done
+.PHONY: tools
+tools:
+	@missing=; \
+	$(call want,redis-server,redis-server); \
+	$(call want,cc,gcc libc6-dev); \
+	$(call want,$(PYTHON),python3); \
+	$(call want,zsh fish mandoc,zsh fish mandoc); \
+	$(call want,mvn javac,default-jdk-headless maven); \
+	$(call want,node npm,nodejs npm); \
+	[ -x .venv/bin/pip ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	[ -z "$$missing" ] || { $(call apt,$$missing); }
+
+# What the tests, the linters and the benchmarks need is installed and built before they run beside each other.
+.PHONY: prepare
+prepare: tools ## install and build all that make test and make lint need
+	@$(MAKE) redis cc venv redisson typescript readers promtool build .venv/.bench $(BENCH_JAR)
 
 .PHONY: redis
 redis:
@@ -188,21 +210,81 @@ examples/typescript/dist/.ready: examples/typescript/node_modules/.ready example
 fmt-check:
 	@out=$$(gofmt -l $(GO_DIRS)); if [ -n "$$out" ]; then echo "error: not gofmt'ed:"; echo "$$out"; exit 1; fi
 
+# The tests of a package run one after the other, and most of them wait: so several packages are tested at a
+# time. The linters vet.
+REQUIRE := $(foreach what,REDIS PYTHON REDISSON CC READERS NODE PROMTOOL,LOCKSIDECAR_REQUIRE_$(what)=1)
+TEST_FLAGS := -vet=off -count 1 -timeout 10m
+
 .PHONY: test
-test: test-go test-python ## run every test; installs what they need
+test: fmt-check prepare ## every test that a commit must keep; installs what they need
+	@.ci/together test-inside test-processes test-sim test-bench test-wasm test-python
+
+.PHONY: test-go
+test-go: fmt-check prepare ## the same without the Python SDK
+	@.ci/together test-inside test-processes test-sim test-bench test-wasm
+
+.PHONY: test-inside
+test-inside: redis cc
+	$(REQUIRE) go test $(TEST_FLAGS) -race -p 2 $$(go list ./... | grep -v -e /internal/sim -e /tests/)
+
+# The black-box tests. The daemon that they start has no race detector here; it has one in test-long.
+.PHONY: test-processes
+test-processes: redis cc venv redisson typescript readers promtool
+	$(REQUIRE) go test $(TEST_FLAGS) -p 4 ./tests/...
 
 # A world of the simulation is one goroutine: the race detector finds nothing there, and takes most
-# of the time. Most other tests wait for something most of the time: so one package more than there
-# are processors is tested at a time.
-.PHONY: test-go
-test-go: fmt-check redis cc venv redisson typescript readers promtool
+# of the time. So a few worlds run with it.
+.PHONY: test-sim
+test-sim: redis cc
+	$(REQUIRE) go test $(TEST_FLAGS) ./internal/sim/...
+	$(REQUIRE) go test $(TEST_FLAGS) -race -short -run 'TestSimulation$$|TestExplore$$' ./internal/sim/...
+
+.PHONY: test-bench
+test-bench: redis
+	cd tests/bench && $(REQUIRE) go test $(TEST_FLAGS) ./...
+
+.PHONY: test-wasm
+test-wasm:
+	GOOS=wasip1 GOARCH=wasm go test -vet=off -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
+
+# The seed of what is drawn at random in test-long. A test that fails logs it.
+TEST_SEED ?= 1
+.PHONY: test-long
+test-long: prepare ## all tests in their long forms, with the race detector: an hour; TEST_SEED=4711
+	LOCKSIDECAR_LONG=1 LOCKSIDECAR_TEST_SEED=$(TEST_SEED) $(REQUIRE) go test $(TEST_FLAGS) -race -p 2 -timeout 60m $$(go list ./... | grep -v /internal/sim)
+	LOCKSIDECAR_LONG=1 $(REQUIRE) go test $(TEST_FLAGS) -timeout 60m ./internal/sim/...
+	cd tests/bench && $(REQUIRE) go test $(TEST_FLAGS) -race ./...
+	LOCKSIDECAR_LONG=1 $(MAKE) test-python
+
+TIMES_PACKAGES ?= ./...
+.PHONY: test-times
+test-times: prepare ## the twenty slowest tests, each alone: how long they wait, and their CPU; TIMES_PACKAGES=./tests/cli
+	@$(REQUIRE) LOCKSIDECAR_BINARY=$(CURDIR)/bin/locksidecar go run ./tests/times -python .venv/bin/python $(TIMES_PACKAGES)
+
+.PHONY: check
+check: fmt-check venv ## the minute before a commit: linters, tests of what changed that start no server, a million simulated steps
+	@.ci/together check-lint check-go check-sim check-python
+
+.PHONY: check-lint
+check-lint:
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 LOCKSIDECAR_REQUIRE_PROMTOOL=1 go test -race -p $$(($$(nproc) + 1)) -timeout 10m $$(go list ./... | grep -v /internal/sim)
-	LOCKSIDECAR_REQUIRE_REDIS=1 go test -timeout 10m ./internal/sim/...
-	@$(MAKE) sim
-	go test -race -timeout 10m -short -run 'TestSimulation$$|TestExplore$$' ./internal/sim/...
-	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
-	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
+	go run $(STATICCHECK) ./...
+	.venv/bin/ruff check sdk/python
+	.venv/bin/ruff format --check sdk/python
+	cd sdk/python && ../../.venv/bin/mypy --strict
+
+# -short leaves out the tests that start a server.
+.PHONY: check-go
+check-go:
+	@packages=$$(.ci/changed); [ -z "$$packages" ] || { echo "$$packages"; go test -vet=off -short -timeout 5m $$packages; }
+
+.PHONY: check-sim
+check-sim:
+	go test -vet=off ./internal/sim -run '^TestSimulation$$' -count 1 -sim.seed=1 -sim.steps=1000000
+
+.PHONY: check-python
+check-python:
+	@[ -z "$$(.ci/changed python)" ] || .venv/bin/pytest -q sdk/python --ignore sdk/python/tests/test_daemon.py
 
 # Which tests run with the last Redisson 3; of the whole set, those that show exclusion and wake-ups.
 REDISSON_TESTS ?= ExcludeEachOther$$|EveryLockOfRedisson|UnlockOfRedissonWakes|ReleaseByASidecarWakes|InterruptOfRedisson|ManyThreadsOfRedisson
@@ -259,6 +341,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, go mod tidy, ru
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	.venv/bin/mypy --strict tests/conform/driver.py
 	.venv/bin/mypy --strict tests/repository/python_api.py
+	.venv/bin/mypy --strict tests/times/slow.py
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py tests/bench/python/cost.py
 
@@ -267,6 +350,10 @@ test-systemd: redis release ## the .deb under a real systemd: install, restart, 
 	@[ -x /lib/systemd/systemd ] || { $(call apt,systemd dbus); }
 	@command -v unshare nsenter >/dev/null || { $(call apt,util-linux); }
 	.ci/test-systemd $(VERSION)
+
+.PHONY: test-fresh
+test-fresh: ## make demo and make test in a chroot with a fresh Debian; as root, half an hour
+	.ci/fresh
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s)
