@@ -332,7 +332,7 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
 		// drawn from a new counter in fewer microseconds, or the clock of another shard is ahead.
-		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(w.redis.owners[n])
+		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(o.via)
 		if !name.counterLost || !isAhead && !isUnseen || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}

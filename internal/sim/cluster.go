@@ -383,9 +383,13 @@ func (w *world) stall(s redisop.Shard, d int64) {
 // flush deletes everything that a shard has.
 func (w *world) flush(s redisop.Shard) {
 	for n := range w.plan.names {
-		if w.redis.owners[n] == s {
+		if w.redis.shardOf(n, lockKey) == s {
 			w.destroy(n, "FLUSHALL")
+		}
+		if w.redis.shardOf(n, counterKey) == s {
 			w.loseCounter(n, redis.Counter{})
+		}
+		if w.redis.shardOf(n, queueKey) == s {
 			w.loseQueue(n)
 		}
 	}

@@ -73,10 +73,18 @@ func (r *redisServer) init() {
 // keepSnapshot has the replica of a shard catch up.
 func (r *redisServer) keepSnapshot(s redisop.Shard) {
 	for n := range r.snapshot {
-		if r.owners[n] == s {
+		if r.shardOf(n, lockKey) == s {
 			r.keepSnapshotOf(n)
 		}
 	}
+}
+
+// shardOf returns the shard that has a key of a lock, or had it last.
+func (r *redisServer) shardOf(n int, key keySet) redisop.Shard {
+	if r.open[n].there&key != 0 {
+		return r.open[n].to
+	}
+	return r.owners[n]
 }
 
 func (r *redisServer) keepSnapshotOf(n int) {
