@@ -171,12 +171,17 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 	return n, longest
 }
 
-// isGhost reports whether an operation of a connection that was given up made the key, or a failover
-// brought it back, and the sidecar was sent no message of it. It stays until another host wants the
-// lock, or its lease ends.
-func (w *world) isGhost() bool {
-	h := w.hosts[w.key.Owner]
-	return slices.Contains(h.late, w.key.Num) || w.hasLost && w.key.Num == h.revived
+// isGhost reports whether the table of its host does not know of the key. An operation of a connection that was
+// given up made it, or a failover brought it back; or it passed to a ticket that was made or brought back so, or
+// that a process left which died, and no message of that was read. It stays until another host wants the lock, or
+// its lease ends.
+func (w *world) isGhost() bool { return slices.Contains(w.hosts[w.key.Owner].ghosts, w.key.Num) }
+
+// noteGhost notes the number of a key or of a ticket that may be a ghost.
+func (h *host) noteGhost(num uint64) {
+	if !slices.Contains(h.ghosts, num) {
+		h.ghosts = push(h.ghosts, num)
+	}
 }
 
 func (w *world) waits() bool {

@@ -1,6 +1,8 @@
 package explore
 
 import (
+	"slices"
+
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
@@ -50,8 +52,6 @@ type cluster struct {
 type hostInCluster struct {
 	route redisop.Shard      // the shard that has the slot, as its store knows; 0: none is known
 	bus   [sideCount][]frame // copies of messages, on the way to its connection there
-
-	revived uint64 // the number of its key that the failover brought back; see isGhost
 
 	routePends bool // a mutant: its table is not told of the route yet
 }
@@ -142,7 +142,12 @@ func (w *world) failOver(d data) {
 			}
 		}
 		if int(d.key.Owner) == i && isKeyLost {
-			h.revived = d.key.Num
+			h.noteGhost(d.key.Num)
+		}
+		for _, t := range d.queue.Tickets {
+			if int(t.Owner) == i && !slices.Contains(w.queue.Tickets, t) {
+				h.noteGhost(t.Num)
+			}
 		}
 	}
 	w.subscribers.Subscribers = nil

@@ -205,8 +205,8 @@ func (w *world) describe(d *description, h *host) {
 	c := &h.conns[0]
 	d.flags(h.process != nil, h.stalled, c.isOpen, c.isServed, c.subscribed, h.olds[0] != nil,
 		w.isSubscribed(wire(h.index, 0, false)), w.isSubscribed(wire(h.index, 0, true)), w.key.Owner == own)
-	d.Value(uint64(h.doom)<<8 | uint64(len(h.late)))
-	for _, id := range h.late {
+	d.Value(uint64(h.doom)<<8 | uint64(len(h.ghosts)))
+	for _, id := range h.ghosts {
 		d.Number(id)
 	}
 	w.describeData(d, &w.data, own)
@@ -249,7 +249,6 @@ func (w *world) describeData(d *description, of *data, own redis.Owner) {
 func (w *world) describeInCluster(d *description, h *host) {
 	c := &h.conns[1]
 	d.Value(uint64(h.route))
-	d.Number(h.revived)
 	d.flags(c.isOpen, c.isServed, c.subscribed, h.olds[1] != nil, h.process != nil && h.process.listensAt == 1, h.routePends,
 		w.isSubscribed(wire(h.index, 1, false)), w.isSubscribed(wire(h.index, 1, true)))
 	w.describeConnection(d, c)
@@ -412,7 +411,7 @@ func (w *world) describeClients(d *description, h *host) {
 	}
 	for _, c := range d.clients[:d.met] {
 		cl := &h.clients[c]
-		d.flags(cl.away, cl.dead)
+		d.flags(cl.away, cl.dead, cl.isLost)
 		d.Value(uint64(cl.phase) | bit(cl.excused && cl.phase == believes)<<8)
 		switch {
 		case cl.phase == believes:

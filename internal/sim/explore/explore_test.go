@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 )
@@ -101,5 +102,45 @@ func explore(t *testing.T, of Plan, from []root, all []Budget) {
 				t.FailNow() // others are likely to find the same
 			}
 		}
+	}
+}
+
+// These paths met violations in explorations that are too long for each commit.
+func TestPathsThatMetViolations(t *testing.T) {
+	at := func(k actionKind, i int) action { return actionOf(k, i, 1) } // shard 2
+	of := func(k actionKind, i int) action { return actionOf(k, i, 0) }
+	for _, path := range []struct {
+		rule, root string
+		steps      []action
+	}{
+		{"a loss that is found in the last input of a process is in its journal", "transfer", []action{
+			d1, of(failOver, 0), of(giveUp, 1), of(learn, 1), of(dieBetween, 1),
+		}},
+		{"a ticket that a failover brings back may be a ghost", "transfer", []action{
+			at(passOn, 1), d1, at(deliver, 1), of(failOver, 0), of(learn, 1), of(learn, 0), of(giveUp, 1), at(execute, 1), d0, of(dieBefore, 1),
+		}},
+		{"a message of a transfer that a failover lost tells a host nothing", "transfer", []action{
+			at(passOn, 1), of(failOver, 0), d1, at(deliver, 1), of(learn, 1), of(learn, 0), of(giveUp, 1), at(execute, 1), d0, of(dieBefore, 1),
+		}},
+		{"the ticket of a process that died may be a ghost", "queued", []action{
+			of(die, 0), of(crash, 1), of(restart, 1), of(learn, 1), of(reconnect, 1), x1, d1, of(loseSince, 0), of(giveUp, 0), of(learn, 0), at(execute, 0),
+		}},
+	} {
+		t.Run(path.rule, func(t *testing.T) {
+			root := roots[slices.IndexFunc(roots, func(r root) bool { return r.name == path.root })].steps
+			w := newRoot(&Plan{Budget: Budget{Clients: 1, Faults: 1, Failovers: 1}, Cluster: true, Prefix: root})
+			for _, a := range path.steps {
+				if !slices.Contains(w.actions(nil), a) {
+					t.Fatalf("the path has an end: %s cannot happen", a)
+				}
+				w = w.step(a)
+			}
+			if w.violation == "" {
+				w, _ = w.settle()
+			}
+			if w.violation != "" {
+				t.Error(w.violation)
+			}
+		})
 	}
 }

@@ -151,7 +151,7 @@ func (w *world) restart(i int) {
 	for c := range h.clients {
 		cl := &h.clients[c]
 		if cl.dead || t.Holds(cl.session) == 0 {
-			if cl.phase == believes && w.now < cl.deadline {
+			if cl.phase == believes && w.now < cl.deadline && !cl.isLost {
 				w.violated(invariant.Journal, "client %d of host %d believes in hold %d, and the journal does not have it", c, i, cl.hold)
 			}
 			w.openSession(h, c)
@@ -237,7 +237,14 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 		if reply.Outcome == redisop.Done && reply.Ticket != 0 {
 			id = reply.Ticket // which has got the lock
 		}
-		h.late = push(h.late, id)
+		h.noteGhost(id)
+	}
+	if r.op.Kind == redisop.Drop && r.op.Ticket == 0 {
+		for _, t := range w.queue.Tickets { // of the process before, of which the journal has no ticket
+			if t.Owner == redis.Owner(h.index) && t.Num <= r.op.HoldID {
+				h.noteGhost(t.Num)
+			}
+		}
 	}
 	own := c.frames
 	if w.plan.PushAfterReply {
@@ -332,8 +339,8 @@ func (w *world) deliver(i int, s side) {
 		if f.isCopy && !w.plan.mutant.accepts() {
 			f.message.Conn, f.message.Tokens = redisop.Conn{}, 0 // the store takes them out
 		}
-		if m := &f.message; m.Kind == redisop.Transferred && slices.Contains(h.late, m.Ticket) {
-			h.late = slices.DeleteFunc(slices.Clone(h.late), func(id uint64) bool { return id == m.Ticket })
+		if m := &f.message; m.Kind == redisop.Transferred && (!w.hasLost || w.hasSlot(s) && !f.isCopy) { // else the transfer is lost
+			h.ghosts = slices.DeleteFunc(slices.Clone(h.ghosts), func(id uint64) bool { return id == m.Ticket })
 		}
 		if w.plan.mutant.message(h, &f.message) {
 			h.process.table.Message(w.now, f.message)

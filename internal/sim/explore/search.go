@@ -184,9 +184,14 @@ func newRoot(p *Plan) *world {
 	for _, a := range p.Prefix {
 		w = w.step(a)
 	}
+	w.beginHere()
+	return w
+}
+
+// beginHere makes the world a root: what happened before counts against no budget.
+func (w *world) beginHere() {
 	w.clients, w.faults, w.ticks, w.jumps, w.wasLate, w.hasLapsed = 0, 0, 0, 0, false, false
 	w.first = w.data
-	return w
 }
 
 // chunk is how many nodes a worker takes at one time. Neighbours have most of their path in

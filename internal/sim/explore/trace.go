@@ -19,7 +19,10 @@ func (v *Violation) Trace() string {
 		next.traceChanges(&b, w)
 		w = next
 	}
-	for _, a := range v.Path {
+	for i, a := range v.Path {
+		if i == len(v.Plan.Prefix) {
+			w.beginHere()
+		}
 		line(a)
 	}
 	if w.violation == "" {

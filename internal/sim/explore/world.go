@@ -125,7 +125,8 @@ type host struct {
 	// not know that yet. What was sent on one may be executed late, and what is published to the
 	// host seems to be received.
 	olds [sideCount]*connection
-	late []uint64 // numbers that Takes which were executed on one may have left in Redis; see isGhost
+
+	ghosts []uint64 // numbers of keys and tickets of which the table does not know; see isGhost
 
 	hostInCluster
 
@@ -212,7 +213,8 @@ type client struct {
 	hold     uint64 // of a client that believes
 	token    uint64
 	deadline int64
-	excused  bool // see isExcused
+	excused  bool // see endExcuses
+	isLost   bool // the journal has its loss, and the process died before it was notified
 	away     bool // its sidecar was restarted, and it has not claimed its hold
 	dead     bool // and its sidecar does not know: it was restarted, or is down
 }
@@ -431,8 +433,12 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 	}
 	c := clientOf(e.Session)
 	cl := &h.clients[c]
-	if h.doom != noDoom || cl.session != e.Session {
+	if cl.session != e.Session {
 		return // nothing receives it
+	}
+	if h.doom != noDoom { // the same, and the journal has it
+		cl.isLost = cl.isLost || e.Kind == locktable.Lost && cl.phase == believes && cl.hold == e.Hold && cl.excused
+		return
 	}
 	switch e.Kind {
 	case locktable.Granted:
