@@ -438,7 +438,7 @@ func startAttack(t testing.TB, d *Daemon, a Attack, env ...string) (attacker *Wo
 		dir := ShortDir(t)
 		_ = os.Chmod(dir, 0o755)
 		own := filepath.Join(dir, "attack")
-		if err := copyFile(cmd.Path, own); err != nil {
+		if err := linkFile(cmd.Path, own); err != nil {
 			t.Fatal(err)
 		}
 		cmd.Path = own

@@ -8,6 +8,7 @@ import (
 func TestMain(m *testing.M) { Main(m, Config{}) }
 
 func TestSlotIsThatOfRedis(t *testing.T) {
+	t.Parallel()
 	c := StartCluster(t, 1, 0)
 	for _, key := range []string{"", "a", "lock", "{tag}:a", "a{b", "a{}b", "a{}{b}", "{{b}}", "redisson_lock_token:{a}", "ü"} {
 		if want := c.Nodes[0].ClusterKeySlot(t.Context(), key).Val(); int64(Slot(key)) != want {
@@ -17,6 +18,7 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 }
 
 func TestClusterMigrationKeepsKeys(t *testing.T) {
+	t.Parallel()
 	c := StartCluster(t, 3, 0)
 	client := c.Client(t)
 	source, target := c.Nodes[0], c.Nodes[1]
@@ -57,6 +59,7 @@ func TestClusterMigrationKeepsKeys(t *testing.T) {
 }
 
 func TestClusterPromotesReplicas(t *testing.T) {
+	t.Parallel()
 	c := StartCluster(t, 3, 1)
 	client := c.Client(t)
 	name := c.Names(1, "lock", 1)[0]

@@ -5,12 +5,14 @@
 // Each Daemon stands for one host: it has a socket and a uuid of its own, and shares
 // nothing with other daemons but Redis.
 //
-// Everything that is started ends with the test that has started it.
+// Everything that is started ends with the test that has started it. A test shares nothing with
+// others, so it is parallel; one that is not says why.
 package harness
 
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -95,6 +97,7 @@ func runTests(m *testing.M, c Config) int {
 		return 1
 	}
 	configured = c.Program
+	setParallel()
 	code := m.Run()
 	if programDir != "" {
 		os.RemoveAll(programDir)
@@ -107,6 +110,18 @@ func runTests(m *testing.M, c Config) int {
 		}
 	}
 	return code
+}
+
+// setParallel has several tests run at a time, unless go test was told how many. Tests wait for
+// processes and for the ends of leases most of the time, so there are more than processors.
+func setParallel() {
+	const name, atOnce = "test.parallel", "4"
+	flag.Parse()
+	isSet := false
+	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == name })
+	if !isSet {
+		flag.Set(name, atOnce)
+	}
 }
 
 // findRoot returns the first directory, from the working directory upwards, that contains
@@ -151,12 +166,17 @@ func build() (string, error) {
 		return "", err
 	}
 	own := filepath.Join(programDir, "locksidecar")
-	if err := os.Link(shared, own); errors.Is(err, syscall.EXDEV) {
-		return own, copyFile(shared, own)
-	} else if err != nil {
-		return "", err
+	return own, linkFile(shared, own)
+}
+
+// linkFile makes a hard link, or a copy on another file system. A file that is being written cannot be
+// executed, and a process that another test starts meanwhile may have it open for a moment.
+func linkFile(from, to string) error {
+	err := os.Link(from, to)
+	if errors.Is(err, syscall.EXDEV) {
+		return copyFile(from, to)
 	}
-	return own, nil
+	return err
 }
 
 // lockBinary returns the path of a binary in bin/test, and locks it against other processes until

@@ -34,7 +34,7 @@ func (d *Daemon) AsNobody(args ...string) *exec.Cmd {
 		d.t.Fatal(err)
 	}
 	program := filepath.Join(dir, "locksidecar")
-	if err := copyFile(Program(d.t), program); err != nil {
+	if err := linkFile(Program(d.t), program); err != nil {
 		d.t.Fatal(err)
 	}
 	cmd := exec.CommandContext(d.t.Context(), program, args...)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -268,16 +269,37 @@ func RefusingPort(t testing.TB) int {
 	return at.(*syscall.SockaddrInet4).Port
 }
 
-// FreePort returns a loopback port that no process listens on.
+// FreePort returns a loopback port that no process listens on, and keeps it for the test until its end:
+// a server that is stopped finds it free. It is not among those that the system gives to connections.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	const first, ports = 11000, busOffset // the port of a cluster bus is no port of another server
+	// The first port depends on the process, so that processes rarely try the same ones.
+	for range ports {
+		port := first + (os.Getpid()*101+int(portsTried.Add(1)))%ports
+		reserved, err := net.Listen("unix", reservation(port))
+		if err != nil {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			reserved.Close()
+			continue
+		}
+		l.Close()
+		t.Cleanup(func() { reserved.Close() })
+		t.Logf("port %d", port)
+		return port
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
+
+var portsTried atomic.Int64
+
+// reservation returns the name of a socket that keeps a port for a test. It ends with the process at the
+// latest.
+func reservation(port int) string { return fmt.Sprintf("@locksidecar-test-port-%d", port) }
 
 // Signal sends a signal to the server.
 func (r *Redis) Signal(s syscall.Signal) {

@@ -1,0 +1,39 @@
+package harness
+
+import (
+	"net"
+	"testing"
+)
+
+// A test draws the same numbers in each run, and others with another seed.
+func TestRandomNumbersDependOnTheSeedAlone(t *testing.T) {
+	draw := func(seed string) uint64 {
+		t.Setenv(seedVar, seed)
+		return Random(t).Uint64()
+	}
+	if a, b := draw(""), draw(""); a != b {
+		t.Errorf("one run draws %d, the next one %d", a, b)
+	}
+	if a, b := draw(""), draw("4711"); a == b {
+		t.Errorf("with another seed, %d is drawn again", a)
+	}
+}
+
+// A server that is stopped finds its port free, whatever ports other tests have drawn meanwhile.
+func TestPortStaysThatOfItsTest(t *testing.T) {
+	t.Parallel()
+	var port int
+	t.Run("a test", func(t *testing.T) {
+		port = FreePort(t)
+		name := reservation(port)
+		if l, err := net.Listen("unix", name); err == nil {
+			l.Close()
+			t.Errorf("another process can reserve port %d", port)
+		}
+	})
+	l, err := net.Listen("unix", reservation(port))
+	if err != nil {
+		t.Fatalf("port %d is reserved after the test: %v", port, err)
+	}
+	l.Close()
+}
