@@ -38,7 +38,8 @@ func unlockConfirmed(t *testing.T, l *locksidecar.Lock) {
 // the lock. With a confirmed release each try succeeds, although commands of the first host
 // need 2 ms to reach Redis and those of the other host do not.
 func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
-	const rounds = 100
+	t.Parallel()
+	rounds := harness.Pick(25, 100)
 	r := harness.StartRedis(t)
 	way := harness.StartProxy(t, r)
 	here, there := harness.StartDaemon(t, way.URL()), harness.StartDaemon(t, r.UnixURL())
@@ -116,7 +117,9 @@ func awaitRelease(t *testing.T, c *locksidecar.Client) {
 // While Redis cannot be reached, a confirmed release does not return. It returns when the
 // daemon has reconnected to Redis and Redis has executed the release.
 func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
+	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
+		t.Parallel()
 		r := harness.StartRedis(t)
 		way := harness.StartProxy(t, r)
 		here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
@@ -147,10 +150,12 @@ func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
 // that waits for the confirmation gets it from the successor. After that, another host finds
 // the lock free.
 func TestConfirmationOutlivesTheDaemon(t *testing.T) {
+	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
 		for _, read := range []bool{true, false} { // whether the daemon that is killed has read the release
 			for _, more := range []bool{true, false} { // whether other locks are held: then the successor resumes the session
 				t.Run(fmt.Sprintf("release read %v, more held %v", read, more), func(t *testing.T) {
+					t.Parallel()
 					r := harness.StartRedis(t)
 					way := harness.StartProxy(t, r)
 					here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
@@ -205,7 +210,9 @@ func killBeforeRelease(t *testing.T, d *harness.Daemon, way *harness.Proxy, w *h
 // A daemon that starts without the state of its predecessor does not know the release. An SDK
 // does not accept its confirmation. The lock is free when its lease ends.
 func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
+	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
+		t.Parallel()
 		r := harness.StartRedis(t)
 		way := harness.StartProxy(t, r)
 		here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
@@ -232,6 +239,7 @@ func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
 
 // If `locksidecar run` has ended without a warning, another host finds the lock free.
 func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	way := harness.StartProxy(t, r)
 	here, there := harness.StartDaemon(t, way.URL()), harness.StartDaemon(t, r.UnixURL())
@@ -258,6 +266,7 @@ func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 // If run gets no confirmation of its release, it ends with a warning and with the exit code of
 // its command.
 func TestRunWarnsThatItsReleaseIsNotConfirmed(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	way := harness.StartProxy(t, r)
 	here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)

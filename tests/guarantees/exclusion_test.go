@@ -10,6 +10,7 @@ import (
 // Processes in both languages on two hosts increment one counter by reading it and writing
 // the value plus one. No increment is lost, and tokens grow in the order of the holds.
 func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	const workersPerHost, rounds = 4, 50
 	fleet := harness.StartFleet(t, workersPerHost, harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL()))
@@ -19,6 +20,7 @@ func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
 // Waiters of one host are granted the lock in the order of their requests, whatever process
 // they are in.
 func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	client := harness.Dial(t, d)
 	held, err := client.Lock(t.Context(), "door")
@@ -52,6 +54,7 @@ func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
 
 // A client of one host is granted a lock that clients of another host request all the time.
 func TestNoHostStarves(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	greedy, other := harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
 	// There is always a local waiter to which the lock could be handed over.

@@ -12,6 +12,7 @@ import (
 // Requests of two hosts for a fair lock are granted in the order in which they arrive at Redis,
 // whether each of them asks for that or the setting fair names the lock.
 func TestFairLockIsGrantedInTheOrderOfArrival(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		says    string
 		setting string
@@ -21,6 +22,7 @@ func TestFairLockIsGrantedInTheOrderOfArrival(t *testing.T) {
 		{says: "the setting names the lock", setting: "booth:*"},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
+			t.Parallel()
 			const name = "booth:1"
 			r := harness.StartRedis(t)
 			hosts := []*harness.Daemon{

@@ -25,11 +25,13 @@ func nightly(done string) []string {
 // The crons of five hosts start one job, at one moment or one after the other. One host runs it,
 // however short it is.
 func TestKeptJobOfFiveHostsRunsOnce(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		says  string
 		after bool // each host starts when the one before has ended
 	}{{"at one moment", false}, {"one after the other", true}} {
 		t.Run(tt.says, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			done := filepath.Join(t.TempDir(), "done")
 			var runs []*harness.RunProcess
@@ -73,6 +75,7 @@ func isHeld(t *testing.T, d *harness.Daemon, words ...string) {
 }
 
 func TestLockIsKeptWhateverDies(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		says string
 		die  func(t *testing.T, d *harness.Daemon, run *harness.RunProcess)
@@ -121,6 +124,7 @@ func TestLockIsKeptWhateverDies(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			d, other := harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
 			run := harness.StartRun(t, d, "nightly-report", "echo ready; exec sleep 600", "--keep", nightlyKeep.String())
@@ -134,6 +138,7 @@ func TestLockIsKeptWhateverDies(t *testing.T) {
 
 // A client of another host that waits gets the lock at the end of the keep, and not before.
 func TestKeepEnds(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	a, b := harness.Dial(t, harness.StartDaemon(t, r.UnixURL())), harness.Dial(t, harness.StartDaemon(t, r.UnixURL()))
 	const keep = 500 * time.Millisecond
@@ -158,6 +163,7 @@ func TestKeepEnds(t *testing.T) {
 }
 
 func TestForceReleaseEndsAKeep(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d, other := harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
 	if got := d.Run("run", "--keep", "1h", "nightly-report", "--", "true"); got.Code != 0 {
@@ -201,6 +207,7 @@ func (l locker) Lock(ctx context.Context, key string) (slotLock, error) {
 // gocron does, each takes the lock of the job, runs it and unlocks, or skips the slot. force-release
 // stands for the end of the keep, before the next slot.
 func TestSchedulerRunsEachSlotOnce(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	var daemons []*harness.Daemon
 	var lockers []slotLocker

@@ -14,6 +14,7 @@ import (
 // A process that acquires one lock again and again is granted it without Redis, unless the
 // setting linger is 0. Another host gets the lock all the same.
 func TestLockThatOneHostUsesAgainAndAgainLingers(t *testing.T) {
+	t.Parallel()
 	const pairs = 100
 	r := harness.StartRedis(t)
 	// scripts acquires and releases a lock many times, and returns how many scripts Redis ran meanwhile.
@@ -68,6 +69,7 @@ func makeHot(t *testing.T, c *locksidecar.Client, name string) {
 // same, with a larger token. A request that does not wait is refused at most until the lock has
 // lingered.
 func TestLockThatLingersIsGivenToAnotherHost(t *testing.T) {
+	t.Parallel()
 	const rounds = 20
 	r := harness.StartRedis(t)
 	here := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), harness.LongLease, "--linger=20ms"))
@@ -112,6 +114,7 @@ func TestLockThatLingersIsGivenToAnotherHost(t *testing.T) {
 
 // On the host that released it, a request that does not wait is granted a lock that lingers.
 func TestTryRightAfterAReleaseIsGranted(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	c := harness.Dial(t, d)
@@ -133,6 +136,7 @@ func TestTryRightAfterAReleaseIsGranted(t *testing.T) {
 
 // A release that is confirmed is executed in Redis, however often the lock was acquired before.
 func TestConfirmedReleaseDoesNotLinger(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--linger=20ms"))
 	for range 50 {
@@ -153,6 +157,7 @@ func TestConfirmedReleaseDoesNotLinger(t *testing.T) {
 // ls shows that a lock lingers. A lock lingers for a moment only, so ls is called while a process
 // acquires and releases the lock without a pause.
 func TestLsShowsALockThatLingers(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--linger=20ms")
 	w := harness.StartGoWorker(t, d)
 	ended := w.Send(harness.Command{Do: "poll", Name: "hot", WaitMS: -1, ForMS: (10 * time.Minute).Milliseconds()})
@@ -170,6 +175,7 @@ func TestLsShowsALockThatLingers(t *testing.T) {
 // long before the end of the lease. The moment is short, so the test may have to kill several
 // times.
 func TestLockThatLingersIsFreedAfterARestart(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	for range 20 {
 		d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease, "--linger=20ms")

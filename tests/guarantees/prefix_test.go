@@ -15,6 +15,7 @@ import (
 // For daemons with different key prefixes, one name stands for different locks. Daemons with
 // the same prefix exclude and wake each other. Each prefix has its own keys in Redis.
 func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
+	t.Parallel()
 	const name = "order:42"
 	r := harness.StartRedis(t)
 	r.MustDo("SET", "another program's "+name, "value")
@@ -77,6 +78,7 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 // A daemon with a prefix ignores a key of another program that has the name of a lock. It
 // refuses a lock whose key another program uses, and names that key as it is in Redis.
 func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.MustDo("SET", "report", "value")
 	r.MustDo("RPUSH", "app1:queue", "value")
@@ -97,7 +99,7 @@ func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
 // A daemon that is started with another prefix does not restore the holds of its predecessor.
 // The SDKs report the locks as lost, the log says why, and the old keys expire.
 func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	const name = "kept"
 	r := harness.StartRedis(t)
 	for i, prefix := range []string{"", "app1:"} {

@@ -15,6 +15,7 @@ import (
 // The keys of a lock are those that Redisson writes for an RLock, so that clients of Redisson
 // respect the lock, and its release wakes them.
 func TestLockHasRedissonsLayout(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=30s")
 	c := harness.Dial(t, d)
@@ -97,6 +98,7 @@ func receive(t *testing.T, sub *redis.PubSub) *redis.Message {
 // A daemon respects a key that has the layout of a lock of Redisson. The message of its
 // release wakes a waiter.
 func TestLockOfARedissonClientIsRespected(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	ctx := t.Context()

@@ -16,6 +16,7 @@ var mappedPrefixes = []string{"app1:", "{app1}:"}
 // with the prefix. The keys of a lock that is held, the keys after its release, and the
 // channels of releases are the same.
 func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	for _, prefix := range mappedPrefixes {
 		host := harness.StartRedissonWithPrefix(t, r, prefix)
@@ -55,6 +56,7 @@ func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
 // Each side excludes and wakes the other one, and both draw tokens from one counter. Without
 // the prefix, the same name is another lock.
 func TestRedissonWithANameMapperAndSidecarsWithAPrefixExcludeEachOther(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	bare := harness.StartRedisson(t, r)
 	for i, prefix := range mappedPrefixes {
@@ -105,6 +107,7 @@ func mappedChannel(prefix, name string) string {
 
 // The same holds under load: no increment is lost, and tokens grow in the order of the holds.
 func TestRedissonWithANameMapperAndSidecarsWithAPrefixUnderLoad(t *testing.T) {
+	t.Parallel()
 	const prefix, rounds = "app1:", 25
 	r := harness.StartRedis(t)
 	var fleet []*harness.Worker

@@ -16,12 +16,12 @@ import (
 // host, pass it on between two, or keep it for a moment after each release. So does a program
 // that calls tryLock each millisecond.
 func TestRedissonProgramsDoNotStarve(t *testing.T) {
+	t.Parallel()
 	const (
 		name    = "wanted"
-		grants  = 15
 		pauseMS = 20 // after a grant, so that a program is not granted the lock twice while it is free once
 	)
-	within := harness.Patience * 2 / 3
+	grants, within := harness.Pick(6, 15), harness.Patience*2/3
 	for _, c := range []struct {
 		what           string
 		hosts, clients int
@@ -31,6 +31,7 @@ func TestRedissonProgramsDoNotStarve(t *testing.T) {
 		{"one client in a hot loop", 1, 1},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			var fleet []*harness.Worker
 			var ended []<-chan harness.Answer
@@ -118,7 +119,7 @@ func passThrough(t *testing.T, name string, fleet []*harness.Worker, granted []<
 // A Redisson program holds a lock that many hosts wait for. Only two of them have subscribed to
 // its channel, so its release wakes no more. All are granted the lock, one after another.
 func TestReleaseOfRedissonWakesTwoHosts(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	const name, hosts = "theirs", 6
 	r := harness.StartRedis(t)
 	host := harness.StartRedisson(t, r)
@@ -139,12 +140,13 @@ func TestReleaseOfRedissonWakesTwoHosts(t *testing.T) {
 // the lock is free: by the message that forceUnlock publishes, or when it asks again, after 5 to
 // 6.25 s. The holder finds it at the next renewal.
 func TestDeletedLockIsNoticedByHostsThatQueue(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		do   string
 	}{{"forceUnlock", "force_unlock"}, {"DEL", "delete"}} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			host := harness.StartRedisson(t, r)
 			w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=3s"))
@@ -165,6 +167,7 @@ func TestDeletedLockIsNoticedByHostsThatQueue(t *testing.T) {
 
 // The same while clients of the holder's host wait, too. Then the holder finds it at once.
 func TestDeletedLockIsNoticedByItsHostWhileOtherHostsQueue(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	host := harness.StartRedisson(t, r)
 	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)

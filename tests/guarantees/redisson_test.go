@@ -96,6 +96,7 @@ func mustBeFree(t testing.TB, w *harness.Worker, c harness.Command) {
 // one counter by reading it and writing the value plus one. No increment is lost, and tokens
 // grow in the order of the holds, on both sides.
 func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	const rounds = 25
 	var fleet []*harness.Worker
@@ -144,6 +145,7 @@ func runHammers(t *testing.T, fleet []*harness.Worker, commands []harness.Comman
 // Each kind of lock of Redisson that has the layout of an RLock excludes clients of a sidecar,
 // and they exclude it, whether or not the release of one side wakes the other.
 func TestEveryLockOfRedissonExcludesSidecars(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
@@ -170,6 +172,7 @@ func TestEveryLockOfRedissonExcludesSidecars(t *testing.T) {
 
 // The same holds under load. Leases are short, because not each release wakes the waiters.
 func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	const rounds = 20
 	host := harness.StartRedissonWithWatchdog(t, r, 3000)
@@ -194,6 +197,7 @@ func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
 
 // The message of RLock.unlock wakes a waiter of a sidecar.
 func TestUnlockOfRedissonWakesAWaiterOfASidecar(t *testing.T) {
+	t.Parallel()
 	const poll = 5 * time.Second // after this time without a message, a sidecar tries again
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
@@ -225,6 +229,7 @@ func TestUnlockOfRedissonWakesAWaiterOfASidecar(t *testing.T) {
 // The message of a release by a client of a sidecar wakes a thread that waits in Redisson.
 // Without it, the thread would try again at the end of the lease, in ten minutes.
 func TestReleaseByASidecarWakesAWaiterOfRedisson(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 1)
 	host := harness.StartRedisson(t, r)
@@ -256,6 +261,7 @@ func TestReleaseByASidecarWakesAWaiterOfRedisson(t *testing.T) {
 
 // A thread that has locked an RLock twice holds it until it has unlocked it twice.
 func TestReentryInRedissonIsRespected(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
@@ -275,6 +281,7 @@ func TestReentryInRedissonIsRespected(t *testing.T) {
 // twice. A Redisson program gets that the lock is held, for how long, and that none of its
 // threads holds it.
 func TestReentryInASidecarIsRespectedByRedisson(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"))
 	host := harness.StartRedisson(t, r)
@@ -320,7 +327,7 @@ func TestReentryInASidecarIsRespectedByRedisson(t *testing.T) {
 // A lock that a sidecar renews is held for several leases. RLock.tryLock, called each
 // millisecond, never finds it free.
 func TestLockThatASidecarRenewsIsNeverFreeForRedisson(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=2s"), 1)
 	neverFreeFor(t, r, w, harness.StartRedisson(t, r))
@@ -328,7 +335,7 @@ func TestLockThatASidecarRenewsIsNeverFreeForRedisson(t *testing.T) {
 
 // The same holds for a lock that Redisson renews.
 func TestLockThatRedissonRenewsIsNeverFreeForASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
 	neverFreeFor(t, r, harness.StartRedissonWithWatchdog(t, r, 2000), w)
@@ -358,6 +365,7 @@ func neverFreeFor(t *testing.T, r *harness.Redis, holder, poller *harness.Worker
 // Sidecars and fenced locks of Redisson draw from one counter. If the counter is lost, the
 // next token of Redisson is 1, and that of a sidecar is larger than all before.
 func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	host := harness.StartRedisson(t, r)
 	here, there := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL())), harness.StartNthWorker(t, harness.StartDaemon(t, r.TCPURL()), 1)
@@ -403,6 +411,7 @@ func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 // A counter that a sidecar has drawn from has no expiry, whichever side made it. Without the counter,
 // the next token of Redisson would be 1.
 func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
 	const name = "fenced without end"
@@ -424,6 +433,7 @@ func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
 // With the setting token_expiry, a counter expires that long after the last draw. That is for
 // locks that no Redisson program uses.
 func TestTokenCounterExpiresIfThatIsConfigured(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--token-expiry=168h"))
 	const name = "fenced for a week"
@@ -444,6 +454,7 @@ func TestTokenCounterExpiresIfThatIsConfigured(t *testing.T) {
 // RFencedLock.getToken reads the counter. It returns the token of the holder or a later one,
 // because a sidecar draws tokens in advance for its waiters.
 func TestGetTokenIsNotBelowTheTokenOfTheHolder(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	host := harness.StartRedisson(t, r)
@@ -470,7 +481,9 @@ func TestGetTokenIsNotBelowTheTokenOfTheHolder(t *testing.T) {
 // without a pause: several times, not once by chance. It pauses after each grant, so that it
 // cannot be granted the lock twice while it is free once.
 func TestPollersAreGrantedALockThatIsHandedOver(t *testing.T) {
-	const name, grants, pauseMS = "wanted", 8, 100
+	t.Parallel()
+	const name, pauseMS = "wanted", 100
+	grants := harness.Pick(4, 8)
 	r := harness.StartRedis(t)
 	end := harness.Contend(t, name, 8, harness.StartDaemon(t, r.UnixURL()))
 	host := harness.StartRedisson(t, r)
@@ -508,8 +521,10 @@ func TestPollersAreGrantedALockThatIsHandedOver(t *testing.T) {
 // Redisson force-unlocks a lock for which clients of a sidecar wait. Its holder loses it, and
 // the first waiter is granted it, before the next renewal.
 func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
+	t.Parallel()
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			d := harness.StartDaemon(t, r.UnixURL(), "--lease=10m")
 			host := harness.StartRedisson(t, r)
@@ -536,9 +551,10 @@ func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 // Redisson force-unlocks a lock for which no client of the sidecar waits. Its holder loses it
 // at the next check. Checks are as frequent as renewals, also if the hold is not renewed.
 func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 			host := harness.StartRedisson(t, r)
@@ -561,6 +577,7 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 // Redisson force-unlocks a lock that lingers, and acquires it. For a moment the sidecar may grant it,
 // too: with a token that was drawn before, so that the resource refuses that holder.
 func TestGrantsAfterAForceUnlockOfALingeringLockHaveSmallerTokens(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--linger=20ms"))
 	host := harness.StartRedisson(t, r)
@@ -608,7 +625,7 @@ func TestGrantsAfterAForceUnlockOfALingeringLockHaveSmallerTokens(t *testing.T) 
 // A Redisson program overwrites the key of a lock with a value. The holder loses the lock at
 // the next renewal, long before its deadline, and the log names the type of the value.
 func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=6s")
 	host := harness.StartRedisson(t, r)
@@ -634,7 +651,7 @@ func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 // The releases of these locks are published on other channels, or not at all. A waiter of a
 // sidecar is granted the lock when the sidecar tries again, after five seconds at most.
 func TestReleasesOfRedissonThatWakeNoWaiterOfASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 1)
 	host := harness.StartRedisson(t, r)
@@ -663,7 +680,7 @@ func TestReleasesOfRedissonThatWakeNoWaiterOfASidecar(t *testing.T) {
 // has subscribed to another channel. The thread is granted the lock at the end of the lease
 // that it has read. Until then a sidecar may grant the lock again: it ignores the queue.
 func TestFairLockIsNotWokenByAReleaseOfASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
@@ -698,6 +715,7 @@ func TestFairLockIsNotWokenByAReleaseOfASidecar(t *testing.T) {
 // A spin lock of Redisson does not subscribe. It tries each 128 ms or more often, so that it is
 // granted a lock that a client of a sidecar has released.
 func TestSpinLockPollsALockOfASidecar(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 1)
 	host := harness.StartRedisson(t, r)
@@ -716,6 +734,7 @@ func TestSpinLockPollsALockOfASidecar(t *testing.T) {
 // A multi-lock of RLocks is granted only if no client of a sidecar holds one of them. It
 // releases those that it has acquired meanwhile.
 func TestMultiLockOfRedissonRespectsALockOfASidecar(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 0)
 	host := harness.StartRedisson(t, r)
@@ -751,13 +770,14 @@ func TestMultiLockOfRedissonRespectsALockOfASidecar(t *testing.T) {
 // true: Redisson grants both the read lock and the write lock while a client of a sidecar
 // holds the lock. That client loses it at the next renewal that looks for fields of others.
 func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 	host := harness.StartRedissonWithWatchdog(t, r, 3000)
 	for i, object := range []string{"read", "write"} {
 		t.Run(object, func(t *testing.T) {
-			w, host := harness.StartNthWorker(t, d, i), host.In(t)
+			t.Parallel()
+			w, host := harness.StartNthWorker(t, d, i), host.In(t).OnThread(object)
 			name := "a book to " + object
 			lock, unlock := harness.Command{Do: "lock", Object: object, Name: name}, harness.Command{Do: "unlock", Object: object, Name: name}
 
@@ -791,7 +811,7 @@ func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 // The unlock of a read lock deletes the key of a lock that a client of a sidecar holds. That client
 // loses it at the next renewal or check, before its deadline.
 func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	host := harness.StartRedisson(t, r)
 	for _, tt := range []struct {
@@ -800,10 +820,11 @@ func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
 		leaseMS int64
 	}{
 		{"a renewed lock", "--lease=3s", 0},
-		{"a lease that is shorter than the daemon's", "--lease=10m", 6000},
+		{"a lease that is shorter than the daemon's", "--lease=10m", 3000},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			host := host.In(t)
+			t.Parallel()
+			host := host.In(t).OnThread(tt.what)
 			w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), tt.daemon))
 			name := "read beside " + tt.what
 			w.Must(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: tt.leaseMS})
@@ -821,6 +842,7 @@ func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
 // A map and a rate limiter of Redisson are hashes, as a lock is. If one has the name of a lock, an
 // acquire is refused with denied, and the hash stays as it is.
 func TestHashOfRedissonIsNotALock(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
@@ -848,15 +870,16 @@ func TestHashOfRedissonIsNotALock(t *testing.T) {
 // written around its field. The client loses the lock at the next check. The hash has the expiry of
 // the lock, so the name is refused until that, and usable after it.
 func TestHashOfRedissonAroundALockOfASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
 	for _, do := range []string{"put_map", "set_rate"} {
 		t.Run(do, func(t *testing.T) {
-			w, host := w.In(t), host.In(t)
+			t.Parallel()
+			w, host := w.In(t), host.In(t).OnThread(do)
 			h := harness.Hold{Worker: w, Name: "written around by " + do}
-			w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: 6000})
+			w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: 3000})
 			if a := host.Must(harness.Command{Do: do, Name: h.Name, Count: 5}); !a.Yes {
 				t.Errorf("%s had no effect", do)
 			}
@@ -873,10 +896,10 @@ func TestHashOfRedissonAroundALockOfASidecar(t *testing.T) {
 // A lock of a group of values is a hash with the name of the group. It is granted although a client
 // of a sidecar holds the lock of that name. While a Redisson program holds it, the name is refused.
 func TestGroupLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
-	host := harness.StartRedisson(t, r)
+	host := harness.StartRedissonWithWatchdog(t, r, 3000)
 	lock := harness.Command{Do: "lock", Object: "group", Name: "a group", Names: []string{"one", "two"}}
 	unlock := lock
 	unlock.Do = "unlock"
@@ -889,7 +912,7 @@ func TestGroupLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	awaitFree(t, r, lock.Name)
 
 	h := harness.Hold{Worker: w, Name: lock.Name}
-	w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: 6000})
+	w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: 3000})
 	host.Must(lock)
 	h.ExpectLost(protocol.Stolen)
 	host.Must(unlock)
@@ -900,6 +923,7 @@ func TestGroupLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 // Redis refuses a semaphore with the name of a lock that is held, and a lock with the name of
 // a semaphore.
 func TestSemaphoreOfRedissonUnderTheNameOfALock(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
