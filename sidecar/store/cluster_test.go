@@ -650,12 +650,6 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 }
 
 func TestTryOfACluster(t *testing.T) {
-	try := func(url string) (string, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
-		defer cancel()
-		address, _, err := Try(ctx, Config{URL: url})
-		return address, err
-	}
 	nodes := startFakeCluster(t, 3)
 	patient, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -670,14 +664,10 @@ func TestTryOfACluster(t *testing.T) {
 		n.mu.Unlock()
 	}
 	nodes.know(nodes.topology(1, map[uint16]int{7: -1}))
-	if _, err := try(nodes.url()); err == nil || !strings.Contains(err.Error(), "for 16383 of its 16384 slots only") {
-		t.Errorf("%v", err)
-	}
+	wantTry(t, Config{URL: nodes.url()}, "for 16383 of its 16384 slots only", false)
 	text := nodes.topology(1, nil)
 	nodes.know(strings.ReplaceAll(text, nodes[2].address, "127.0.0.1:1"))
-	if _, err := try("redis+cluster://" + nodes[0].address); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1 refuses connections") {
-		t.Errorf("%v", err)
-	}
+	wantTry(t, Config{URL: "redis+cluster://" + nodes[0].address}, "127.0.0.1:1 refuses connections", false)
 }
 
 // Close with operations under way returns when ctx ends, with their results, and leaves no goroutine:
@@ -1065,13 +1055,9 @@ func TestCloseDoesNotWaitForASilentNode(t *testing.T) {
 	conn := recv(t, accepted, "connection")
 	defer conn.Close()
 	must(conn.Read(make([]byte, 1))) // the question, or the greeting before it
-	begun := time.Now()
 	cl.stop()
-	if err := recv(t, asked, "end of the question"); err == nil {
-		t.Error("a silent node answers")
-	}
-	if took := time.Since(begun); took > topologyTimeout/2 {
-		t.Errorf("the question ends %v after it is not wanted any more", took)
+	if err := recv(t, asked, "end of the question"); err == nil || strings.Contains(err.Error(), "did not answer") {
+		t.Errorf("the question, which is not wanted any more, ends with %v", err)
 	}
 }
 

@@ -525,18 +525,19 @@ func TestDemotedMasterIsLeft(t *testing.T) {
 func TestStalledRedis(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
-	r := connected(t, s.url(), func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
 	before := connections(t, a)
-	s.signal(syscall.SIGSTOP)
+	s.suspend()
+	r.impatient(100 * time.Millisecond)
 	start := time.Now()
 	res := r.one(takeOp("lock", 1))
-	if res.Outcome != redisop.Unknown || !strings.Contains(res.Msg, "did not answer within 300ms") {
+	if res.Outcome != redisop.Unknown || !strings.Contains(res.Msg, "did not answer within 30s") { // what the Config says
 		t.Errorf("got %+v, want Unknown", res)
 	}
-	if took := time.Since(start); took < 300*time.Millisecond {
+	if took := time.Since(start); took < 100*time.Millisecond {
 		t.Errorf("gave up after %v", took)
 	}
-	if why := r.down(); !strings.Contains(why, "did not answer within 300ms") {
+	if why := r.down(); !strings.Contains(why, "did not answer within 30s") {
 		t.Errorf("down: %s", why)
 	}
 	s.signal(syscall.SIGCONT)
@@ -553,8 +554,10 @@ func TestStalledRedis(t *testing.T) {
 func TestDeadIdleConnectionIsNoticed(t *testing.T) {
 	t.Parallel()
 	s := startRedis(t)
-	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
-	s.signal(syscall.SIGSTOP)
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
+	s.suspend()
+	r.impatient(10 * time.Millisecond)
+	r.ageIdle()
 	r.down()
 	s.signal(syscall.SIGCONT)
 	r.up()

@@ -266,7 +266,7 @@ func TestTooFewReplicasAreNotSynced(t *testing.T) {
 	a := master.admin()
 	r := connected(t, master.url(), replicated(1))
 	a.HSet(ctx, "others", field(otherUUID, 1), "1")
-	if res := r.one(takeOp("mine", 1)); res.Outcome != redisop.Done || res.Token == 0 {
+	if res := r.untilDone(takeOp("mine", 1)); res.Token == 0 {
 		t.Fatalf("with a replica: %+v", res)
 	}
 	replica.suspend()
@@ -295,9 +295,7 @@ func TestTooFewReplicasAreNotSynced(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	replica.signal(syscall.SIGCONT)
-	if res := r.one(renewOp("mine", 1)); res.Outcome != redisop.Done {
-		t.Errorf("the replica is back: %+v", res)
-	}
+	r.untilDone(renewOp("mine", 1))
 	r.awaitDegraded()
 	if len(r.degraded) > 0 {
 		t.Errorf("OnDegraded(%q)", <-r.degraded)

@@ -270,7 +270,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		}
 	}
 	cfg := Config{
-		URL: url, UUID: ourUUID,
+		URL: url, UUID: ourUUID, Timeout: patience, // a Redis that is only slow is not given up
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
 		OnResults:      func(rs []redisop.Result, _ *Identity) { r.results <- rs },
 		OnUp:           func(_ redisop.Shard, lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
@@ -330,9 +330,63 @@ func recv[T any](t testing.TB, from chan T, what string) T {
 	}
 }
 
+// impatient makes the present connection, and no later one, as impatient as a test is: a Config.Timeout as short
+// would end connections to a Redis that is only slow.
+func (r *recorder) impatient(d time.Duration) {
+	p, c := pipeOf(r.Store), r.Store.commands
+	c.mu.Lock()
+	p.patience = int64(d)
+	c.mu.Unlock()
+	c.nudge()
+}
+
+// ageIdle has the present connection be idle for so long that a PING is due.
+func (r *recorder) ageIdle() {
+	p, c := pipeOf(r.Store), r.Store.commands
+	c.mu.Lock()
+	p.lastInput.Store(0)
+	p.lastReply -= int64(idlePing)
+	c.mu.Unlock()
+	c.nudge()
+}
+
 func (r *recorder) up() upped { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
 
 func (r *recorder) down() string { r.t.Helper(); return recv(r.t, r.downs, "OnDown").Error() }
+
+// untilDone carries out op again until it is done. Replicas have a part of a second to confirm it, which a slow
+// machine may need for itself.
+func (r *recorder) untilDone(op redisop.Op) redisop.Result {
+	r.t.Helper()
+	for end := time.Now().Add(patience); ; {
+		res := r.one(op)
+		if res.Outcome == redisop.Done {
+			return res
+		}
+		if res.Outcome != redisop.NotSynced || time.Now().After(end) {
+			r.t.Fatalf("%+v, want Done", res)
+		}
+	}
+}
+
+// wantTry expects Try to fail with a reason. It has more time each time: a slow machine does not learn the reason
+// in the first one.
+func wantTry(t *testing.T, cfg Config, reason string, late bool) {
+	t.Helper()
+	var err error
+	for within := 250 * time.Millisecond; within < patience; within *= 4 {
+		ends, cancel := context.WithTimeout(ctx, within)
+		if late {
+			ends = lateContext{ends, time.Now().Add(within / 2)}
+		}
+		_, _, err = Try(ends, cfg)
+		cancel()
+		if err != nil && strings.Contains(err.Error(), reason) {
+			return
+		}
+	}
+	t.Errorf("got %v, want %q", err, reason)
+}
 
 // ask carries out ops and returns their results in the order of ops.
 func (r *recorder) ask(ops ...redisop.Op) []redisop.Result {

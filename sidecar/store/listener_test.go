@@ -201,10 +201,12 @@ func TestChangingMinds(t *testing.T) {
 func TestSilentSubscriptionIsGivenUp(t *testing.T) {
 	t.Parallel()
 	s := startRedis(t)
-	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
 	r.Subscribe(0, "a")
 	recv(t, r.subscribed, "subscription")
-	s.signal(syscall.SIGSTOP)
+	s.suspend()
+	r.impatient(10 * time.Millisecond)
+	r.ageIdle()
 	if got := recv(t, r.unsubscribed, "end of subscription"); got != "a" {
 		t.Errorf("got %q", got)
 	}
@@ -218,8 +220,9 @@ func TestSilentSubscriptionIsGivenUp(t *testing.T) {
 // A SUBSCRIBE that Redis does not answer shows that the connection is dead, as a script does.
 func TestUnansweredSubscriptionEndsTheConnection(t *testing.T) {
 	s := startRedis(t)
-	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
-	s.signal(syscall.SIGSTOP)
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
+	s.suspend()
+	r.impatient(10 * time.Millisecond)
 	r.Subscribe(0, "a")
 	r.down()
 	s.signal(syscall.SIGCONT)

@@ -72,11 +72,7 @@ func TestTryReturnsTheServerOrTheReason(t *testing.T) {
 	if err != nil || address != s.tcp()+"/3" || runID != r.id.RunID {
 		t.Errorf("got %s, %s, %v", address, runID, err)
 	}
-	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-	defer cancel()
-	if _, _, err = Try(short, Config{URL: "redis://:wrong@" + s.tcp()}); err == nil || !strings.Contains(err.Error(), "does not accept the password") {
-		t.Errorf("got %v", err)
-	}
+	wantTry(t, Config{URL: "redis://:wrong@" + s.tcp()}, "does not accept the password", false)
 	// The connection of the sidecar that runs is not disturbed.
 	if len(r.downs) > 0 {
 		t.Errorf("down: %s", r.down())
@@ -93,10 +89,5 @@ func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
 func TestTryDoesNotTakeItsDeadlineForAReason(t *testing.T) {
 	s := startRedis(t, "--requirepass", "right")
-	ends, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	late := lateContext{ends, time.Now().Add(500 * time.Millisecond)}
-	if _, _, err := Try(late, Config{URL: "redis://:wrong@" + s.tcp()}); err == nil || !strings.Contains(err.Error(), "does not accept the password") {
-		t.Errorf("got %v", err)
-	}
+	wantTry(t, Config{URL: "redis://:wrong@" + s.tcp()}, "does not accept the password", true)
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -176,6 +177,7 @@ func group(t *testing.T, raw string) *sentinelGroup {
 // A fakeSentinel answers what a test sets.
 type fakeSentinel struct {
 	address string
+	noSubs  atomic.Bool // no subscription is confirmed
 
 	mu     sync.Mutex
 	master func(round int) (address string, epoch int) // by how often it was asked
@@ -265,6 +267,9 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 		s.rounds++ // the last question of a round
 		return "*0\r\n"
 	case "subscribe +switch-master":
+		if s.noSubs.Load() {
+			return ""
+		}
 		if s.subs = append(s.subs, conn); len(s.subs) == 1 {
 			close(s.subscribed)
 		}
@@ -366,6 +371,7 @@ func TestSentinelsAreAskedAgain(t *testing.T) {
 				}
 				return "10.0.0.1:1", 1
 			})
+			f.noSubs.Store(true) // the rounds that follow a subscription would come between two of watch
 			s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
 			defer s.close()
 			s.interval = time.Millisecond
