@@ -100,7 +100,7 @@ func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
 	}
 
 	s.onProcessExit(now, c.session.id)
-	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
+	_ = c.nc.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := c.nc.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("reading the connection: %v, want its end", err)
 	}
@@ -147,7 +147,7 @@ func TestAnswersComeBeforeTheFaultThatEndsTheConnection(t *testing.T) {
 	s.onRequest(now, &request{kind: clientRelease, conn: c, release: protocol.Release{ID: 3, Hold: row.Hold}})
 	s.onRequest(now, &request{kind: clientProtocolError, conn: c, fault: badFrame("it is broken")})
 	s.applyEffects()
-	_ = client.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
+	_ = client.SetReadDeadline(time.Now().Add(time.Minute))
 	frames := protocol.NewReader(client)
 	var got []string
 	for {

@@ -89,6 +89,7 @@ func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
 }
 
 func TestRequestsPerSecondAreRefusedAndReleasesAreNot(t *testing.T) {
+	t.Parallel()
 	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: 1}))
 	c := greeted(t, socket)
 	m := c.hold("a")
@@ -110,15 +111,18 @@ func TestRequestsPerSecondAreRefusedAndReleasesAreNot(t *testing.T) {
 // A client that goes on sending although it is refused is read no faster than at twice the rate. It
 // gets every answer.
 func TestClientThatSendsTooFastIsReadMoreSlowly(t *testing.T) {
+	t.Parallel()
 	const perSecond, requests = 100, 400
 	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: perSecond}))
 	begin := time.Now()
 	c := greeted(t, socket)
-	go func() {
-		for i := range uint64(requests) {
-			c.send(protocol.Ping{ID: 2 + i})
-		}
-	}()
+	var all []byte // in one write: the rate is that at which they are read, however slow the machine is
+	for i := range uint64(requests) {
+		all = protocol.Ping{ID: 2 + i}.Append(all)
+	}
+	if _, err := c.nc.Write(all); err != nil {
+		t.Fatal(err)
+	}
 	refused := 0
 	for range requests {
 		if e, ok := c.next().(*protocol.Err); ok {
@@ -137,6 +141,7 @@ func TestClientThatSendsTooFastIsReadMoreSlowly(t *testing.T) {
 
 // To connect counts, too: a client that reconnects all the time is not served faster.
 func TestClientThatReconnectsTooFastWaits(t *testing.T) {
+	t.Parallel()
 	const perSecond, connections = 10, 20
 	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: perSecond}))
 	begin := time.Now()

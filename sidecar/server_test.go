@@ -46,9 +46,13 @@ func connect(t *testing.T, socket string) *wire {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(time.Minute))
-	return &wire{T: t, nc: nc, frames: protocol.NewReader(nc)}
+	c := &wire{T: t, nc: nc, frames: protocol.NewReader(nc)}
+	c.awaited()
+	return c
 }
+
+// awaited bounds the wait for the next frame, and not the whole test, which may be slow.
+func (c *wire) awaited() { _ = c.nc.SetDeadline(time.Now().Add(time.Minute)) }
 
 func greeted(t *testing.T, socket string) *wire {
 	t.Helper()
@@ -65,6 +69,7 @@ func greeted(t *testing.T, socket string) *wire {
 
 func (c *wire) send(m protocol.Request) {
 	c.Helper()
+	c.awaited()
 	if _, err := c.nc.Write(m.Append(nil)); err != nil {
 		c.Fatal(err)
 	}
@@ -73,6 +78,7 @@ func (c *wire) send(m protocol.Request) {
 // next is the next frame that is no lease event: a slow test may be sent any number of these.
 func (c *wire) next() protocol.Received {
 	c.Helper()
+	c.awaited()
 	for {
 		body, err := c.frames.Next()
 		if err != nil {
@@ -300,6 +306,7 @@ func TestNamesOfWhatBelongsToOtherLocksAreRefused(t *testing.T) {
 }
 
 func TestAReaderThatNeverReadsIsNotReadFrom(t *testing.T) {
+	t.Parallel()
 	socket := start(t, nil)
 	slow, other := greeted(t, socket), greeted(t, socket)
 	for i := range 200 {
@@ -432,7 +439,7 @@ func FuzzServer(f *testing.F) {
 		c := greeted(t, socket)
 		_, _ = c.nc.Write(b)
 		c.nc.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := srv.Ping(ctx); err != nil {
 			t.Fatal(err)

@@ -53,9 +53,6 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *terminalSession {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := ptm.SetReadDeadline(time.Now().Add(eventTimeoutMS * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it has ended, unless the test failed
 		ptm.Close()
@@ -86,6 +83,9 @@ func (s *terminalSession) typeKeys(keys string) {
 // await reads until the terminal shows text, after the text of the previous await.
 func (s *terminalSession) await(text string) {
 	s.t.Helper()
+	if err := s.ptm.SetReadDeadline(time.Now().Add(eventTimeoutMS * time.Millisecond)); err != nil {
+		s.t.Fatal(err)
+	}
 	buf := make([]byte, 4096)
 	for {
 		if i := strings.Index(s.seen.String()[s.from:], text); i >= 0 {
