@@ -9,7 +9,6 @@ import pickle
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,10 @@ from locksidecar import (
     ProtocolError,
     Unavailable,
     Unsupported,
+    _transport,
     aio,
 )
 from locksidecar._handles import Handles
-from locksidecar._transport import Timeouts
 
 S = 1_000_000_000
 
@@ -432,7 +431,8 @@ async def test_grant_processed_just_before_the_cancellation_is_released(
 async def test_sidecar_that_does_not_answer_is_unavailable(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, grace=0.02))
+    monkeypatch.setattr(_transport, "CONNECT_WAIT", 0.02)
+    monkeypatch.setattr(_transport, "ACQUIRE_GRACE", 0.02)
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer"):
         await client.lock("n", timeout=0.01).acquire()

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from fake import FakeSidecar
+from points import points
 
 import locksidecar
 from locksidecar import Client, ClientClosed, Deadlock, Held, LockLost, Unconfirmed, _core, aio
@@ -280,6 +281,18 @@ def aio_collect(tasks: Tasks) -> None:
     gc.collect()
 
 
+UPPER_FRAMES = (
+    aio_read,
+    aio_release,
+    aio_release_confirmed,
+    aio_acquire,
+    aio_cancel,
+    aio_cancel_main,
+    aio_close_coroutine,
+    aio_collect,
+)
+
+
 async def hold_and_release(client: aio.Client, elsewhere: aio.Client) -> None:
     async with client.lock("n", timeout=HANG) as held:
         held.check()
@@ -306,7 +319,7 @@ async def use_at_each_point(
     errors: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
     async with aio.Client(path) as client, aio.Client(path) as elsewhere, elsewhere.lock("busy"):
-        for point in itertools.count(1):
+        for point in points(4, [f.__name__ for f in UPPER_FRAMES].index(function.__name__)):
             # It is free again: an earlier upper frame has released it.
             lock = client.lock("other", timeout=HANG)
             await lock.acquire()
@@ -337,19 +350,7 @@ async def use_at_each_point(
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("body", [hold_and_release, hold_and_lose])
-@pytest.mark.parametrize(
-    "function",
-    [
-        aio_read,
-        aio_release,
-        aio_release_confirmed,
-        aio_acquire,
-        aio_cancel,
-        aio_cancel_main,
-        aio_close_coroutine,
-        aio_collect,
-    ],
-)
+@pytest.mark.parametrize("function", UPPER_FRAMES)
 def test_upper_frame_that_uses_the_asyncio_client(
     sidecar: FakeSidecar,
     function: Callable[[Tasks], None],

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 from fake import TIMEOUT, FakeSidecar, boottime, earlier_sessions
+from points import points, profiled
 
 import locksidecar
 from locksidecar import (
@@ -730,12 +731,8 @@ def test_os_error_other_than_a_disconnect_releases_no_lock(
             raise interrupt
 
     with client.lock("n") as held:
-        sys.setprofile(profile)
-        try:
-            with pytest.raises(OSError, match=str(interrupt.args[-1])):
-                client.ping()
-        finally:
-            sys.setprofile(None)
+        with profiled(profile), pytest.raises(OSError, match=str(interrupt.args[-1])):
+            client.ping()
         assert client.ping() == "ok"
         held.check()
         assert len(sidecar.requests("hello")) == 1
@@ -783,7 +780,7 @@ def test_with_block_interrupted_at_any_point_over_a_restart_leaves_no_lock_held(
         return profile
 
     lock = client.lock("n", confirm=confirm, confirm_timeout=0 if confirm and not listening else None)
-    for point in itertools.count(1):
+    for point in points(3, listening + confirm):
         last = 0
         lock.acquire()
         lock.held._scoped = True  # as by __enter__
@@ -791,12 +788,8 @@ def test_with_block_interrupted_at_any_point_over_a_restart_leaves_no_lock_held(
             if not listening:
                 sidecar.stop_listening()
             sidecar.restart()
-        sys.setprofile(interrupt_at(point))
-        try:
-            with contextlib.suppress(Interrupt, Unconfirmed):
-                lock.__exit__(None, None, None)
-        finally:
-            sys.setprofile(None)
+        with contextlib.suppress(Interrupt, Unconfirmed), profiled(interrupt_at(point)):
+            lock.__exit__(None, None, None)
         if not listening:
             sidecar.listen()
         wait_free(sidecar, "n")

@@ -18,6 +18,7 @@ from types import FrameType
 
 import pytest
 from fake import TIMEOUT, FakeSidecar, boottime
+from points import profiled
 from test_restart import join_releasers
 
 import locksidecar
@@ -391,7 +392,10 @@ def test_url_in_place_of_a_path_is_refused(path: str, monkeypatch: pytest.Monkey
         Client()
 
 
-def test_error_of_a_connect_names_no_request(sidecar: FakeSidecar, tmp_path: Path) -> None:
+def test_error_of_a_connect_names_no_request(
+    sidecar: FakeSidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, no_server=0.02))
     with pytest.raises(Unavailable, match=r"or pass its path to connect\(\)\.$"):
         locksidecar.connect(tmp_path / "none")
     sidecar.rejection = {}
@@ -610,6 +614,8 @@ def test_sidecar_that_does_not_answer_is_unavailable(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, grace=0.02))
+    monkeypatch.setattr(_transport, "CONNECT_WAIT", 0.02)
+    monkeypatch.setattr(_transport, "ACQUIRE_GRACE", 0.02)
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer; is it stopped"):
         client.lock("n", timeout=0.01).acquire()
@@ -858,14 +864,11 @@ def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
     for point in itertools.count(1):
         last = 0
         interrupted = False
-        sys.setprofile(interrupt_at(point))
         try:
-            with lock:
+            with profiled(interrupt_at(point)), lock:
                 pass
         except Interrupt:
             interrupted = True
-        finally:
-            sys.setprofile(None)
         wait_free(sidecar, "n")  # without another use of the client
         kept.held.check()
         assert len(sidecar.requests("hello")) == 1, point
