@@ -134,7 +134,6 @@ type lockOnHost struct {
 	mayYield    bool   // as of the last Take or Arrive
 	yielding    bool   // it released the lock for others, and backs off
 	yieldedAt   int64  // host clock: when it did so although a client waited here; 0: it did not
-	dropDoneAt  int64  // host clock: when the table was told that a Drop is done, since when it was told nothing else; 0: it was not
 	droppedAt   int64  // host clock: when the table was told that the lock is released
 	freedUntil  int64  // host clock: until then a sidecar leaves the lock free, as the table was told
 

@@ -328,7 +328,7 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqConfirm)
 	n := int(q.name)
 	w.expire(n)
-	if l := &h.locks[n]; w.plan.durable && l.dropDoneAt > q.arrived && l.hold.state == none {
+	if w.plan.durable && h.locks[n].hold.state == none {
 		if old := &w.redis.snapshot[n]; int(old.key.Owner) == h.index && w.now < old.key.ExpireAt && !old.ghost {
 			w.violation(invariant.Confirms, n, "host %d confirms that its releases are executed; a replica has %s", h.index, keyString(old.key))
 		}

@@ -200,10 +200,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		return
 	}
-	l.lastOutcome, l.dropDoneAt = r.Outcome, 0
-	if r.Kind == redisop.Drop && r.Outcome == redisop.Done {
-		l.dropDoneAt = now
-	}
+	l.lastOutcome = r.Outcome
 	if r.Outcome == redisop.Refused || r.Outcome == redisop.NotALock {
 		l.deniedAt = w.now
 	}

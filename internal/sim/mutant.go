@@ -24,6 +24,7 @@ type Mutant struct {
 	ignoresReplica    redisop.OpKind // the same
 	grantsTransfers   bool           // the same
 	deliversWithheld  bool           // the same
+	confirmsUnwritten bool           // the same
 	arrivesByClock    bool           // the mutant is in Redis
 	lowersLateScores  bool           // the same
 }

@@ -77,6 +77,12 @@ var Mutants = []Mutant{
 		deliversWithheld: true,
 	},
 	{
+		Name:              "drop-not-written-confirmed",
+		Rule:              "a release that an earlier connection executed is confirmed when a replica has it",
+		Detected:          `a replica has`,
+		confirmsUnwritten: true,
+	},
+	{
 		Name:           "drop-not-synced-confirmed",
 		Rule:           "a confirm waits for a release that a replica confirmed",
 		Detected:       `a replica has`,

@@ -27,6 +27,7 @@ type operation struct {
 	sentAt   int64  // the same, by the clock of the host
 	queued   bool   // an event refers to it
 	executed bool
+	changed  bool // it has changed the key of its lock
 	unknown  bool // its reply is that Redis does not know the script
 	settled  bool // the table has its result
 	lost     bool // will not reach Redis

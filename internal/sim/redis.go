@@ -342,8 +342,8 @@ func (w *world) failOver(n int, old *redisName) {
 }
 
 // replicate decides whether the replica confirms an operation that was executed: its script
-// decides for all of them. If it does, it has everything up to now. A Drop with CanWait is not waited
-// for.
+// decides for all of them. If it does, it has everything up to now: each of them writes something on its
+// connection, also a Drop that finds nothing. A Drop with CanWait is not waited for.
 func (w *world) replicate(h *host, o *operation) {
 	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.via].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
 		return
@@ -353,9 +353,12 @@ func (w *world) replicate(h *host, o *operation) {
 		*s = replication{o.script, w.random.oneIn(w.plan.unsynced)}
 	}
 	switch {
+	case w.confirmsUnwritten && o.op.Kind == redisop.Drop && !o.changed:
 	case !s.isUnsynced:
 		w.redis.keepSnapshot(o.via)
 	case o.op.Kind == w.ignoresReplica:
+	case o.op.Kind == redisop.Take && o.res.Outcome == redisop.HeldByOther:
+		o.res.Unsynced = true
 	case o.res.Outcome == redisop.Done:
 		o.res.Outcome, o.res.Msg = redisop.NotSynced, "0 of 1 replicas"
 		w.check.meetIf(TakeNotSynced, o.op.Kind == redisop.Take)
@@ -501,6 +504,7 @@ func (w *world) execute(h *host, o *operation) {
 			reply.FirstArrived = 0 // the queue is no key of the script, and not here
 		}
 	}
+	o.changed = name.key != before
 	switch reply.Change {
 	case redis.Remove:
 		w.freeKey(n)

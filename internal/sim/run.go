@@ -50,6 +50,7 @@ func Run(seed uint64, o Options) (r *Result) {
 	}
 	w.grantsTransfers = o.Mutant != nil && o.Mutant.grantsTransfers
 	w.deliversWithheld = o.Mutant != nil && o.Mutant.deliversWithheld
+	w.confirmsUnwritten = o.Mutant != nil && o.Mutant.confirmsUnwritten
 	w.arrivesByClock = o.Mutant != nil && o.Mutant.arrivesByClock
 	w.lowersLateScores = o.Mutant != nil && o.Mutant.lowersLateScores
 	w.withoutTokenFloor = o.Mutant != nil && o.Mutant.withoutTokenFloor

@@ -62,6 +62,7 @@ type world struct {
 	ignoresReplica    redisop.OpKind // a mutant: in a durable world, these count although the replica did not confirm them
 	grantsTransfers   bool           // a mutant: in a durable world, a transfer counts before the replica has confirmed it
 	deliversWithheld  bool           // a mutant: in a durable world, a result is delivered that the replica had not confirmed when the connection ended
+	confirmsUnwritten bool           // a mutant: in a durable world, a Drop that changes nothing counts although the replica has not confirmed what came before
 	withoutOrigin     bool           // a mutant: every message counts as one of the server that it came from
 	acceptsCopies     bool           // a mutant: in a Cluster, every message counts as one of the shard that it came from
 	declaresNothing   bool           // a mutant: a script finds the keys that are at its shard, whatever it declares

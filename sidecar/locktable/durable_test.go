@@ -126,6 +126,49 @@ func TestConfirmWaitsForADropThatReplicasConfirmed(t *testing.T) {
 	}
 }
 
+// The danger: the daemon ends after its Drop was executed, and the successor confirms what no replica has.
+func TestConfirmOfALockThatIsNotKnownWaitsForReplicas(t *testing.T) {
+	for _, durable := range []bool{true, false} {
+		r := newListeningRig(t, locktable.Config{Durable: durable, RetryAfter: 100 * time.Millisecond})
+		r.acquire(1, "other")
+		r.redis(redisop.Take, redisop.Done)
+		r.want("s1 granted hold=1 token=1 count=1")
+		r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 7, Name: "a"})
+		if durable {
+			r.want()
+			if op := r.redis(redisop.Drop, redisop.NotSynced); op.Name != "a" || op.CanWait || op.HoldID != 1 {
+				t.Errorf("%+v", op)
+			}
+			r.want()
+			r.pass(110 * time.Millisecond)
+			r.redis(redisop.Drop, redisop.Done)
+		}
+		r.want("s1 confirmed 7")
+		r.quiet()
+		if _, ok := r.tb.Info(r.now, "a"); ok {
+			t.Error("the table still knows the lock")
+		}
+	}
+}
+
+// A lock that a local client waits for is not dropped. Then the Take shows that the release was executed.
+func TestConfirmWaitsForATakeThatReplicasConfirmed(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Durable: true, RetryAfter: 100 * time.Millisecond})
+	r.acquire(2, "a")
+	heldByOther := redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 60_000}
+	r.answer(redisop.Take, heldByOther)
+	r.want("subscribe a")
+	r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 7, Name: "a"})
+	r.want()
+	unsynced := heldByOther
+	unsynced.Unsynced = true
+	r.answer(redisop.Take, unsynced)
+	r.want()
+	r.tb.Subscribed(r.now, 0, "a")
+	r.answer(redisop.Take, heldByOther)
+	r.want("s1 confirmed 7")
+}
+
 // A ticket that Redis took out of the queue for a lock which replicas did not confirm may come back.
 func TestTicketOfATakeThatReplicasDidNotConfirmMayStand(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})

@@ -1,6 +1,9 @@
 package locktable
 
-import "github.com/locksidecar/locksidecar/protocol"
+import (
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+)
 
 // Release ends one entry of a hold. Redis's answer cannot change this one.
 func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
@@ -97,21 +100,35 @@ func (t *Table) forceHold(now int64, l *lock) (num uint64, ok bool) {
 // Confirm is answered when Redis has executed every release of the lock that this
 // sidecar has answered. If another local owner has the lock by then, that is so, too: it
 // is taken, but not by an ended hold. So it is if the last hold is kept: Redis has it until then.
+//
+// With Config.Durable, replicas confirm a Drop before the answer, or a Take that found another owner, also of a
+// lock that is not known: an earlier Drop of it, perhaps of a predecessor, may be one that no replica confirmed.
 func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {
 		return
 	}
 	l := t.byName[req.Name]
-	if l == nil {
+	if l == nil && !t.cfg.Durable {
 		t.emit(Effect{Kind: Confirmed, Session: id, ID: req.ID})
 		return
 	}
-	if why := t.noRoomToWait(s); why != "" {
+	why := t.noRoomToWait(s)
+	if l == nil && why == "" {
+		why = t.noRoomForName(now, s.user, req.Name)
+	}
+	if why != "" {
 		t.refuse(s, req.ID, protocol.Limit, "%s", why)
 		return
 	}
+	if l == nil {
+		l = t.lockFor(req.Name)
+		t.charge(l, s.user)
+	}
 	q := t.needQueue(l)
+	if t.cfg.Durable && l.holds == nil && l.claim.State() == claim.Absent && !l.claim.IsBusy() {
+		t.doubt(l)
+	}
 	q.confirms = append(q.confirms, confirm{s.id, s.user, req.ID})
 	if s.confirms == nil {
 		s.confirms = make(map[uint64]struct{})

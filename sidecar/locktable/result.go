@@ -91,6 +91,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 	case redisop.HeldByOther:
 		l.forgetClaim(claim.Absent)
 		t.cool(l)
+		t.doubtForConfirms(l, r.Unsynced)
 		if l.holds != nil {
 			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
 		}
@@ -104,6 +105,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			break
 		}
 		l.forgetClaim(claim.Absent)
+		t.doubtForConfirms(l, true)
 		if l.holds != nil {
 			t.loseHold(now, l.holds, protocol.Deleted, "")
 		} else if q != nil && op.Enqueue {
@@ -223,9 +225,17 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 		q.contest.OnDropped(&t.contests, now, r, q.firstTries())
 	}
 	l.forgetClaim(claim.Absent)
-	isUnconfirmed := t.cfg.Durable && op.CanWait && q != nil && len(q.confirms) > 0
-	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) || isUnconfirmed {
-		l.claim.MayBeBack() // another Drop follows; replicas confirm that one, because a client waits for it
+	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) {
+		l.claim.MayBeBack() // another Drop follows
+	}
+	t.doubtForConfirms(l, op.CanWait)
+}
+
+// doubtForConfirms notes that a failover may bring a field of this host back, if replicas did not confirm the
+// operation which found that there is none, and clients wait for that. Another operation follows.
+func (t *Table) doubtForConfirms(l *lock, isUnsynced bool) {
+	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && l.holds == nil {
+		l.claim.MayBeBack()
 	}
 }
 

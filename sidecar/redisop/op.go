@@ -184,6 +184,7 @@ type Result struct {
 	Passed       bool   // Drop, Done: the lock went to the first of the queue
 	Paused       bool   // Drop, Done: the lock is free although there is a queue, so that foreign clients can take it
 	LeftFree     bool   // Take, HeldByOther: no other has it: it is left free for a moment, by the Drop before it
+	Unsynced     bool   // Take, HeldByOther: too few replicas confirmed what was executed before
 	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
 	Recall       Recall // Take, HeldByOther with IsQueued
 	Rank         uint32 // Take, HeldByOther with IsQueued: tickets before it

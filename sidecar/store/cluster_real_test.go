@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -65,6 +66,22 @@ func TestRealCluster(t *testing.T) {
 				t.Errorf("%+v, and the first token was %d", res, r.first(name))
 			}
 			break
+		}
+	})
+
+	// A Cluster brings messages to its nodes in another way than writes.
+	t.Run("a drop that finds nothing, and replicas that confirm", func(t *testing.T) {
+		name, m := c.Names(0, "gone", 1)[0], masters[0]
+		stream := followSilently(t, fmt.Sprintf("127.0.0.1:%d", m.Port))
+		m.MustDo("HSET", c.Names(0, "attached", 1)[0], "field", 1)
+		stream.until(t, "attached")
+		durable := openCluster(t, c.URL(), replicated(1), func(cfg *Config) { cfg.UUID = secondUUID }).settled()
+		if res := durable.do(dropOp(name, 1))[0]; res.Outcome != redisop.NotSynced {
+			t.Errorf("no replica has it: %+v", res)
+		}
+		m.MustDo("HSET", c.Names(0, "after", 1)[0], "field", 1)
+		if text := stream.until(t, "after:"); !hasWrite(text, name) {
+			t.Errorf("nothing was written: %q", text)
 		}
 	})
 

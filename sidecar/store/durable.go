@@ -154,6 +154,7 @@ func notSynced(results []redisop.Result, unawaited []int, why string) {
 			unawaited = unawaited[1:]
 			continue
 		}
+		r.Unsynced = r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther
 		if isWrite := r.Kind == redisop.Take || r.Kind == redisop.Renew || r.Kind == redisop.Drop; isWrite && r.Outcome == redisop.Done {
 			r.Outcome, r.Msg = redisop.NotSynced, why
 		}

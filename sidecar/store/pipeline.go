@@ -111,7 +111,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 		commands:  c,
 		encoder: encoder{
 			prefix: c.cfg.UUID + ":", keys: s.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String(),
-			declares: s.dial.isNode && s.noQueue == "", isSharded: s.isSharded,
+			declares: s.dial.isNode && s.noQueue == "", isSharded: s.isSharded, confirms: s.dial.replicas > 0,
 		},
 		ended:         make(chan struct{}),
 		patience:      int64(s.dial.timeout),

@@ -78,6 +78,8 @@ type encoder struct {
 	expiry int64  // of token counters after their last use, ms; 0: none
 	origin string // what messages name as theirs
 
+	confirms bool // replicas confirm operations
+
 	// In a Cluster:
 	declares  bool // each key that a script may make is among its KEYS: the queues and the signs of locks, too
 	isSharded bool // the channels of locks are sharded
@@ -341,6 +343,9 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []red
 	}
 	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return e.keys.isTagged(op.Name) }) {
 		flags++
+	}
+	if e.confirms && slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.Kind != redisop.Drop || isCovered(&op) }) {
+		flags += 4
 	}
 	text := e.counts(byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), flags)
 	dst = append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')

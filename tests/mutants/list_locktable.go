@@ -1100,9 +1100,23 @@ var locktableMutants = []mutant{
 	{
 		rule: `a confirm waits for a Drop that replicas confirmed`,
 		file: "sidecar/locktable/result.go",
-		old:  `isUnconfirmed := t.cfg.Durable && op.CanWait`,
-		new:  `isUnconfirmed := false && op.CanWait`,
+		old:  `t.doubtForConfirms(l, op.CanWait)`,
+		new:  `t.doubtForConfirms(l, false)`,
 		by:   tableTest("TestConfirmWaitsForADropThatReplicasConfirmed"),
+	},
+	{
+		rule: `a confirm of a lock that is not known waits for replicas`,
+		file: "sidecar/locktable/release.go",
+		old:  `if t.cfg.Durable && l.holds == nil && l.claim.State()`,
+		new:  `if false && l.claim.State()`,
+		by:   tableTest("TestConfirmOfALockThatIsNotKnownWaitsForReplicas"),
+	},
+	{
+		rule: `a confirm waits for a Take after which replicas had all that came before`,
+		file: "sidecar/locktable/result.go",
+		old:  `t.doubtForConfirms(l, r.Unsynced)`,
+		new:  `t.doubtForConfirms(l, false)`,
+		by:   tableTest("TestConfirmWaitsForATakeThatReplicasConfirmed"),
 	},
 	{
 		rule: `the ticket of a Take that replicas did not confirm may stand`,

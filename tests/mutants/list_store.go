@@ -606,6 +606,27 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestScriptThatFailedIsNotRunAgain"),
 	},
 	{
+		rule: "a Drop that finds nothing writes something before its WAIT",
+		file: drop,
+		old:  `if given >= 4 then`,
+		new:  `if false then`,
+		by:   test("sidecar/store", "TestDropThatFindsNothingIsWrittenForReplicas"),
+	},
+	{
+		rule: "a Take of another owner's lock writes something before its WAIT",
+		file: take,
+		old:  `if given >= 4 then`,
+		new:  `if false then`,
+		by:   test("sidecar/store", "TestDropThatFindsNothingIsWrittenForReplicas"),
+	},
+	{
+		rule: "a Take that found another owner says whether replicas had what came before",
+		file: "sidecar/store/durable.go",
+		old:  `r.Unsynced = r.Kind == redisop.Take`,
+		new:  `r.Unsynced = false && r.Kind == redisop.Take`,
+		by:   test("sidecar/store", "TestDropThatFindsNothingIsWrittenForReplicas"),
+	},
+	{
 		rule: "nothing is delivered before replicas have confirmed it",
 		file: "sidecar/store/durable.go",
 		old:  `	d.withholds = d.withholds || isOwed`,

@@ -86,6 +86,11 @@ local function release(lock, num, channel)
   local gone = ask('HDEL', lock, prefix .. num)
   if gone ~= 1 then
     if gone == 0 then
+      if given >= 4 then
+        -- A WAIT covers what its connection wrote, and nothing else. Another one has removed the field.
+        redis.call('HSET', lock, prefix .. num, '0')
+        redis.call('HDEL', lock, prefix .. num)
+      end
       local fields = redis.call('HLEN', lock)
       -- No field at all: the lock may have expired a moment ago, for which there was no
       -- message.

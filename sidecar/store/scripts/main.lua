@@ -6,7 +6,8 @@
 --          signs (see queue.lua), and the counters of those that are only dropped; all are of one slot
 -- ARGV[1]  prefix of this sidecar's owner fields
 -- ARGV[2]  bytes: how many are taken; are set; are dropped; flags: 1: a lock may have a brace; 2: one
---          that is taken again may be left free without a queue. In a Cluster two more: 1: all keys are
+--          that is taken again may be left free without a queue; 4: replicas confirm what is
+--          done, so something is written. In a Cluster two more: 1: all keys are
 --          declared; 1: the channels of locks are sharded
 -- ARGV[3]  lease of what is taken, ms
 -- ARGV[4]  lease of what is passed on by a drop, ms; 0: nothing is passed on
@@ -30,7 +31,8 @@
 -- Nearly every lock that is taken is free, and nearly every lock that is dropped is as this
 -- sidecar left it, and has no queue. These two cases are the cost of this script.
 
-local takes, sets, drops, flags = string.byte(args[2], 1, 4)
+local takes, sets, drops = string.byte(args[2], 1, 3)
+local flags = given % 4
 local locks = declared == 1 and #keys / 4 or (#keys + drops) / 2
 
 local statuses = {}

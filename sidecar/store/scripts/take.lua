@@ -38,6 +38,10 @@ local function refuse(op, lock, channel, num, other, recalls)
   end
   local ttl = redis.call('PTTL', lock)
   if rank then return {code.queued, ttl, other, counted, n, rank, ticket + 0, arrives, recalled} end
+  if given >= 4 then
+    redis.call('HSET', lock, prefix .. num, '0') -- see release; with a ticket, something was written
+    redis.call('HDEL', lock, prefix .. num)
+  end
   return {code.held, ttl, other, counted, n}
 end
 

@@ -21,7 +21,7 @@
 local lease, floor, birth, expiry = ARGV[3], ARGV[5] + 0, ARGV[6] + 0, ARGV[7]
 local ask, keys, args = redis.pcall, KEYS, ARGV -- Redis finds locals faster than globals
 local publish, numsub = 'PUBLISH', 'NUMSUB'
-local declared, sharded = string.byte(ARGV[2], 5, 6) -- see main.lua
+local given, declared, sharded = string.byte(ARGV[2], 4, 6) -- flags and more: see main.lua
 if sharded == 1 then publish, numsub = 'SPUBLISH', 'SHARDNUMSUB' end
 
 local function count_subscribers(channel, kind)
