@@ -41,6 +41,9 @@ const (
 
 	// how long the last frame to a client that is being closed may take.
 	lastFrame = time.Second
+
+	// How long a sidecar that stops reads what its clients have sent. Nothing that honest clients send takes so long.
+	drainWithin = 250 * time.Millisecond
 )
 
 // conn is one connection. Its reader goroutine decodes requests, gives them to the loop,
@@ -71,6 +74,9 @@ type conn struct {
 	// Owned by the loop.
 	session *session // nil: there is none
 	dirty   bool     // in loop.dirty
+	isOver  bool     // of one that is drained: the client had ended it before
+
+	isDraining atomic.Bool // the sidecar stops: see drain
 
 	mu          sync.Mutex    // guards what follows; no other lock is taken under it
 	changed     sync.Cond     // on mu: queued or out became less, out takes no more, or isAbandoned
@@ -175,6 +181,9 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 		req, bad, fault := decode(&decoder, body)
 		if fault != nil {
 			return fault
+		}
+		if c.isDraining.Load() && !(greeted && givesBack(req)) {
+			continue
 		}
 		hello, isHello := req.(*protocol.Hello)
 		if bad != nil {
@@ -318,13 +327,21 @@ func (c *conn) isUnread() bool {
 	if isAbandoned {
 		return true
 	}
-	isClosed := true
+	return c.reports(unix.POLLHUP)
+}
+
+// hasEnded reports whether the client has ended what it sends, or the connection is closed here.
+func (c *conn) hasEnded() bool { return c.reports(unix.POLLRDHUP | unix.POLLHUP) }
+
+// reports reports whether poll finds one of these states of the socket; also if the socket is closed here.
+func (c *conn) reports(states int16) bool {
+	found := true
 	_ = c.raw.Control(func(fd uintptr) {
-		state := []unix.PollFd{{Fd: int32(fd)}}
+		state := []unix.PollFd{{Fd: int32(fd), Events: states}}
 		n, err := unix.Poll(state, 0)
-		isClosed = err == nil && n == 1 && state[0].Revents&unix.POLLHUP != 0
+		found = err == nil && n == 1 && state[0].Revents&states != 0
 	})
-	return isClosed
+	return found
 }
 
 // mostRequests is how many requests are handed over at a time.
@@ -441,14 +458,14 @@ func (s *Server) submitBatch(c *conn, batch *[]request) bool {
 }
 
 // throttle is the backpressure of a slow reader: it waits until no more than queued requests and unread bytes are left of
-// this connection; false: its last frame is queued.
+// this connection; false: its last frame is queued, and nothing more is read.
 func (c *conn) throttle(queued, unread int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for (c.queued > queued || c.unreadOver(unread)) && !c.isEnding() {
 		c.changed.Wait()
 	}
-	return !c.isEnding()
+	return !c.isEnding() || c.isDraining.Load()
 }
 
 // isEnding reports whether the sidecar ends the connection. The caller holds mu.
@@ -558,6 +575,27 @@ func (c *conn) readUntil(deadline time.Time) {
 	if c.out.Accepts() {
 		_ = c.nc.SetReadDeadline(deadline)
 	}
+}
+
+// drain ends a connection of a sidecar that stops. The reader continues to the end of what the client has
+// sent: a release that has arrived is executed, and one that is sent after this fails with EPIPE. So no
+// release is lost, unless the client sends more than can be read in time. The loop calls it.
+func (c *conn) drain(m protocol.Reply) {
+	c.isOver = c.hasEnded() // before the client can learn of the stop: see onDisconnect
+	c.isDraining.Store(true)
+	c.sayLast(m)
+	c.abandon()
+	_ = c.nc.SetReadDeadline(time.Now().Add(drainWithin))
+	rawio.ShutdownRead(c.raw)
+}
+
+// givesBack reports whether a sidecar that stops still executes a request. It says nothing more to clients.
+func givesBack(req protocol.Request) bool {
+	switch req.(type) {
+	case *protocol.Release, *protocol.Bye:
+		return true
+	}
+	return false
 }
 
 // hangUp ends the reader; the last frame is written first.

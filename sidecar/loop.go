@@ -705,7 +705,7 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}
 
 // hangUp sends every client its last frame. That ends the waiters, whose clients send their
-// requests again to the successor; holds stay as they are.
+// requests again to the successor. Holds stay as they are, but for those that the clients have released.
 func (s *Server) hangUp() {
 	s.stopping = true
 	s.table.DropWaiters(protocol.Now())
@@ -713,7 +713,7 @@ func (s *Server) hangUp() {
 	defer s.mu.Unlock()
 	s.ending = true
 	for c := range s.conns { // those that have not said hello too
-		c.hangUp(&stopping)
+		c.drain(&stopping)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -364,6 +365,62 @@ func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
 	c = greeted(t, socket)
 	c.refused(c.acquire("kept", 0), protocol.Timeout, "held by pid")
 	c.hold("freed")
+}
+
+// A reader waits while its client has too many unread answers. So what this client sends last is certainly
+// unread when the sidecar stops.
+func TestStopExecutesReleasesThatHaveArrived(t *testing.T) {
+	t.Parallel() // the stop waits for the client to read, for a second
+	h := newHouse(t, nil)
+	c, m := h.hello(true, "")
+	kept, released := c.hold("kept"), c.hold("released")
+	var frames []byte
+	for id := range uint64(9_000) { // each answer is ten times as long
+		frames = protocol.Ping{ID: 1_000 + id}.Append(frames)
+	}
+	frames = protocol.Release{Hold: released.Hold}.Append(frames)
+	if _, err := c.nc.Write(frames); err != nil {
+		t.Fatal(err)
+	}
+	h.restart()
+	other := greeted(t, h.cfg.Socket)
+	other.ask(protocol.Acquire{ID: 2, Name: "released", WaitMS: 5000}, new(protocol.AcquireOK))
+	other.id = 2
+	other.refused(other.acquire("kept", 0), protocol.Timeout, "held by pid")
+	c = h.resumed(m.Ticket)
+	if lost := c.claim(protocol.ClaimedHold{Hold: kept.Hold, Entries: 1}); len(lost) > 0 {
+		t.Errorf("lost %v", lost)
+	}
+}
+
+func TestReleaseThatAStoppedSidecarCannotReadFails(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	held := c.hold("x")
+	h.stop()
+	if _, err := c.nc.Write(protocol.Release{Hold: held.Hold}.Append(nil)); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("the client is told %v", err)
+	}
+}
+
+// Some of these ends are certainly not read when the sidecar stops.
+func TestStopEndsTheSessionsOfClientsThatHaveClosedTheirConnections(t *testing.T) {
+	const n = 200
+	h := newHouse(t, nil)
+	clients := make([]*wire, n)
+	for i := range clients {
+		clients[i], _ = h.hello(true, "")
+		clients[i].hold(fmt.Sprint("lock-", i))
+	}
+	for _, c := range clients {
+		c.nc.Close()
+	}
+	h.restart()
+	c := greeted(t, h.cfg.Socket)
+	for i := range clients {
+		c.id++
+		c.ask(protocol.Acquire{ID: c.id, Name: fmt.Sprint("lock-", i), WaitMS: 5000}, new(protocol.AcquireOK))
+	}
 }
 
 func TestTwoSidecarsDoNotShareASocketAndADeadOnesIsReplaced(t *testing.T) {

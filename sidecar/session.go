@@ -353,7 +353,7 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 		closePidfd(&c.pidfd)
 	case cl.phase == locktable.SessionDraining:
 		l.close(now, cl, "its process ended")
-	case l.stopping, cl.phase.IsOver():
+	case c.isDraining.Load() && !c.isOver, cl.phase.IsOver():
 	case cl.phase == locktable.SessionClaiming:
 		l.awaitResume(cl)
 	default:

@@ -49,6 +49,12 @@ func HasUnread(conn syscall.RawConn) bool {
 	return n > 0
 }
 
+// ShutdownRead ends what the socket receives: from then on the peer's writes fail with EPIPE. What
+// it had written before can still be read, and then comes io.EOF.
+func ShutdownRead(conn syscall.RawConn) {
+	_ = conn.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RD) })
+}
+
 // Shutdown ends the connection in both directions, whatever other descriptors and
 // processes have the socket. What it had received before can still be read.
 func Shutdown(conn syscall.RawConn) {

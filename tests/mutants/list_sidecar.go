@@ -773,6 +773,34 @@ var sidecarMutants = []mutant{
 		new:  "	_ = c.nc.SetReadDeadline(deadline)\n",
 		by:   test("sidecar", "TestReaderOfAConnectionThatWasHungUpEnds"),
 	},
+	{
+		rule: "a sidecar that stops reads what its clients have sent",
+		file: "sidecar/conn.go",
+		old:  "	_ = c.nc.SetReadDeadline(time.Now().Add(drainWithin))\n",
+		new:  "	_ = c.nc.SetReadDeadline(time.Now())\n",
+		by:   test("sidecar", "TestStopExecutesReleasesThatHaveArrived"),
+	},
+	{
+		rule: "a sidecar that stops reads also from a client that does not read",
+		file: "sidecar/conn.go",
+		old:  "	return !c.isEnding() || c.isDraining.Load()\n",
+		new:  "	return !c.isEnding()\n",
+		by:   test("sidecar", "TestStopExecutesReleasesThatHaveArrived"),
+	},
+	{
+		rule: "a client that ended its connection before the stop holds nothing",
+		file: "sidecar/session.go",
+		old:  "	case c.isDraining.Load() && !c.isOver, ",
+		new:  "	case l.stopping, ",
+		by:   test("sidecar", "TestStopEndsTheSessionsOfClientsThatHaveClosedTheirConnections"),
+	},
+	{
+		rule: "a stop frees nothing of a client that has not ended its connection",
+		file: "sidecar/session.go",
+		old:  "	case c.isDraining.Load() && !c.isOver, ",
+		new:  "	case ",
+		by:   test("sidecar", "TestAnOrderlyStopFreesNothingThatIsHeld"),
+	},
 
 	// Restart.
 	{

@@ -177,6 +177,16 @@ class Session:
         """Whether a sidecar may still have this session, also without a connection."""
         return bool(self._ticket) and self.stage is not Stage.ENDED
 
+    @property
+    def may_have_locks(self) -> bool:
+        """Whether a sidecar, or its successor, may keep locks for this session until it is sent bye.
+
+        A sidecar that dies loses what it has not read. So a release counts until something after it is answered.
+        """
+        return (self.stage > Stage.DISCONNECTED or self.can_be_resumed) and bool(
+            self._holds or self._pending or self.unreleased_until or self._last_release_end > self._acknowledged
+        )
+
     def on_connected(self, now: int) -> None:
         """Queues hello: there is a new connection."""
         self._reset(now)

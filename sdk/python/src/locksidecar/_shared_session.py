@@ -75,6 +75,8 @@ T = TypeVar("T")
 # The attempts to complete a short function that signal handlers interrupt.
 INTERRUPT_RETRIES: Final = (1, 2, 3, 4, 5)
 
+# Seconds for which a finalizer waits: to start a thread takes longer than the answer of a sidecar that runs.
+_DROPPED_WAIT: Final = 0.002
 # Seconds between two attempts of the releaser.
 _RELEASER_PAUSE: Final = 0.1
 # The longest sleep of the watcher after the session has failed.
@@ -718,6 +720,28 @@ class SharedSession:
         finally:
             self.close_in_background()
 
+    def __del__(self) -> None:
+        """Ends the session of a client that was dropped, as close() does.
+
+        The end of the connection is not enough: a sidecar that dies may not have read the last releases, and its
+        successor keeps the locks of a process that lives. This may interrupt any frame, so a thread waits for an answer
+        that does not come at once.
+        """
+        session = self.session
+        if session.failure is not None or not session.may_have_locks:
+            return
+        if sys.is_finalizing() or self.pid != _fork.process_id():
+            return
+        transport, clock = self.transport, self._clock
+        try:
+            session.close(clock())
+            transport.flush()
+            transport.receive_within(_DROPPED_WAIT)
+        finally:
+            if session.stage is not ENDED:
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    _thread.start_new_thread(_close_dropped, (transport, clock))
+
     def close_in_background(self) -> None:
         """Ends a closed session. If the sidecar may still keep its locks, the releaser sends bye."""
         with self.mutex:
@@ -811,6 +835,11 @@ class SharedSession:
         self._log.reset()
         self.transport.close_inherited()
         self._waker.close()
+
+
+def _close_dropped(transport: Transport, clock: Callable[[], int]) -> None:
+    with contextlib.suppress(LocksidecarError):  # there are too many open files: the connection ends with its socket
+        SharedSession(transport, clock).close()
 
 
 def _call_back(on_lost: Callable[[LockLost], object], loss: LockLost) -> None:

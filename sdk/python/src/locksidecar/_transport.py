@@ -41,7 +41,7 @@ BYE_WAIT: Final = 1.0
 
 _RECV_SIZE: Final = 65_536
 _RECV_SIZES: Final = (_RECV_SIZE,)  # for map()
-# Used only for polls that do not wait, so it does not matter if monkey patching replaces select.poll later. None:
+# Used only for polls that do not wait, or hardly, so it does not matter if monkey patching replaces select.poll later. None:
 # eventlet has removed it.
 _POLL: Final = getattr(select, "poll", None)
 # No SIGPIPE: a program that has the default handler must not die because the sidecar died.
@@ -424,6 +424,15 @@ class Transport:
         served = self._availability is _SERVES
         if session.stage is DISCONNECTED or served is not (session.stage is SERVING):
             self._follow_stage()
+
+    def receive_within(self, seconds: float) -> None:
+        """Waits until something arrives, or the seconds have passed, and processes what has arrived.
+
+        Under monkey patching, too, it blocks its thread.
+        """
+        if self.sock is not None and self._poll is not None:
+            self._poll.poll(seconds * 1000)
+        self.receive()
 
     def flush(self) -> bool:
         """Sends what can be sent without waiting. Returns whether nothing is left."""
