@@ -65,7 +65,7 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist .promtool .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target examples/typescript/dist examples/typescript/node_modules
+	rm -rf bin dist .postgres .promtool .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target examples/typescript/dist examples/typescript/node_modules
 
 .PHONY: release
 release: venv ## the artefacts of a release, in dist/: archives, packages, image, sdist, wheel, bills of materials, checksums
@@ -109,7 +109,7 @@ tools:
 # What the tests, the linters and the benchmarks need is installed and built before they run beside each other.
 .PHONY: prepare
 prepare: tools ## install and build all that make test and make lint need
-	@$(MAKE) redis cc venv redisson typescript readers promtool build .venv/.bench $(BENCH_JAR)
+	@$(MAKE) redis cc venv redisson typescript readers promtool postgres build .venv/.bench .venv/.examples $(BENCH_JAR)
 
 .PHONY: redis
 redis:
@@ -140,6 +140,18 @@ promtool:
 		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/promtool; \
 		rm prometheus_*.deb; }
 
+# The server of PostgreSQL and the libraries that this machine lacks, unpacked: the package would start a server.
+.PHONY: postgres
+postgres:
+	@command -v postgres >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || [ -e .postgres/.ready ] || { \
+		command -v apt-get >/dev/null || { echo "error: a PostgreSQL server is needed: install it and try again" >&2; exit 1; }; \
+		rm -rf .postgres; mkdir .postgres; cd .postgres; \
+		as=; [ "$$(id -u)" = 0 ] || as=sudo; $$as apt-get -qq update; \
+		apt-get -qq download $$(apt-get -qq -s --no-install-recommends install postgresql | \
+			sed -nE 's/^Inst (lib[^ ]*|postgresql-[0-9]+) .*/\1/p' | grep -v llvm) 2>/dev/null; \
+		for deb in *.deb; do dpkg-deb -x "$$deb" .; done; \
+		rm *.deb; touch .ready; }
+
 .PHONY: package-readers
 package-readers: readers .venv/.twine
 	@{ command -v rpm && command -v lintian && command -v ssh-keygen; } >/dev/null || { $(call apt,rpm lintian openssh-client); }
@@ -160,6 +172,11 @@ venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python 
 # The Python locks that the benchmark compares with.
 .venv/.bench: .venv/.ready tests/bench/python/requirements.txt
 	.venv/bin/pip install -q --disable-pip-version-check -r tests/bench/python/requirements.txt
+	@touch $@
+
+# What the examples in Python need.
+.venv/.examples: .venv/.ready tests/examples/requirements.txt
+	.venv/bin/pip install -q --disable-pip-version-check -r tests/examples/requirements.txt
 	@touch $@
 
 .venv/.twine: .venv/.ready packaging/requirements.txt
@@ -217,7 +234,7 @@ TEST_FLAGS := -vet=off -count 1 -timeout 10m
 
 .PHONY: test
 test: fmt-check prepare ## every test that a commit must keep; installs what they need
-	@.ci/together test-inside test-processes test-sim test-bench test-wasm test-python
+	@.ci/together test-inside test-processes test-sim test-bench test-wasm test-python test-fence
 
 .PHONY: test-go
 test-go: fmt-check prepare ## the same without the Python SDK
@@ -319,10 +336,16 @@ test-page: redis chromium ## the status page of the daemon in a headless Chromiu
 test-python: redis venv build
 	LOCKSIDECAR_BINARY=$(CURDIR)/bin/locksidecar .venv/bin/pytest -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true sdk/python
 
+# How many holders of a lock are killed while PostgreSQL executes what they write.
+FENCE_KILLS ?= 3
+.PHONY: test-fence
+test-fence: redis postgres build .venv/.examples ## the examples in Python on a real PostgreSQL: FENCE_KILLS (3) for each
+	LOCKSIDECAR_REQUIRE_POSTGRES=1 LOCKSIDECAR_BINARY=$(CURDIR)/bin/locksidecar FENCE_KILLS=$(FENCE_KILLS) .venv/bin/pytest -c sdk/python/pyproject.toml -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true tests/examples
+
 # The root module is vetted before the modules that depend on it: go vet of Go 1.26 takes the empty result that it
 # saved for a package as a dependency for the result of the package itself.
 .PHONY: lint
-lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, go mod tidy, ruff, mypy --strict
+lint: fmt-check venv .venv/.bench .venv/.examples ## gofmt, go vet, staticcheck, go mod tidy, ruff, mypy --strict
 	go vet ./...
 	@for module in $(GO_MODULES); do \
 		echo "go mod tidy -diff ($$module)"; go -C $$module mod tidy -diff || \
@@ -333,10 +356,11 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, go mod tidy, ru
 	cd packaging && go vet ./... && go run $(STATICCHECK) ./...
 	.venv/bin/ruff check sdk/python
 	.venv/bin/ruff format --check sdk/python
-	.venv/bin/ruff check --config sdk/python/pyproject.toml internal tests
-	.venv/bin/ruff format --check --config sdk/python/pyproject.toml internal tests
+	.venv/bin/ruff check --config sdk/python/pyproject.toml examples internal tests
+	.venv/bin/ruff format --check --config sdk/python/pyproject.toml examples internal tests
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	cd sdk/python && for system in darwin win32; do ../../.venv/bin/mypy --strict --platform $$system src; done
+	cd sdk/python && ../../.venv/bin/mypy --strict --allow-untyped-decorators ../../examples/python/*.py ../../tests/examples/*.py
 	.venv/bin/mypy --strict internal/flashsale/till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	.venv/bin/mypy --strict tests/conform/driver.py

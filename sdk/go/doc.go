@@ -44,9 +44,19 @@
 // hold.
 //
 // No lock service can stop a program that is suspended in the middle of its work from
-// continuing after its lock was lost. The resource that the lock protects can refuse
-// such a late program: [Lock.Token] is larger for every later hold of the lock, on
-// whatever host.
+// continuing after its lock was lost, nor a statement that a database executes after its
+// program has died and the lock is free. The resource can: [Lock.Token] is larger for every
+// later hold of the lock, on whatever host. It is not enough that the resource refuses
+// smaller tokens: a late write that comes between the read and the write of the next holder
+// has the largest token so far. To read, change and write a value, write the token first:
+//
+//	UPDATE items SET fence = $token WHERE name = $name AND fence <= $token RETURNING stock
+//	UPDATE items SET stock = $new WHERE name = $name AND fence = $token
+//
+// If a statement changes no row, stop: a later holder has written its token. Each later
+// write has the condition of the second statement, or all of them are one transaction, which
+// ends before Unlock. Without a fence, [WithCrashDelay] keeps the lock while a database may
+// still execute statements of a program that has died.
 //
 // Each successful Lock returns a handle of its own. After its Unlock the handle does
 // nothing: a late or second Unlock cannot release a later hold.

@@ -40,8 +40,8 @@ func Example_workerPool() {
 			fmt.Println("two workers have the job")
 		}
 		defer atWork.Add(-1)
-		// The database gets l.Token() with the result, and refuses a smaller one. It also has
-		// which jobs are done: a lock is free again after the work.
+		// The database gets l.Token() before anything is read, and checks it in each later write. It
+		// also has which jobs are done: a lock is free again after the work.
 		done.Add(1)
 		return ctx.Err()
 	}

@@ -24,8 +24,8 @@ func Example() {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // for the wait and the work
 		defer cancel()
 		return c.Do(ctx, fmt.Sprintf("invoice:%d", invoice), func(ctx context.Context, token uint64) error {
-			// ctx ends when the lock is lost. The resource gets the token, and refuses
-			// smaller ones.
+			// ctx ends when the lock is lost. The first write has the token: see "What a lock
+			// guarantees".
 			fmt.Println("charging", invoice, ctx.Err() == nil, token > 0)
 			return nil
 		}) // ErrLost is joined to the result

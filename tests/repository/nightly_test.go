@@ -27,12 +27,12 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		}
 		return string(text), cmd.ProcessState.ExitCode()
 	}
-	steps := []string{"sim", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "redisson", "topology", "release", "bench", "systemd", "fresh"}
+	steps := []string{"sim", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "fence", "redisson", "topology", "release", "bench", "systemd", "fresh"}
 
 	out, status := run("case $1 in diff) echo a difference; exit 3;; fuzz) exit 124;; esac\n")
 	_, screen, _ := strings.Cut(out, "\nnightly of ")
 	lines := strings.Split(strings.TrimSpace(screen), "\n")
-	if status != 1 || len(lines) > 28 {
+	if status != 1 || len(lines) > 40 {
 		t.Errorf("status %d, and a summary of %d lines:\n%s", status, len(lines), out)
 	}
 	for i, step := range steps {
@@ -56,7 +56,7 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		t.Errorf("the command that runs a failed step again lacks %s:\n%s", again, screen)
 	}
 	calls := read(t, filepath.Join(dir, "calls"))
-	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-old-redisson", "topology", "test-systemd", "test-long", "release-check", "bench-smoke", "test-fresh"} {
+	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-fence", "test-old-redisson", "topology", "test-systemd", "test-long", "release-check", "bench-smoke", "test-fresh"} {
 		if !strings.Contains(calls, "make "+target) {
 			t.Errorf("make %s was not called:\n%s", target, calls)
 		}

@@ -110,7 +110,7 @@ export class Lock implements AsyncDisposable {
     return this.hold.name;
   }
 
-  /** The fencing token: larger for every later hold of the lock. Send it to what the lock protects. */
+  /** The fencing token: larger for every later hold of the lock. Write it into what the lock protects before anything is read. */
   get token(): bigint {
     return this.hold.token;
   }

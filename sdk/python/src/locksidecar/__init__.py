@@ -9,6 +9,15 @@
         charge(fence=held.token)
 
 The asyncio client is in locksidecar.aio.
+
+A database may execute a statement after the process that sent it has died and the lock is free. So it is not enough to
+refuse tokens smaller than the largest so far. To read, change and write a value, write the token first::
+
+    UPDATE items SET fence = %(token)s WHERE name = %(name)s AND fence <= %(token)s RETURNING stock
+    UPDATE items SET stock = %(new)s WHERE name = %(name)s AND fence = %(token)s
+
+If a statement changes no row, stop: a later holder has written its token. Each later write has the condition of the
+second statement, or all of them are one transaction, which ends before the release.
 """
 
 from . import aio

@@ -28,7 +28,7 @@ class Held:
     name: Final[str]
     """The name of the lock."""
     token: Final[int]
-    """The fencing token: larger for every later holder. Send it to the resource that the lock guards."""
+    """The fencing token: larger for every later holder. Write it into the resource before anything is read."""
 
     def __init__(self, shared: EntryReader, entry: Entry, scoped: bool, block: Block | None = None) -> None:
         self._shared = shared
