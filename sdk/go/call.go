@@ -23,6 +23,7 @@ type call struct {
 	// Of an acquireCall.
 	acquire  protocol.Acquire
 	deadline time.Time // of its caller's context; zero: it has none, or the call does not wait for the lock
+	looks    int       // of waitWatch at this call
 	lock     *Lock     // the result
 
 	// Of the calls that callers wait for, but for an acquireCall.

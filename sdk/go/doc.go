@@ -6,6 +6,8 @@
 //		return err
 //	}
 //	defer c.Close()
+//	ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // for the wait and the work
+//	defer cancel()
 //	err = c.Do(ctx, "invoice:42", func(ctx context.Context, token uint64) error {
 //		return charge(ctx, token)            // ctx ends when the lock is lost
 //	})                                       // ErrLost is joined to the error of charge
@@ -85,7 +87,9 @@
 //
 // # Logging and tests
 //
-// [WithLogger] makes a Client log losses and reconnects. Package locksidecartest starts a
+// [WithLogger] makes a Client log losses and reconnects. Without it, a Client logs only, by
+// [log/slog.Default], an acquire that has waited for 2 s because Redis does not serve: an
+// acquire without a deadline waits as long as that takes. Package locksidecartest starts a
 // sidecar, with its Redis, in the process of a test.
 //
 // # Errors

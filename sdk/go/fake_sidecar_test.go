@@ -34,7 +34,8 @@ type fakeSidecar struct {
 	lastID        uint64                  // of holds and tickets
 	hellos        int
 	claims        []int  // how many holds each claim named
-	redisIsDown   bool   // no confirm is answered
+	redisIsDown   bool   // no confirm is answered, and ping says so
+	isHung        bool   // no ping is answered
 	isSilent      bool   // only hello is answered
 	diesOnAcquire bool   // an acquire ends its connection
 	violation     string // how a client broke the protocol
@@ -372,7 +373,13 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 		c.send(protocol.ByeOK{ID: m.ID})
 		return errBye
 	case *protocol.Ping:
-		c.send(protocol.PingOK{ID: m.ID, NowNS: f.clock(), Redis: "ok"})
+		redis := "ok"
+		if f.redisIsDown {
+			redis = "it is away"
+		}
+		if !f.isHung {
+			c.send(protocol.PingOK{ID: m.ID, NowNS: f.clock(), Redis: redis, RedisAddress: "redis:6379/0"})
+		}
 	case *protocol.Acquire:
 		if f.diesOnAcquire {
 			f.disconnectLocked(c)

@@ -166,10 +166,12 @@ func WithClientName(name string) DialOption {
 //
 //   - at level Warn the loss of a lock, with its token and the reason, when it is noticed, and
 //     a sidecar that was restarted without its state and so cannot renew what is held;
+//   - at level Warn an acquire that has waited for 2 s while Redis does not serve or the sidecar
+//     does not answer, once until a lock is granted again;
 //   - at level Info the loss of the connection to the sidecar, and the next connection, with
 //     the time in between.
 //
-// Default: nothing is logged.
+// Default: only a waiting acquire is logged, with [slog.Default].
 func WithLogger(log *slog.Logger) DialOption {
 	return DialOption{func(c *Client) error {
 		c.dialer.log = log

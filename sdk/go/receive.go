@@ -155,6 +155,7 @@ func (s *session) onGrant(conn *connection, m *protocol.Answer) error {
 	}
 	isAbandoned := c.phase == callAbandoned
 	c.lock = s.enterHoldLocked(&c.acquire, &conn.grant)
+	s.waits.grants++
 	s.mu.Unlock()
 	if isAbandoned {
 		// The hold was entered all the same: a re-entry of the same owner may be granted

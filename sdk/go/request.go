@@ -48,6 +48,9 @@ func (s *session) postLocked(c *call, conn *connection) *clientError {
 	case c.kind == acquireCall:
 		s.hasRemoteState = true
 	}
+	if c.kind == acquireCall && !s.waits.isRunning {
+		s.startWatchLocked()
+	}
 	s.calls[c.id] = c
 	return nil
 }

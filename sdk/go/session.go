@@ -70,6 +70,7 @@ type session struct {
 	leaseDeadline int64  // its deadline; 0: the deadlines of all lease events are in the holds
 
 	alarm   expiryAlarm
+	waits   waitWatch
 	release protocol.Release // that is being queued: Unlock allocates none
 }
 
@@ -191,6 +192,7 @@ func (s *session) refuseLocked(why *clientError, endCause func(*hold) error) (fa
 		s.refusal = why
 	}
 	failed, s.calls = s.calls, make(map[uint64]*call)
+	s.waits.stop()
 	s.outage.hasDeadline = false
 	for h := range s.allHoldsLocked() {
 		if cause := endCause(h); cause != nil {

@@ -11,9 +11,24 @@ const (
 	sdkReader  = "sdk/go/reader.go"
 	sdkReceive = "sdk/go/receive.go"
 	sdkRequest = "sdk/go/request.go"
+	sdkWaits   = "sdk/go/waits.go"
 )
 
 var sdkGoMutants = []mutant{
+	{
+		rule: "an acquire that waits for another owner is not logged as one that waits for Redis",
+		file: sdkWaits,
+		old:  "	if err == nil && ok.Redis == \"ok\" {\n",
+		new:  "	if false {\n",
+		by:   test("sdk/go", "TestAcquireThatWaitsForAnotherOwnerIsNotLogged"),
+	},
+	{
+		rule: "Redis is asked again while an acquire waits",
+		file: sdkWaits,
+		old:  "c.looks >= slowLooks && c.looks&(c.looks-1) == 0",
+		new:  "c.looks == slowLooks",
+		by:   test("sdk/go", "TestAcquireThatWaitsForAnotherOwnerIsNotLogged"),
+	},
 	{
 		rule: "a re-entered hold that expired is released once for each entry",
 		file: sdkHold,

@@ -141,6 +141,8 @@ class Session:
     # Locks were given up, and the sidecar may not have read that: it, or Redis, may keep them until this time.
     # 0: there are none.
     unreleased_until: int = 0
+    grants: int = 0  # that were received
+    warned_after: int = -1  # how many grants there had been at the last warning of WaitWatch
 
     _buffer: bytes = b""
     _processed: int = 0  # how many bytes of _buffer are processed
@@ -786,12 +788,14 @@ class Session:
         else:
             deadline = max(self.deadline(hold), deadline)
         entries = hold.entries + 1
+        grants = self.grants + 1
         # Commit:
         self._holds[hold.number] = hold
         self.live_holds = live
         hold.own_deadline = deadline
         hold.lease_events_seen = self._lease_events
         hold.entries = entries
+        self.grants = grants
         call.hold = hold
         call.answer = grant
         call.state = DONE

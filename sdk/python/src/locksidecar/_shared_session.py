@@ -69,6 +69,7 @@ from ._calls import DONE, Call, Confirm, confirm_call, ping_call, watch_call
 from ._core import ENDED, SERVING, Entry
 from ._errors import LockLost, LocksidecarError, Unavailable
 from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, ReusedPoll, Timeouts, Transport, wait_ready
+from ._waits import SLOW, WaitWatch
 
 T = TypeVar("T")
 
@@ -231,6 +232,8 @@ class SharedSession:
     def _wait_for(self, call: Call[Any], timeouts: Timeouts) -> None:
         waiter = _CallWaiter(call)
         transport = self.transport
+        look_at = 0.0 if call.op == "acquire" else math.inf
+        watch: WaitWatch | None = None
         try:
             while True:
                 backoff = math.inf
@@ -242,6 +245,11 @@ class SharedSession:
                         self._receive()
                     if call.state is DONE:
                         return
+                    now = time.monotonic()
+                    if now >= look_at:
+                        if look_at and watch is None:
+                            watch = WaitWatch(call.name)
+                        look_at = now + SLOW if watch is None else self._look(watch, now)
                     if not waiter.registered:
                         self._register(waiter)
                     leader = self._leader
@@ -251,9 +259,10 @@ class SharedSession:
                             waiter.leads_for = leader
                             self._leader = waiter
                         self._polling = True
-                    left = transport.expires_at(timeouts) - time.monotonic()
+                    left = transport.expires_at(timeouts) - now
                 if left <= 0:
                     raise transport.timeout_error(call)
+                left = min(left, look_at - now)
                 if leading:
                     self._poll_as_leader(waiter, min(left, backoff, 3600.0))
                 else:
@@ -271,6 +280,13 @@ class SharedSession:
                     except RuntimeError:  # no thread can be started
                         pass
                     raise
+
+    def _look(self, watch: WaitWatch, now: float) -> float:
+        look_at = watch.look(self.session, now, self._clock())
+        self._flush()
+        if self.session.log:
+            self._run_in_background(self._log.write)  # a handler of the log must not keep the leader from reading
+        return look_at
 
     def _stop_waiting(self, waiter: _CallWaiter) -> None:
         with self.mutex:

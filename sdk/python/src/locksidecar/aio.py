@@ -63,6 +63,7 @@ from ._handles import Handles
 from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, Status
 from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
+from ._waits import SLOW, WaitWatch
 
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
@@ -88,6 +89,7 @@ class _CallWaiter:
     future: asyncio.Future[None]
     timeouts: Timeouts
     timer: asyncio.TimerHandle | None = None
+    watch: asyncio.TimerHandle | None = None  # of an acquire
 
 
 class _AsyncSession:
@@ -152,11 +154,29 @@ class _AsyncSession:
             if self._next_attempt is None and self.transport.sock is None:
                 self._connect()  # now that a call waits, attempts are repeated
             self._set_timer(waiter)
+            if call.op == "acquire":
+                waiter.watch = self.loop.call_later(SLOW, self._look, waiter, WaitWatch(call.name))
             await waiter.future
         finally:
             self._waiting.pop(call, None)
             if waiter.timer is not None:
                 waiter.timer.cancel()
+            if waiter.watch is not None:
+                waiter.watch.cancel()
+
+    def _look(self, waiter: _CallWaiter, watch: WaitWatch) -> None:
+        now = time.monotonic()
+        if self._inside:
+            look_at = now  # when the interrupted frame has ended
+        else:
+            self._inside = True
+            try:
+                look_at = watch.look(self.session, now, self.clock())
+                self._flush()
+            finally:
+                self._inside = False
+        if look_at != math.inf:
+            waiter.watch = self.loop.call_later(look_at - now, self._look, waiter, watch)
 
     def _set_timer(self, waiter: _CallWaiter) -> None:
         if waiter.timer is not None:

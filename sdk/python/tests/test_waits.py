@@ -1,0 +1,130 @@
+"""An acquire that waits because Redis does not serve is logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from fake import FakeSidecar
+
+import locksidecar
+from locksidecar import _calls, _shared_session, _waits, aio, testing
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (_shared_session, _waits, aio):
+        monkeypatch.setattr(module, "SLOW", 0.02)
+    monkeypatch.setattr(_waits, "_ASK_PATIENCE", 0.05)
+
+
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+        self.logged = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self.logged.set()
+
+    def wait(self) -> str:
+        assert self.logged.wait(30)
+        (message,) = self.messages
+        return message
+
+
+@pytest.fixture
+def warnings() -> Iterator[Warnings]:
+    handler = Warnings()
+    logger = logging.getLogger("locksidecar")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def model() -> Iterator[testing.Sidecar]:
+    with testing.Sidecar() as model:
+        yield model
+
+
+def in_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def use(lock: locksidecar.Lock) -> None:
+    with lock:
+        pass
+
+
+REDIS = "the lock 'a' is waited for, because Redis does not serve: it cannot be reached"
+
+
+def test_threads_that_wait_for_redis(model: testing.Sidecar, warnings: Warnings) -> None:
+    with model.connect() as client:
+        with model.redis_unreachable():
+            lock = client.lock("a")
+            threads = [in_thread(partial(use, lock)) for _ in range(3)]
+            assert warnings.wait() == REDIS
+        for thread in threads:
+            thread.join()
+        # A grant ends the outage; the next one is logged again, and only that one.
+        warnings.logged.clear()
+        with model.redis_unreachable():
+            thread = in_thread(partial(use, lock))
+            assert warnings.logged.wait(30)
+        thread.join()
+        assert warnings.messages == [REDIS, REDIS]
+
+
+async def test_tasks_that_wait_for_redis(model: testing.Sidecar, warnings: Warnings) -> None:
+    async def use_in_task(client: aio.Client) -> None:
+        async with client.lock("a"):
+            pass
+
+    async with model.aconnect() as client:
+        with model.redis_unreachable():
+            tasks = [asyncio.create_task(use_in_task(client)) for _ in range(3)]
+            while not warnings.messages:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert warnings.messages == [REDIS]
+
+
+def test_wait_for_another_owner_is_not_logged(model: testing.Sidecar, warnings: Warnings) -> None:
+    """Redis is asked again, later: an outage that begins in the wait is logged."""
+    with model.connect() as client, model.connect() as other:
+        held = other.lock("a")
+        held.acquire()
+        lock = client.lock("a")
+        pings = threading.Event()
+
+        def ping() -> object:
+            pings.set()
+            return _calls.ping_call()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_waits, "ping_call", ping)
+            thread = in_thread(partial(use, lock))
+            assert pings.wait(30)
+        with model.redis_unreachable():
+            assert warnings.wait() == REDIS
+        held.release()
+        thread.join()
+
+
+def test_wait_for_a_sidecar_that_hangs(sidecar: FakeSidecar, warnings: Warnings) -> None:
+    with locksidecar.connect(sidecar.path) as client:
+        client.ping()
+        sidecar.silent = True
+        thread = in_thread(lambda: client.lock("a").acquire())
+        assert "does not answer" in warnings.wait()
+        sidecar.answer_all()
+        thread.join()
