@@ -255,12 +255,19 @@ const Patience = 30 * time.Second
 // Eventually waits until cond is true. The test fails if that takes longer than Patience.
 func Eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); ; {
+	if !Within(Patience, cond) {
+		t.Fatalf("not within %v: %s", Patience, what)
+	}
+}
+
+// Within waits until a condition is met, and reports whether it was in time.
+func Within(patience time.Duration, cond func() bool) bool {
+	for end := time.Now().Add(patience); ; {
 		if cond() {
-			return
+			return true
 		}
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", Patience, what)
+			return false
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

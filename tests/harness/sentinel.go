@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -163,16 +164,38 @@ func (all Sentinels) AwaitMaster(r *Redis) {
 	}
 }
 
+// MasterOf returns the server that the Sentinel names as the master; nil: none of these.
+func (s *Sentinel) MasterOf(servers []*Redis) *Redis {
+	at, err := s.GetMasterAddrByName(s.t.Context(), MasterName).Result()
+	for _, r := range servers {
+		if err == nil && len(at) == 2 && at[1] == strconv.Itoa(r.Port) {
+			return r
+		}
+	}
+	return nil
+}
+
+// PublishEach sets how often the Sentinels publish what they know, and has them ask each server for its role each
+// second. A server that is to be a replica and is none becomes one when four of these periods have passed, and
+// they notice that: 8 to 18 s by default. Redis 6.2 has no such settings.
+func (all Sentinels) PublishEach(period time.Duration) {
+	for _, s := range all {
+		if err := s.Do("SENTINEL", "DEBUG", "PUBLISH-PERIOD", period.Milliseconds(), "INFO-PERIOD", 1000); err != nil && !strings.Contains(err.Error(), "nknown") {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// Do has the Sentinel execute a command.
+func (s *Sentinel) Do(args ...any) error {
+	return s.Process(s.t.Context(), redis.NewCmd(s.t.Context(), args...))
+}
+
 // AwaitAnother waits until the first Sentinel names another master than the first server, and returns it.
 func (all Sentinels) AwaitAnother(servers []*Redis) (master *Redis) {
 	servers[0].t.Helper()
 	Eventually(servers[0].t, "a Sentinel names the new master", func() bool {
-		at, err := all[0].GetMasterAddrByName(context.Background(), MasterName).Result()
-		for _, r := range servers[1:] {
-			if err == nil && len(at) == 2 && at[1] == strconv.Itoa(r.Port) {
-				master = r
-			}
-		}
+		master = all[0].MasterOf(servers[1:])
 		return master != nil
 	})
 	return master
