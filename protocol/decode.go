@@ -425,6 +425,7 @@ func (m *StatusOK) unpack(id uint64, o *object) {
 		Degraded:     o.bool(fieldDegraded, false),
 		RedisAddress: o.text(fieldRedisAddress, 0),
 		RedisRunID:   o.text(fieldRedisRunID, 0),
+		RedisRisk:    o.text(fieldRedisRisk, 0),
 		KeyPrefix:    o.text(fieldKeyPrefix, 0),
 		RoundTripNS:  o.int(fieldRoundTripNS, 0, 0, math.MaxInt64),
 		Trouble:      o.text(fieldTrouble, 0),
@@ -588,7 +589,7 @@ func (m *PingOK) unpack(id uint64, o *object) {
 	*m = PingOK{
 		ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0),
 		Degraded: o.bool(fieldDegraded, false), RedisAddress: o.text(fieldRedisAddress, 0), RedisRunID: o.text(fieldRedisRunID, 0),
-		KeyPrefix: o.text(fieldKeyPrefix, 0), Trouble: o.text(fieldTrouble, 0),
+		RedisRisk: o.text(fieldRedisRisk, 0), KeyPrefix: o.text(fieldKeyPrefix, 0), Trouble: o.text(fieldTrouble, 0),
 	}
 }
 

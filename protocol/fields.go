@@ -53,6 +53,7 @@ const (
 	fieldDegraded
 	fieldRedisAddress
 	fieldRedisRunID
+	fieldRedisRisk
 	fieldKeyPrefix
 	fieldReason
 	fieldText
@@ -131,7 +132,7 @@ var fieldNames = [fields]string{
 	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason", fieldText: "text",
-	fieldDegraded: "degraded", fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldKeyPrefix: "key_prefix",
+	fieldDegraded: "degraded", fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldRedisRisk: "redis_risk", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
@@ -238,6 +239,8 @@ func fieldOf(key []byte) field {
 		return fieldDegraded
 	case "redis_run_id":
 		return fieldRedisRunID
+	case "redis_risk":
+		return fieldRedisRisk
 	case "key_prefix":
 		return fieldKeyPrefix
 	case "reason":

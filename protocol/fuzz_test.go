@@ -180,7 +180,8 @@ func isTruncated(m any) bool {
 	case *MetricsOK:
 		return len(m.Text) > MetricsRoom
 	case *PingOK:
-		return len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField || len(m.KeyPrefix) > MaxField
+		return len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField || len(m.KeyPrefix) > MaxField ||
+			len(m.RedisRisk) > MaxMessage || len(m.Trouble) > MaxMessage
 	case *InfoOK:
 		return m.Lock != nil && (long(m.Lock) || m.Lock.Size() > ListRoom)
 	case *WhoOK:
@@ -207,7 +208,7 @@ func isTruncated(m any) bool {
 		return size > ListRoom
 	case *StatusOK:
 		long := len(m.Version) > MaxClient || len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField ||
-			len(m.KeyPrefix) > MaxField || len(m.Trouble) > MaxMessage || m.Restart != nil && len(m.Restart.Reason) > MaxMessage
+			len(m.KeyPrefix) > MaxField || len(m.RedisRisk) > MaxMessage || len(m.Trouble) > MaxMessage || m.Restart != nil && len(m.Restart.Reason) > MaxMessage
 		size := 0
 		for _, a := range []*AgeRow{m.OldestWaiter, m.OldestHold} {
 			if a != nil {

@@ -77,7 +77,7 @@ var everyReply = []Reply{
 		Lock: &fullRow, Redis: "ok", Key: KeyReadWrite, Msg: "read", TTLMS: -1, Owners: []OwnerRow{{Field: "f", Sidecar: "uuid", Host: "db-7", Entries: 2}, {Field: "g"}},
 		Queue: []OwnerRow{{Field: "h", WaitedMS: 3}}, Queued: 4, Holder: &fullRow, Trouble: "t",
 	}},
-	&PingOK{ID: 1, NowNS: 2, Redis: "ok", Degraded: true, RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:", Trouble: "t"},
+	&PingOK{ID: 1, NowNS: 2, Redis: "ok", Degraded: true, RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", RedisRisk: "r", KeyPrefix: "app1:", Trouble: "t"},
 	&StatusOK{ID: 1, StatusRow: StatusRow{
 		NowNS: 2, StartedNS: 1, Version: "0.1", Redis: "not ok", Degraded: true, Held: 3,
 		Shards: []ShardRow{{Slots: 4, Redis: "none has them"}, {"10.0.0.7:6379", 5, "out of memory", true, 6, 7, 8, 9}}, ShardCount: 10,
@@ -207,7 +207,7 @@ func TestAnswerToStatusFitsIntoAFrame(t *testing.T) {
 	long := strings.Repeat("x", MaxMessage)
 	oldest := &AgeRow{strings.Repeat("n", MaxName), 1 << 62, 1 << 40, 1 << 32, long, 1 << 40}
 	m := StatusOK{1<<63 - 1, StatusRow{
-		NowNS: 1 << 62, StartedNS: 1 << 62, Version: long, Redis: long, Degraded: true, RedisAddress: long, RedisRunID: long, KeyPrefix: long,
+		NowNS: 1 << 62, StartedNS: 1 << 62, Version: long, Redis: long, Degraded: true, RedisAddress: long, RedisRunID: long, RedisRisk: long, KeyPrefix: long,
 		RoundTripNS: 1 << 62, Trouble: long, Sessions: 1 << 30, Held: 1 << 30, Waiting: 1 << 30, OldestWaiter: oldest, OldestHold: oldest,
 		RenewalsLate: 1 << 30, Restart: &RestartRow{long, 1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30}, Hidden: long, ShardCount: 1 << 30,
 	}}

@@ -122,6 +122,7 @@ type StatusRow struct {
 	Degraded     bool   // as in PingOK
 	RedisAddress string
 	RedisRunID   string
+	RedisRisk    string // as in PingOK
 	KeyPrefix    string
 	RoundTripNS  int64  // of the last command that Redis answered, of several shards the longest; 0: there was none
 	Trouble      string // why clients cannot connect, or why a restart would end their locks; "": neither is the case
@@ -212,7 +213,8 @@ type ForceReleaseOrphanedOK struct {
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. Degraded: Redis is
 // connected, but refuses acquires. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
-// server; "" while there is no connection, or if it is not known.
+// server; "" while there is no connection, or if it is not known. RedisRisk is with which settings of
+// Redis, or of this sidecar, two owners may have one lock after a failover; "": none is known.
 // KeyPrefix stands before the names of locks in Redis. Trouble is that of StatusRow.
 type PingOK struct {
 	ID    uint64
@@ -222,6 +224,7 @@ type PingOK struct {
 	Degraded     bool
 	RedisAddress string
 	RedisRunID   string
+	RedisRisk    string
 	KeyPrefix    string
 	Trouble      string
 }
@@ -440,6 +443,7 @@ func (m StatusOK) Append(dst []byte) []byte {
 	w.boolIf("degraded", m.Degraded)
 	w.textIf("redis_address", m.RedisAddress, MaxField)
 	w.textIf("redis_run_id", m.RedisRunID, MaxField)
+	w.textIf("redis_risk", m.RedisRisk, MaxMessage)
 	w.textIf("key_prefix", m.KeyPrefix, MaxField)
 	w.intIf("roundtrip_ns", m.RoundTripNS)
 	w.textIf("trouble", m.Trouble, MaxMessage)
@@ -585,6 +589,7 @@ func (m PingOK) Append(dst []byte) []byte {
 	w.boolIf("degraded", m.Degraded)
 	w.textIf("redis_address", m.RedisAddress, MaxField)
 	w.textIf("redis_run_id", m.RedisRunID, MaxField)
+	w.textIf("redis_risk", m.RedisRisk, MaxMessage)
 	w.textIf("key_prefix", m.KeyPrefix, MaxField)
 	w.textIf("trouble", m.Trouble, MaxMessage)
 	return w.finish()

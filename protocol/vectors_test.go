@@ -352,6 +352,7 @@ type fieldsOf struct {
 	Degraded                bool
 	RedisAddress            string `json:"redis_address"`
 	RedisRunID              string `json:"redis_run_id"`
+	RedisRisk               string `json:"redis_risk"`
 	KeyPrefix               string `json:"key_prefix"`
 	Session                 uint64
 	NowNS                   int64 `json:"now_ns"`
@@ -638,7 +639,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 			shards = append(shards, ShardRow(s))
 		}
 		return &StatusOK{m.ID, StatusRow{
-			m.NowNS, m.StartedNS, m.Version, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
+			m.NowNS, m.StartedNS, m.Version, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.RedisRisk, m.KeyPrefix, m.RoundTripNS, m.Trouble,
 			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart, m.Hidden, shards, m.ShardCount,
 		}}
 	case "who":
@@ -659,7 +660,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		}
 		return ok
 	case "ping":
-		return &PingOK{m.ID, m.NowNS, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.Trouble}
+		return &PingOK{m.ID, m.NowNS, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.RedisRisk, m.KeyPrefix, m.Trouble}
 	case "bye":
 		return &ByeOK{m.ID}
 	case "claim":

@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -11,6 +12,7 @@ import (
 type redisHealth struct {
 	status     string // "ok", or one sentence that says what is wrong
 	runID      string // of the server, or of the Cluster; "": there is no connection, or it is not known
+	risk       string // as store.Config.OnRisk has it; of a Cluster, that of one master
 	isDegraded bool   // Redis is connected, but refuses acquires, or those of some locks: status says why
 }
 
@@ -91,7 +93,7 @@ func (h *shardHealths) all() *redisHealth {
 		return &one
 	}
 	shards, up := 0, 0
-	why, runID := "", ""
+	why, runID, risk := "", "", ""
 	for n := range h.of {
 		if h.slots[n] == 0 {
 			continue
@@ -105,6 +107,7 @@ func (h *shardHealths) all() *redisHealth {
 		if shards++; h.of[n].isUp() {
 			up++
 			runID = h.of[n].runID
+			risk = cmp.Or(risk, h.of[n].risk)
 		}
 		if h.of[n].status != "ok" && why == "" {
 			why = h.of[n].status
@@ -112,9 +115,9 @@ func (h *shardHealths) all() *redisHealth {
 	}
 	switch {
 	case why == "":
-		return &redisHealth{status: "ok", runID: runID}
+		return &redisHealth{status: "ok", runID: runID, risk: risk}
 	case up == 0 || shards == 1:
-		return &redisHealth{status: why, runID: runID, isDegraded: up > 0}
+		return &redisHealth{status: why, runID: runID, risk: risk, isDegraded: up > 0}
 	}
-	return &redisHealth{status: fmt.Sprintf("%d of %d masters of the Cluster are connected; %s", up, shards, why), runID: runID, isDegraded: true}
+	return &redisHealth{status: fmt.Sprintf("%d of %d masters of the Cluster are connected; %s", up, shards, why), runID: runID, risk: risk, isDegraded: true}
 }

@@ -479,7 +479,7 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onMetrics(c, cl, r)
 	case *pingRequest:
 		redis := l.redis.Load()
-		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
+		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
 	case *refused:
 		if r.Op == "acquire" {
 			l.table.CountRefusal("", r.Code)

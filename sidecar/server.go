@@ -120,6 +120,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnUp:          s.redisUp,
 		OnDown:        s.redisDown,
 		OnDegraded:    s.redisDegraded,
+		OnRisk:        s.redisRisk,
 		OnRoute:       s.redisRoute,
 		ProbeInterval: probeInterval,
 		OnSubscribed: func(n redisop.Shard, names []string) {
@@ -303,6 +304,11 @@ func (s *Server) redisDegraded(n redisop.Shard, why string) {
 			h.status = why
 		}
 	}, s.setHealth)
+}
+
+// redisRisk has what the numbers of replicas are wrong for; "": nothing.
+func (s *Server) redisRisk(n redisop.Shard, risk string) {
+	s.shards.set(n, func(h *redisHealth) { h.risk = risk }, s.setHealth)
 }
 
 func (s *Server) redisRoute(ranges []redisop.SlotRange) {

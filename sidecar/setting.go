@@ -88,10 +88,8 @@ func (c Config) Check() error {
 	return asSettingError(errors.Join(errs...))
 }
 
-// TryRedis connects to Redis with these settings, and again until ctx ends if that fails. It
-// returns the address of Redis with the number of the database, and the run id of the server; "":
-// it is not known.
-func (c Config) TryRedis(ctx context.Context) (address, runID string, err error) {
+// TryRedis connects to Redis with these settings, and again until ctx ends if that fails.
+func (c Config) TryRedis(ctx context.Context) (store.Found, error) {
 	or(&c.Redis, DefaultRedis)
 	return store.Try(ctx, store.Config{URL: c.Redis, KeyPrefix: c.KeyPrefix, TLS: c.tls(), Replicas: c.Replicas})
 }

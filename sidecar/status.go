@@ -93,7 +93,7 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 	redis := l.redis.Load()
 	m := &protocol.StatusOK{ID: r.ID, StatusRow: protocol.StatusRow{
 		NowNS: now, StartedNS: l.startedAt, Version: l.cfg.Version,
-		Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix,
+		Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix,
 		RoundTripNS: int64(l.store.RoundTrip()), Trouble: r.trouble,
 		Sessions: len(l.sessions), Held: stats.Holds, Waiting: stats.Waiters,
 		RenewalsLate: r.survey.RenewalsLate, Lost: l.losses.rows(now),

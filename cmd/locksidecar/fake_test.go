@@ -20,6 +20,7 @@ type fakeSidecar struct {
 	inCluster bool          // Redis is a Cluster
 	redis     func() string // returns the status of Redis; nil: "ok"
 	trouble   string        // what ping reports
+	risk      string        // the same
 	onRelease func()        // called before a release is answered; nil: nothing
 	hidden    string        // what a policy hides: the oldest hold and waiter, among others; "": nothing
 	onConfirm protocol.Code // the error of a confirm; "": it is confirmed; noAnswer: none
@@ -211,7 +212,7 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		if f.redis != nil {
 			redis = f.redis()
 		}
-		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: redis, Trouble: f.trouble}
+		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: redis, Trouble: f.trouble, RedisRisk: f.risk, RedisAddress: "127.0.0.1:6379/0"}
 	case *protocol.Who:
 		if f.redis != nil {
 			return protocol.WhoOK{ID: r.ID, WhoRow: protocol.WhoRow{Redis: f.redis()}}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/locksidecar/locksidecar/internal/display"
 )
 
 type pingCmd struct {
@@ -70,6 +72,9 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 			prefix = fmt.Sprintf(", key prefix %q", health.KeyPrefix)
 		}
 		_, err = fmt.Fprintf(out, "Redis at %s, run id %s%s\n", health.RedisAddress, cmp.Or(health.RedisRunID, "unknown (the Redis user lacks +info)"), prefix)
+	}
+	if err == nil && health.RedisRisk != "" {
+		_, err = fmt.Fprintf(out, "warning: %s\n", display.Printable(health.RedisRisk))
 	}
 	return err
 }

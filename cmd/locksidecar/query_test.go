@@ -73,6 +73,14 @@ func TestPingAndForceReleasePrintTheAnswer(t *testing.T) {
 	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: no process of this host holds the lock "free"`)
 }
 
+// Redis serves, and the exit code says so; what may go wrong in a failover is printed.
+func TestPingPrintsTheRiskOfRedis(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) { f.risk = "Redis has 2 replicas, and grants locks with 1 of them" })
+	if out := expectExit(t, start(t, f, "ping"), 0, ""); !strings.Contains(out, "warning: "+f.risk+"\n") {
+		t.Errorf("ping prints %q", out)
+	}
+}
+
 func TestPingReportsTrouble(t *testing.T) {
 	f := startFake(t, func(f *fakeSidecar) { f.trouble = "the file system of the state is full" })
 	if out := expectExit(t, start(t, f, "ping"), exitDegraded, "its Redis serves, but the sidecar is in trouble: the file system of the state is full"); out != "" {

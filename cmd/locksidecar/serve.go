@@ -17,6 +17,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
@@ -252,37 +253,37 @@ const redisCheckTimeout = 4 * time.Second
 
 // checkRedis returns why the daemon that runs at a socket should not be replaced by one with cfg:
 // it can use its Redis, and the next one could not, or would find other data.
-func checkRedis(ctx context.Context, cfg sidecar.Config, socket string) error {
+func checkRedis(ctx context.Context, cfg sidecar.Config, socket string) (risk string, err error) {
 	asking, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	running, err := locksidecar.Dial(asking, socket)
 	if err != nil {
-		return nil // no daemon runs
+		return "", nil // no daemon runs
 	}
 	defer running.Close()
 	health, err := running.Health(asking)
 	if err != nil || health.Redis != "ok" && !health.Degraded {
-		return nil // it is not worse afterwards
+		return "", nil // it is not worse afterwards
 	}
 	const skip = "; the daemon that runs is connected, and would lose its locks; --skip-redis leaves this check out"
 	trying, cancel := context.WithTimeout(ctx, redisCheckTimeout)
 	defer cancel()
-	address, runID, err := cfg.TryRedis(trying)
+	found, err := cfg.TryRedis(trying)
 	if err != nil {
-		return coded{exitUnavailable, fmt.Errorf("these settings do not lead to Redis: %w%s", err, skip)}
+		return "", coded{exitUnavailable, fmt.Errorf("these settings do not lead to Redis: %w%s", err, skip)}
 	}
 	database := func(address string) string { return address[strings.LastIndexByte(address, '/')+1:] }
 	switch {
-	case runID != "" && health.RedisRunID != "" && runID != health.RedisRunID:
-		err = fmt.Errorf("the settings lead to another server, at %s (run id %s), than that of the daemon, at %s (run id %s)", address, runID, health.RedisAddress, health.RedisRunID)
-	case database(address) != database(health.RedisAddress):
-		err = fmt.Errorf("the settings lead to another database, %s, than that of the daemon, at %s", address, health.RedisAddress)
+	case found.RunID != "" && health.RedisRunID != "" && found.RunID != health.RedisRunID:
+		err = fmt.Errorf("the settings lead to another server, at %s (run id %s), than that of the daemon, at %s (run id %s)", found.Address, found.RunID, health.RedisAddress, health.RedisRunID)
+	case database(found.Address) != database(health.RedisAddress):
+		err = fmt.Errorf("the settings lead to another database, %s, than that of the daemon, at %s", found.Address, health.RedisAddress)
 	case cfg.KeyPrefix != health.KeyPrefix:
 		err = fmt.Errorf("the key prefix %q is another one than %q of the daemon", cfg.KeyPrefix, health.KeyPrefix)
 	default:
-		return nil
+		return found.Risk, nil
 	}
-	return coded{exitUsage, fmt.Errorf("%w%s", err, skip)}
+	return "", coded{exitUsage, fmt.Errorf("%w%s", err, skip)}
 }
 
 // check is serve --check.
@@ -300,8 +301,9 @@ func (c *serveCmd) check(ctx context.Context, cfg sidecar.Config, target redisTa
 	if err != nil {
 		return coded{exitUsage, c.resolver.placeValues(err)}
 	}
+	risk := ""
 	if !target.embedded && !c.SkipRedis {
-		if err := checkRedis(ctx, cfg, socket); err != nil {
+		if risk, err = checkRedis(ctx, cfg, socket); err != nil {
 			return err
 		}
 	}
@@ -310,6 +312,9 @@ func (c *serveCmd) check(ctx context.Context, cfg sidecar.Config, target redisTa
 		redis += fmt.Sprintf(", key prefix %q", c.KeyPrefix)
 	}
 	_, err = fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", socket, redis)
+	if err == nil && risk != "" {
+		_, err = fmt.Fprintf(out, "warning: %s\n", display.Printable(risk))
+	}
 	return err
 }
 

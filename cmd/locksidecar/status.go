@@ -32,7 +32,7 @@ Example:
 
 Fields of --json; those in brackets are absent where they do not apply:
 
-    version, started, redis ("ok", or a sentence), [degraded,] redis_address, [redis_run_id, key_prefix, roundtrip_us, trouble, hidden]
+    version, started, redis ("ok", or a sentence), [degraded,] redis_address, [redis_run_id, redis_risk, key_prefix, roundtrip_us, trouble, hidden]
     sessions, held, waiting, renewals_late, lost_last_hour: an object with the reasons and their counts
     [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: state, pid, …]
     [restart: reason, held, sessions, ended, back, away]
@@ -87,6 +87,7 @@ type statusView struct {
 	Degraded     bool           `json:"degraded,omitempty"`
 	RedisAddress string         `json:"redis_address"`
 	RedisRunID   string         `json:"redis_run_id,omitempty"`
+	RedisRisk    string         `json:"redis_risk,omitempty"`
 	KeyPrefix    string         `json:"key_prefix,omitempty"`
 	RoundTripUS  *int64         `json:"roundtrip_us,omitempty"`
 	Trouble      string         `json:"trouble,omitempty"`
@@ -152,7 +153,7 @@ type restartView struct {
 // viewStatus views a status of the time now.
 func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *statusView {
 	v := &statusView{
-		Version: s.Version, Redis: s.Redis, Degraded: s.Degraded, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble, Hidden: s.Hidden,
+		Version: s.Version, Redis: s.Redis, Degraded: s.Degraded, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, RedisRisk: s.RedisRisk, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble, Hidden: s.Hidden,
 		Sessions: s.Sessions, Held: s.Held, Waiting: s.Waiting, RenewalsLate: s.RenewalsLate,
 		OldestHold: viewOldest(s.OldestHold, users), OldestWaiter: viewOldest(s.OldestWaiter, users), Restart: (*restartView)(s.Restart),
 		LostLastHour: make(map[string]int), lost: s.Lost, Started: s.Started, runsFor: now.Sub(s.Started),
@@ -219,6 +220,9 @@ func (v *statusView) text() string {
 		line("redis", "serves; no round trip yet (%s)", place)
 	default:
 		line("redis", "serves; the last round trip took %s (%s)", describeMicros(*v.RoundTripUS), place)
+	}
+	if v.RedisRisk != "" {
+		line("RISK", "%s", v.RedisRisk)
 	}
 	b.WriteString(v.shardTable())
 	which := ""

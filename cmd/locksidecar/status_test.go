@@ -29,6 +29,7 @@ func statuses() map[string]*statusView {
 	ill := busy
 	ill.Redis, ill.RoundTrip, ill.KeyPrefix = "Redis has not answered for 12.3s", 12_300_000_000, ""
 	ill.Trouble = "the state file was removed; restart the sidecar while no lock is held"
+	ill.RedisRisk = "Redis at 10.0.0.5:6379 has 2 replicas, and grants locks with 1 of them (min-replicas-to-write)"
 	ill.RenewalsLate, ill.Lost = 4, []locksidecar.LossCount{{Reason: locksidecar.ReasonExpired, Count: 3}, {Reason: locksidecar.ReasonStolen, Count: 1}}
 	ill.Restart = &locksidecar.RestartInfo{Reason: "it is of another boot of this host"}
 	illView := viewStatus(&ill, now, users)

@@ -270,6 +270,7 @@ type Health struct {
 	Degraded     bool   // the sidecar is connected to Redis, but Redis refuses acquires; Redis says why
 	RedisAddress string // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string // of the Redis server; "": the sidecar is not connected, or Redis does not report it
+	RedisRisk    string // settings with which two owners may have one lock after a failover, in one sentence; "": none is known
 	KeyPrefix    string // what the sidecar puts before the names of locks in Redis; "": nothing
 	Trouble      string // why clients cannot connect, or why a restart would end their locks; "": neither is the case
 }
@@ -281,7 +282,7 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 	err := c.ask(ctx, newCall(queryCall, task{"ping the sidecar", ""}, &ok, func(id uint64) protocol.Request {
 		return protocol.Ping{ID: id}
 	}))
-	return Health{ok.Redis, ok.Degraded, ok.RedisAddress, ok.RedisRunID, ok.KeyPrefix, ok.Trouble}, err
+	return Health{ok.Redis, ok.Degraded, ok.RedisAddress, ok.RedisRunID, ok.RedisRisk, ok.KeyPrefix, ok.Trouble}, err
 }
 
 func (c *Client) ask(ctx context.Context, ask *call) error {

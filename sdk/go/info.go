@@ -115,6 +115,7 @@ type Status struct {
 	Degraded     bool          // Redis is connected, but refuses acquires, or some of them; Redis says why
 	RedisAddress string        // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string        // of the Redis server; "": not connected, or Redis does not report it
+	RedisRisk    string        // settings with which two owners may have one lock after a failover; "": none is known
 	KeyPrefix    string        // what stands before the names of locks in Redis
 	RoundTrip    time.Duration // of the last command that Redis answered; 0: it has answered none
 	Trouble      string        // why clients cannot connect, or a restart would end their locks; "": neither
@@ -289,7 +290,7 @@ func newStatus(row *protocol.StatusRow, now clockReading) Status {
 	now.boot = row.NowNS
 	return Status{
 		Started: now.timeOf(row.StartedNS), Version: row.Version,
-		Redis: row.Redis, Degraded: row.Degraded, RedisAddress: row.RedisAddress, RedisRunID: row.RedisRunID, KeyPrefix: row.KeyPrefix,
+		Redis: row.Redis, Degraded: row.Degraded, RedisAddress: row.RedisAddress, RedisRunID: row.RedisRunID, RedisRisk: row.RedisRisk, KeyPrefix: row.KeyPrefix,
 		RoundTrip: time.Duration(row.RoundTripNS), Trouble: row.Trouble,
 		Sessions: row.Sessions, Held: row.Held, Waiting: row.Waiting,
 		OldestWaiter: newOldest(row.OldestWaiter), OldestHold: newOldest(row.OldestHold),

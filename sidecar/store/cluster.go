@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -309,7 +310,7 @@ func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
 }
 
 // tryCluster connects to each master of a Cluster, and ends the connections.
-func tryCluster(ctx context.Context, cfg Config, d *dialer) (address, runID string, err error) {
+func tryCluster(ctx context.Context, cfg Config, d *dialer) (found Found, err error) {
 	cl := newCluster(cfg, d, nil)
 	defer cl.stop()
 	defer context.AfterFunc(ctx, cl.stop)()
@@ -321,18 +322,20 @@ func tryCluster(ctx context.Context, cfg Config, d *dialer) (address, runID stri
 	}
 	switch {
 	case err != nil:
-		return "", "", err
+		return Found{}, err
 	case t.covered < redisop.Slots:
-		return "", "", unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.address, t.covered, redisop.Slots)
+		return Found{}, unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.address, t.covered, redisop.Slots)
 	}
 	for master := range t.masters {
 		s, err := d.at(master).connect(ctx, &lostAddresses{}, Identity{})
 		if err != nil {
-			return "", "", err
+			return Found{}, err
 		}
 		s.close()
+		found.Risk = cmp.Or(found.Risk, s.replication.risk(s.dial))
 	}
-	return d.place(), t.id, nil
+	found.Address, found.RunID = d.place(), t.id
+	return found, nil
 }
 
 // at returns the way to a node. Nodes announce IP addresses, for which there are no certificates: the

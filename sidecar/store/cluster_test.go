@@ -653,9 +653,9 @@ func TestTryOfACluster(t *testing.T) {
 	nodes := startFakeCluster(t, 3)
 	patient, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	address, runID, err := Try(patient, Config{URL: nodes.url()})
-	if err != nil || address != strings.TrimPrefix(nodes.url(), "redis+cluster://")+"/0" || runID == "" {
-		t.Errorf("%q, %q, %v", address, runID, err)
+	found, err := Try(patient, Config{URL: nodes.url()})
+	if err != nil || found.Address != strings.TrimPrefix(nodes.url(), "redis+cluster://")+"/0" || found.RunID == "" {
+		t.Errorf("%+v, %v", found, err)
 	}
 	for i, n := range nodes {
 		if n.mu.Lock(); n.greeted == 0 {

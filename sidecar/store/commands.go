@@ -90,9 +90,10 @@ type commands struct {
 	killTold bool          // that CLIENT KILL is not permitted was logged
 	ownTold  bool          // that the sidecar's channel is not permitted was logged
 	noQueue  bool          // that the queues of locks are not permitted was logged
-	isAlone  bool          // that a master serves without its replicas was logged
 
 	isClusterTold bool // that the server is a node of a Cluster was logged
+
+	riskLogged int // the largest number of replicas that a logged risk was about; of the reader, too, while there is one
 }
 
 type dialed struct {
@@ -458,11 +459,6 @@ func (c *commands) onConnected(s *readyConn) {
 	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again, and each lock that another host passes on costs a round trip more; +info permits it")
 	}
-	if s.servesAlone && c.cfg.Replicas == 0 && !c.isAlone {
-		c.isAlone = true
-		c.cfg.Log.Warn("this Redis has replicas, and also grants locks when it has lost them: after a failover, the old and the new master may grant one lock; set min-replicas-to-write 1, or durability",
-			"address", s.dial.address, "replicas", s.replicas)
-	}
 	listening := s.refused == ""
 	if !listening && !c.ownTold {
 		c.ownTold = true
@@ -504,6 +500,9 @@ func (c *commands) onConnected(s *readyConn) {
 	p := newPipe(c, s)
 	if p.reported != "" {
 		c.reportDegraded(p.reported)
+	}
+	if p.risk != "" {
+		c.reportRisk(p.risk, p.replication.replicas)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

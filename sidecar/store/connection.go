@@ -236,12 +236,10 @@ type readyConn struct {
 	isClusterNode bool // although the URL does not say so
 	isSharded     bool // it has sharded channels, and is a node of a Cluster
 
-	servesAlone bool  // it has replicas, and accepts writes without one
-	loads       bool  // SCRIPT LOAD is permitted
-	killed      error // why the earlier connection could not be ended; nil if it was, or there was none
+	loads  bool  // SCRIPT LOAD is permitted
+	killed error // why the earlier connection could not be ended; nil if it was, or there was none
 
-	replicas      int  // that are connected to the server
-	tellsReplicas bool // it says how many
+	replication replication
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
@@ -402,11 +400,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	s.id = Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
 	s.id.ClientID, _ = greeting["id"].(int64)
 	s.origin = originOf(s.id.RunID, role)
-	if n, err := strconv.Atoi(info["connected_slaves"]); err == nil {
-		s.replicas, s.tellsReplicas = n, true
-	}
-	_, needsReplica := info["min_slaves_good_slaves"] // which it has with min-replicas-to-write only
-	s.servesAlone = s.replicas > 0 && !needsReplica
+	s.replication.onInfo(info)
 	s.clock, s.clockAt = s.id.Floor, answered
 	if last.known() {
 		// If a new master's clock is behind the old one's, tokens still grow.
@@ -435,6 +429,11 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		redis.NewCmd(ctx, "zrange", queue, "0", "0"), redis.NewCmd(ctx, "zrem", queue, "-"), redis.NewCmd(ctx, "zpopmin", queue),
 	}
 	cmds = append(cmds, queueCmds...)
+	var minimum *redis.Cmd
+	if s.replication.replicas > 0 {
+		minimum = redis.NewCmd(ctx, "config", "get", minReplicas)
+		cmds = append(cmds, minimum)
+	}
 	var sharded, asking *redis.Cmd
 	if d.isNode {
 		// ASKING is about the command after it, and means nothing to that one.
@@ -462,6 +461,9 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		return unavailableError(d.noWait(wait.Err().Error()))
 	}
 	s.loads = load == nil || load.Err() == nil
+	if minimum != nil {
+		s.replication.onGreeting(minimum)
+	}
 	// A user without +pubsub gets an error of another kind than a server that has no such channels.
 	s.isSharded = sharded != nil && (sharded.Err() == nil || code(sharded.Err().Error()) == "NOPERM")
 	if asking != nil && asking.Err() != nil {

@@ -232,11 +232,11 @@ func (p *pipeline) degradedChange() (why string, changed bool) {
 // tooFewReplicas is the sentence for a Redis that has fewer replicas than are to confirm; "": it has
 // enough, or does not tell.
 func (s *readyConn) tooFewReplicas() string {
-	if !s.tellsReplicas || s.replicas >= s.dial.replicas {
+	if r := &s.replication; !r.tellsReplicas || r.replicas >= s.dial.replicas {
 		return ""
 	}
 	return fmt.Sprintf("Redis at %s has %d connected replicas, and %d must confirm each lock (durability); connect its replicas, or lower durability on all hosts",
-		s.dial.address, s.replicas, s.dial.replicas)
+		s.dial.address, s.replication.replicas, s.dial.replicas)
 }
 
 // noWait is the sentence for a Redis that refused WAIT with text.

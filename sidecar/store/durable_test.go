@@ -313,14 +313,14 @@ func TestTooFewReplicasAreNotSynced(t *testing.T) {
 	}
 }
 
-// replication is what a server sends to a replica, which is the test. It confirms nothing.
-type replication struct {
+// replicaStream is what a server sends to a replica, which is the test. It confirms nothing.
+type replicaStream struct {
 	mu   sync.Mutex
 	text []byte
 }
 
 // followSilently makes the test a replica of a server.
-func followSilently(t testing.TB, address string) *replication {
+func followSilently(t testing.TB, address string) *replicaStream {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
@@ -328,14 +328,14 @@ func followSilently(t testing.TB, address string) *replication {
 	if _, err := conn.Write([]byte("PSYNC ? -1\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	r := new(replication)
+	r := new(replicaStream)
 	var reading sync.WaitGroup
 	reading.Go(func() { io.Copy(r, conn) })
 	t.Cleanup(func() { conn.Close(); reading.Wait() })
 	return r
 }
 
-func (r *replication) Write(text []byte) (int, error) {
+func (r *replicaStream) Write(text []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.text = append(r.text, bytes.ToLower(text)...)
@@ -343,7 +343,7 @@ func (r *replication) Write(text []byte) (int, error) {
 }
 
 // until waits until the server has sent a key, and returns what it has sent.
-func (r *replication) until(t testing.TB, key string) string {
+func (r *replicaStream) until(t testing.TB, key string) string {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		r.mu.Lock()

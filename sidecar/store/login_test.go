@@ -68,9 +68,9 @@ func TestTryReturnsTheServerOrTheReason(t *testing.T) {
 	r := connected(t, "redis://:right@"+s.tcp())
 	bound, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	address, runID, err := Try(bound, Config{URL: "redis://:right@" + s.tcp() + "/3"})
-	if err != nil || address != s.tcp()+"/3" || runID != r.id.RunID {
-		t.Errorf("got %s, %s, %v", address, runID, err)
+	found, err := Try(bound, Config{URL: "redis://:right@" + s.tcp() + "/3"})
+	if err != nil || found.Address != s.tcp()+"/3" || found.RunID != r.id.RunID {
+		t.Errorf("got %s, %s, %v", found.Address, found.RunID, err)
 	}
 	wantTry(t, Config{URL: "redis://:wrong@" + s.tcp()}, "does not accept the password", false)
 	// The connection of the sidecar that runs is not disturbed.

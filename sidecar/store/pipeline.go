@@ -60,6 +60,7 @@ type pipeline struct {
 	queryCalls    int              // how many of the calls are commands of queries
 	probe         probe
 	reported      string // why Redis is degraded, as it was reported last; "": it is not
+	risk          string // of the numbers of replicas, as it was reported last; "": there is none
 
 	durability durability
 
@@ -124,6 +125,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	p.durability.replicas = s.dial.replicas
 	p.durability.why = s.tooFewReplicas()
 	p.reported = p.durability.why
+	p.risk = s.replication.risk(s.dial)
 	p.beginProbes()
 	if s.origin.isKnown {
 		p.conn = redisop.NewConn(c.number)
@@ -288,6 +290,8 @@ func (p *pipeline) onPong(answer reply) {
 		p.noRole = true
 	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text) && p.drainReason == "":
 		p.drainReason = p.dial.demoted("")
+	case answer.kind == '*' && len(answer.list) == 3 && answer.list[2].kind == '*': // of a master
+		p.onReplicas(len(answer.list[2].list))
 	}
 }
 
@@ -714,8 +718,18 @@ func (p *pipeline) onReply(answer reply) error {
 		p.deliver()
 		return err
 	}
-	defer mu.Unlock()
-	return p.onResults(answer)
+	of := p.calls.front().form
+	err := p.onResults(answer)
+	risk, changed := "", false
+	if of == reading || of == alive && (p.replication.replicas == 0 || p.replication.isDenied) {
+		risk, changed = p.riskChange()
+	}
+	replicas := p.replication.replicas
+	mu.Unlock()
+	if changed {
+		p.commands.reportRisk(risk, replicas)
+	}
+	return err
 }
 
 // onResults notes the results of what a reply answers. The caller holds mu.
@@ -733,6 +747,8 @@ func (p *pipeline) onResults(answer reply) error {
 		p.onPong(answer)
 	case timing:
 		p.onClock(answer)
+	case reading:
+		p.onMinimum(answer)
 	}
 	p.served = true
 	if cl.ops > 0 { // something on the way may answer a ping

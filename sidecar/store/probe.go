@@ -89,6 +89,9 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), ops)
 	p.durability.owed = p.durability.replicas > 0 // a host that locks nothing finds a lost replica, and its return
 	p.queueWait(now)
+	if b.passed {
+		p.ping(now) // a busy connection is asked for its role, too
+	}
 	return now + int64(time.Hour)
 }
 

@@ -93,6 +93,10 @@ type Config struct {
 	// reads; "": it does not any more. After OnUp it does not, until this is called.
 	OnDegraded func(n redisop.Shard, why string)
 
+	// OnRisk: two owners may have one lock after a failover, as the numbers of replicas stand, with the sentence that an
+	// operator reads; "": these numbers are right, or it is not known. After OnUp it is "", until this is called.
+	OnRisk func(n redisop.Shard, risk string)
+
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
 	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the
 	// connection was lost they come back by themselves.
@@ -168,39 +172,45 @@ func Check(cfg Config) error {
 	return err
 }
 
+// Found is what Try finds.
+type Found struct {
+	Address string // of Redis, with the number of the database
+	RunID   string // of the server; "": it is not known
+	Risk    string // as Config.OnRisk has it; of a Cluster, that of one master
+}
+
 // Try connects to Redis as a Store would, and ends the connection. It tries again until ctx ends,
-// and returns where Redis is, the run id of the server ("": it is not known) and the last error. Of a
-// Cluster, it connects to each master.
-func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
+// and returns what it found, and the last error. Of a Cluster, it connects to each master.
+func Try(ctx context.Context, cfg Config) (found Found, err error) {
 	cfg.UUID = uuid.NewString() // a channel of its own
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 2 * time.Second
 	}
 	d, err := parse(cfg)
 	if err != nil {
-		return "", "", err
+		return Found{}, err
 	}
 	lost := &lostAddresses{}
-	try := func() (address, runID string, err error) { return tryCluster(ctx, cfg, d) }
+	try := func() (Found, error) { return tryCluster(ctx, cfg, d) }
 	var sentinels *sentinels
 	if d.group != nil {
 		sentinels = newSentinels(d.group, slog.New(slog.DiscardHandler))
 		defer sentinels.close()
 	}
 	if d.nodes == nil {
-		try = func() (address, runID string, err error) {
+		try = func() (Found, error) {
 			s, err := d.find(ctx, sentinels, lost, Identity{})
 			if err != nil {
-				return "", "", err
+				return Found{}, err
 			}
 			s.close()
-			return s.dial.place(), s.id.RunID, nil
+			return Found{s.dial.place(), s.id.RunID, s.replication.risk(s.dial)}, nil
 		}
 	}
 	for {
-		address, runID, failed := try()
+		found, failed := try()
 		if failed == nil {
-			return address, runID, nil
+			return found, nil
 		}
 		// An attempt that the end of ctx cut explains nothing. The network notices a deadline
 		// before ctx does.
@@ -209,7 +219,7 @@ func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
 			err = failed
 		}
 		if !pause(ctx, 4*backoffMin) {
-			return d.place(), "", err
+			return Found{Address: d.place()}, err
 		}
 	}
 }

@@ -61,3 +61,16 @@ func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
 		t.Errorf("ping exits with %d: %s", out.Code, out.Stderr)
 	}
 }
+
+// A master that grants locks with fewer replicas than it has serves; what that means in a failover is shown.
+func TestTooFewReplicasThatAreNeededAreShown(t *testing.T) {
+	r, _ := harness.StartReplicas(t, 1)
+	d := harness.StartDaemon(t, r.TCPURL())
+	const says = "set min-replicas-to-write 1 there"
+	d.Log.AwaitWords(t, "min-replicas-to-write")
+	for _, args := range [][]string{{"ping"}, {"status"}, {"status", "--json"}, {"serve", "--check", "--redis", r.TCPURL()}} {
+		if out := d.Run(args...); out.Code != 0 || !strings.Contains(out.Stdout, says) {
+			t.Errorf("%v exits with %d and prints %q %s", args, out.Code, out.Stdout, out.Stderr)
+		}
+	}
+}

@@ -90,7 +90,7 @@ var commandMutants = []mutant{
 	{
 		rule: "a reload to a Redis with other data is refused",
 		file: "cmd/locksidecar/serve.go",
-		old:  `case runID != "" && health.RedisRunID != "" && runID != health.RedisRunID:`,
+		old:  `case found.RunID != "" && health.RedisRunID != "" && found.RunID != health.RedisRunID:`,
 		new:  `case false:`,
 		by:   test("tests/messages", "TestCheckBeforeAReloadConnectsToRedis"),
 	},

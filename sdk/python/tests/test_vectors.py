@@ -165,6 +165,7 @@ def normalized(got: Any) -> Any:
                 "key_prefix": "",
                 "degraded": False,
                 "trouble": "",
+                "redis_risk": "",
             }
             return id, {k: v for k, v in asdict(answer).items() if may_be_absent.get(k) != v}
         case (id, answer):

@@ -429,7 +429,8 @@ class ShardStatus:
 class Status:
     """How the sidecar and its locks are.
 
-    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires. trouble
+    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires.
+    redis_risk names settings with which two owners may have one lock after a failover; "" if none is known. trouble
     says why clients cannot connect, or why a restart would end their locks. renewals_late counts the holds that have
     less than half of their lease left. lost has the losses of the last hour by reason. restart is None if no sidecar
     before this one left its state. hidden says in one sentence what the policy hides from this process; "" if it hides
@@ -458,6 +459,7 @@ class Status:
     restart: Restart | None = None
     degraded: bool = False
     hidden: str = ""
+    redis_risk: str = ""
     shards: tuple[ShardStatus, ...] = ()
     shard_count: int = 0
 
@@ -665,6 +667,7 @@ class PingOK:
     key_prefix: str
     degraded: bool
     trouble: str
+    redis_risk: str
 
 
 def hello_ok(f: Fields) -> HelloOK:
@@ -753,6 +756,7 @@ def status_ok(f: Fields) -> Status:
         lost=dict(map(_loss, f.maps("lost"))) if "lost" in f else {},
         restart=_restart(f.map("restart")) if "restart" in f else None,
         degraded=f.flag("degraded", False),
+        redis_risk=f.text("redis_risk", ""),
         hidden=f.text("hidden", ""),
         shards=tuple([_shard(row) for row in f.maps("shards")]) if "shards" in f else (),
         shard_count=f.integer("shard_count", 0),
@@ -827,6 +831,7 @@ def ping_ok(f: Fields) -> PingOK:
         f.text("key_prefix", ""),
         f.flag("degraded", False),
         f.text("trouble", ""),
+        f.text("redis_risk", ""),
     )
 
 
@@ -978,6 +983,7 @@ _KNOWN: Final = frozenset(
         "degraded",
         "redis_address",
         "redis_run_id",
+        "redis_risk",
         "key_prefix",
         "events",
         "missed",
