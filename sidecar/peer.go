@@ -56,6 +56,7 @@ const (
 	peerWatched                    // it runs, and there is a pidfd that reports its end
 	peerUnwatched                  // it may run, and there are too few descriptors to watch it
 	peerUnproven                   // a process has its pid, and it is not known which one
+	peerExecuted                   // it runs, and has executed another program since
 )
 
 // findProcess looks for the process that had this pid before the restart. The pidfd is −1 unless
@@ -70,9 +71,12 @@ func findProcess(pid int64, was state.Process, below uint64) (pidfd int, f peerS
 	case err != nil:
 		return -1, peerUnproven
 	}
-	switch f = compareProcess(was, processOf(fd, pid)); {
+	now := processOf(fd, pid)
+	switch f = compareProcess(was, now); {
 	case hasEnded(fd): // while the client ran, no other process could have its pid
 		f = peerEnded
+	case f == peerWatched && hasExecuted(was.Program, now.Program):
+		f = peerExecuted
 	case f == peerWatched && uint64(fd) >= below:
 		f = peerUnwatched
 	}
@@ -102,15 +106,23 @@ func compareProcess(was, now state.Process) peerState {
 
 // processOf returns what distinguishes the process with this pid, and with this pidfd if there
 // is one, from later processes with the same pid.
-func processOf(pidfd int, pid int64) state.Process {
+func processOf(pidfd int, pid int64) (p state.Process) {
+	p.Start, p.Program = readProcess(pid)
 	if pidfd < 0 {
-		return state.Process{Start: startTime(pid)}
+		return p
 	}
-	p := state.Process{Pidfd: pidfdInode(pidfd), Start: startTime(pid)}
-	if hasEnded(pidfd) {
-		p.Start = 0 // another process may have the pid by now
+	if p.Pidfd = pidfdInode(pidfd); hasEnded(pidfd) {
+		p.Start, p.Program = 0, state.Program{} // another process may have the pid by now
 	}
 	return p
+}
+
+// hasExecuted reports whether a process is known to have executed another program. The memory of the
+// former one is gone then, with everything that it knew of its locks. Only exec changes these values.
+func hasExecuted(was, now state.Program) bool {
+	differ := func(was, now uint16) bool { return was != 0 && now != 0 && was != now }
+	return was.Origin == state.Forked && now.Origin == state.Executed ||
+		differ(was.Text, now.Text) || differ(was.Stack, now.Stack)
 }
 
 // pidfdInode returns the inode number of a pidfd; 0: Linux before 6.9, where all pidfds have the
@@ -174,13 +186,51 @@ func statFieldsIn(text []byte) []string {
 	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 }
 
-// startTime returns when a process started, in clock ticks since boot; 0: not known.
-func startTime(pid int64) uint64 {
+// readProcess returns when a process started, in ticks since boot (0: not known), and its program.
+func readProcess(pid int64) (start uint64, p state.Program) {
+	const (
+		flags      = 9 - statSkipped
+		starttime  = 22 - statSkipped
+		startcode  = 26 - statSkipped
+		startstack = 28 - statSkipped
+
+		pfForkNoExec = 0x40 // PF_FORKNOEXEC of linux/sched.h
+	)
 	fields := statFields(pid)
-	const starttime = 22 - statSkipped
-	if len(fields) <= starttime {
+	if len(fields) <= startstack {
+		return 0, p
+	}
+	number := func(field int) uint64 {
+		n, _ := strconv.ParseUint(fields[field], 10, 64)
+		return n
+	}
+	if p.Origin = state.Executed; number(flags)&pfForkNoExec != 0 {
+		p.Origin = state.Forked
+	}
+	// 0: this daemon may not trace the process, or the process is about to end.
+	if stack := number(startstack); stack != 0 {
+		p.Stack = sum(stack^number(startcode), 12)
+	}
+	if pages := textPages(pid); pages != 0 {
+		p.Text = sum(pages, 10)
+	}
+	return number(starttime), p
+}
+
+// textPages returns how many pages the text of a process's program has; 0: not known.
+func textPages(pid int64) uint64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
 		return 0
 	}
-	n, _ := strconv.ParseUint(fields[starttime], 10, 64)
+	const text = 3
+	fields := strings.Fields(string(b))
+	if len(fields) <= text {
+		return 0
+	}
+	n, _ := strconv.ParseUint(fields[text], 10, 64)
 	return n
 }
+
+// sum returns a sum of n with so many bits, which is not 0.
+func sum(n uint64, bits int) uint16 { return uint16(max(n*0x9e3779b97f4a7c15>>(64-bits), 1)) }

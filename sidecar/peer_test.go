@@ -47,6 +47,70 @@ func TestReusedPIDIsNotTheClient(t *testing.T) {
 	}
 }
 
+// A process with the same pid and start time may have executed another program, and then no part of it
+// knows the locks of the former one. Whatever is not known says nothing.
+func TestExecIsFoundByWhatOnlyExecChanges(t *testing.T) {
+	type program = state.Program
+	p := func(o state.Origin, text, stack uint16) program { return program{Origin: o, Text: text, Stack: stack} }
+	for _, c := range []struct {
+		what     string
+		was, now program
+		want     bool
+	}{
+		{"the same", p(state.Executed, 3, 5), p(state.Executed, 3, 5), false},
+		{"a forked process", p(state.Forked, 3, 5), p(state.Forked, 3, 5), false},
+		{"a forked process executes the same program", p(state.Forked, 3, 0), p(state.Executed, 3, 0), true},
+		{"other text", p(state.Executed, 3, 0), p(state.Executed, 4, 0), true},
+		{"other addresses", p(state.Executed, 3, 5), p(state.Executed, 3, 6), true},
+		{"addresses are not shown any more", p(state.Executed, 3, 5), p(state.Executed, 3, 0), false},
+		{"addresses were not shown", p(state.Executed, 3, 0), p(state.Executed, 3, 5), false},
+		{"no /proc now", p(state.Forked, 3, 5), program{}, false},
+		{"no /proc before", program{}, p(state.Executed, 3, 5), false},
+	} {
+		if got := hasExecuted(c.was, c.now); got != c.want {
+			t.Errorf("%s: %v then and %v now has executed another program: %v", c.what, c.was, c.now, got)
+		}
+	}
+}
+
+func TestProcessThatExecutesAnotherProgramIsRecognized(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "read line; exec cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	pid := int64(cmd.Process.Pid)
+	fd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	was := processOf(fd, pid)
+	if was.Program.Origin != state.Executed || was.Program.Text == 0 {
+		t.Fatalf("what is known of its program: %+v", was.Program)
+	}
+	mustFind(t, "before", pid, was, anyDescriptor, peerWatched)
+	fmt.Fprintln(in)
+	for comm := ""; comm != "cat\n"; {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		comm = string(text)
+	}
+	mustFind(t, "after", pid, was, anyDescriptor, peerExecuted)
+	was.Program.Stack = 0 // as for a daemon of another user
+	mustFind(t, "after, by its text", pid, was, anyDescriptor, peerExecuted)
+	was.Program.Text, was.Program.Origin = 0, state.Forked
+	mustFind(t, "after, by its flags", pid, was, anyDescriptor, peerExecuted)
+	was.Program = state.Program{}
+	mustFind(t, "after, with nothing known", pid, was, anyDescriptor, peerWatched)
+}
+
 // startProcess starts a process that runs until the test ends it.
 func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()

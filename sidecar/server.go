@@ -241,6 +241,7 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 				s.log.Error("a successor will not find the state", "reason", why)
 			}
 		}
+		s.endExecuted(stop)
 		select {
 		case <-stop:
 			return

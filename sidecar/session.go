@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ import (
 type session struct {
 	id        locktable.SessionID
 	peer      locktable.Peer
+	process   state.Process // as it was when the client sent its newest hello
 	phase     locktable.SessionPhase
 	conn      *conn // nil: there is none
 	pidfd     int   // −1: not watched
@@ -117,16 +119,20 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	for i := range recovered.Sessions {
 		r := &recovered.Sessions[i]
 		l.last = max(l.last, r.ID)
-		cl := &session{id: r.ID, peer: r.Peer, pidfd: -1, resumable: r.Resumable, phase: r.RestoredPhase()}
+		cl := &session{id: r.ID, peer: r.Peer, process: r.Process, pidfd: -1, resumable: r.Resumable, phase: r.RestoredPhase()}
 		l.sessions[r.ID] = cl
 		process := peerUnwatched // in another pid namespace
 		if r.Peer.PID > 0 {
 			cl.pidfd, process = findProcess(r.Peer.PID, r.Process, below)
 		}
 		switch {
-		case process == peerEnded:
+		case process == peerEnded, process == peerExecuted:
 			dead++
-			l.close(now, cl, "its process ended while no sidecar ran")
+			why := "its process ended while no sidecar ran"
+			if process == peerExecuted {
+				why = executedWhy
+			}
+			l.close(now, cl, why)
 			continue
 		case l.table.Holds(cl.id) == 0: // nothing to come back for
 			l.end(now, cl)
@@ -218,6 +224,50 @@ func (l *loop) endAbsence(now int64) {
 	l.armAbsence()
 }
 
+const executedWhy = "its process has executed another program"
+
+// endExecuted ends the absent sessions of processes that have executed another program since their
+// clients were connected. While a client is connected, exec closes its connection. It reads /proc, so
+// it is called on a goroutine apart from the loop.
+func (s *Server) endExecuted(stop <-chan struct{}) {
+	var absent []*session
+	query := func(do func(now int64)) bool {
+		done := make(chan struct{})
+		s.submitEvent(event{kind: loopQuery, query: do, done: done})
+		select {
+		case <-done:
+			return true
+		case <-stop:
+			return false
+		}
+	}
+	ok := query(func(int64) {
+		for _, cl := range s.sessions {
+			if cl.phase == locktable.SessionAbsent && cl.pidfd >= 0 {
+				absent = append(absent, &session{id: cl.id, peer: cl.peer, process: cl.process})
+			}
+		}
+	})
+	if !ok {
+		return
+	}
+	absent = slices.DeleteFunc(absent, func(cl *session) bool {
+		_, program := readProcess(cl.peer.PID)
+		return !hasExecuted(cl.process.Program, program)
+	})
+	if len(absent) == 0 {
+		return
+	}
+	query(func(now int64) {
+		for _, found := range absent {
+			// A process that ended meanwhile may have given its pid to another one: then it has ended.
+			if cl := s.sessions[found.id]; cl != nil && cl.phase == locktable.SessionAbsent && cl.process == found.process {
+				s.close(now, cl, executedWhy)
+			}
+		}
+	})
+}
+
 // watch has the end of the client's process end its session.
 func (l *loop) watch(cl *session) {
 	if cl.pidfd < 0 {
@@ -300,7 +350,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 		cl.policy = policed
 		l.table.Bind(cl.id, policed.Terms())
 	}
-	cl.peer = c.peer
+	cl.peer, cl.process = c.peer, c.process
 	cl.pidfd, c.pidfd = c.pidfd, -1
 	l.watch(cl)
 	if l.state != nil {

@@ -132,8 +132,8 @@ const (
 	sessionPID
 	sessionUID
 	sessionPidfd
-	sessionStart
-	sessionCmd // bytes of Cmd, sum of the text << 32
+	sessionStart // and the program: see Process
+	sessionCmd   // bytes of Cmd, sum of the text << 32
 	sessionText
 )
 

@@ -377,7 +377,7 @@ func (im image) session(slot uint32) (s Session, ok bool) {
 		PID: int64(c[sessionPID]), UID: int64(c[sessionUID]),
 		Cmd: string(text[:cmd]), Client: string(text[cmd:]),
 	}
-	s.Process = Process{Pidfd: c[sessionPidfd], Start: c[sessionStart]}
+	s.Process = processIn(c[sessionPidfd], c[sessionStart])
 	s.Resumable = c[sessionLease]&flagResumable != 0
 	return s, true
 }

@@ -15,10 +15,53 @@ type Session struct {
 	Resumable bool
 }
 
-// Process distinguishes a process from later ones that have its pid. 0: not known.
+// Process distinguishes a process from later ones that have its pid, and the program that it executes
+// from later ones. 0: not known.
 type Process struct {
-	Pidfd uint64 // inode number of its pidfd: no two processes of one boot have the same
-	Start uint64 // when it started, in ticks since boot
+	Pidfd   uint64  // inode number of its pidfd: no two processes of one boot have the same
+	Start   uint64  // when it started, in ticks since boot, less than 2^40
+	Program Program // stored only with a Pidfd
+}
+
+// Program has what exec changes, and nothing else. Two programs may have the same values.
+type Program struct {
+	Origin Origin
+	Text   uint16 // sum of the size of the program's text, less than 2^10; 0: not known
+	Stack  uint16 // sum of the random addresses of its text and stack, less than 2^12; 0: not known
+}
+
+// Origin is how a process came to its program.
+type Origin uint8
+
+const (
+	UnknownOrigin Origin = iota
+	Forked               // it executes the program of the process that forked it
+	Executed             // it has executed it
+)
+
+// startBits is how many bits of a word have the start of a process. The other ones have its program, if
+// there is a pidfd: then no daemon of an earlier version looks at the word.
+const startBits = 40
+
+// startWord returns the word that has the start and the program of a process.
+func (p Process) startWord() uint64 {
+	if p.Pidfd == 0 {
+		return p.Start
+	}
+	r := p.Program
+	return p.Start&(1<<startBits-1) | (uint64(r.Origin)|uint64(r.Text)<<2|uint64(r.Stack)<<12)<<startBits
+}
+
+// processIn returns the process that is stored in two words.
+func processIn(pidfd, start uint64) Process {
+	if pidfd == 0 {
+		return Process{Start: start}
+	}
+	r := start >> startBits
+	return Process{
+		Pidfd: pidfd, Start: start & (1<<startBits - 1),
+		Program: Program{Origin: Origin(r & 3), Text: uint16(r >> 2 & 0x3ff), Stack: uint16(r >> 12)},
+	}
 }
 
 // PutLastSessionID stores the largest id that a session ever had.
@@ -76,7 +119,7 @@ func (f *File) addSession(s Session, cmd, client string) bool {
 	f.write(&c[sessionPID], uint64(s.Peer.PID))
 	f.write(&c[sessionUID], uint64(s.Peer.UID))
 	f.write(&c[sessionPidfd], s.Process.Pidfd)
-	f.write(&c[sessionStart], s.Process.Start)
+	f.write(&c[sessionStart], s.Process.startWord())
 	f.write(&c[sessionCmd], pack(uint32(len(cmd)), sum))
 	f.publish(&c[0], word)
 	f.sessions[s.ID] = slot
@@ -92,7 +135,7 @@ func (f *File) reopenSession(s Session, cmd, client string) bool {
 		return false
 	}
 	c := f.img.cell(slot)
-	if c[sessionPID] != uint64(s.Peer.PID) || c[sessionPidfd] != s.Process.Pidfd || c[sessionStart] != s.Process.Start || c[sessionUID] != uint64(s.Peer.UID) ||
+	if c[sessionPID] != uint64(s.Peer.PID) || c[sessionPidfd] != s.Process.Pidfd || c[sessionStart] != s.Process.startWord() || c[sessionUID] != uint64(s.Peer.UID) ||
 		int(uint32(c[sessionCmd])) != len(cmd) || !f.hasText(c, sessionText, cmd+client) {
 		return false
 	}

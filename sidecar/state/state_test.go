@@ -34,7 +34,7 @@ func aWorld(t *testing.T, path string, h host) (world, Recovered) {
 		{method: openSession, session: Session{
 			SessionRecord: locktable.SessionRecord{ID: 3, LeaseSent: 40e9, LeaseSeq: 2, Phase: locktable.SessionUnserved},
 			Peer:          locktable.Peer{PID: 4242, UID: 1000, Cmd: "worker --fast", Client: "go/1.0.0"},
-			Process:       Process{Pidfd: 78, Start: 77}, Resumable: true,
+			Process:       Process{Pidfd: 78, Start: 77, Program: Program{Origin: Executed, Text: 1<<10 - 1, Stack: 1<<12 - 2}}, Resumable: true,
 		}},
 		{method: putLock, name: "invoice:42", id: 9},
 		{method: putHold, name: "invoice:42", hold: locktable.HoldRecord{

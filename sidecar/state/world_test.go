@@ -287,7 +287,7 @@ func (g *source) sessionCall(w world) call {
 				PID: g.Int64N(1 << 22), UID: g.Int64N(1 << 32),
 				Cmd: strings.Repeat("c", g.IntN(65)), Client: strings.Repeat("k", g.IntN(129)),
 			},
-			Process: Process{Pidfd: g.Uint64(), Start: g.Uint64()}, Resumable: g.IntN(2) == 0,
+			Process: processIn(g.Uint64(), g.Uint64()), Resumable: g.IntN(2) == 0,
 		}
 		return c
 	case g.IntN(4) == 0:

@@ -813,8 +813,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a client that ended while no daemon ran holds nothing",
 		file: "sidecar/session.go",
-		old:  `		case process == peerEnded:`,
-		new:  `		case false:`,
+		old:  `		case process == peerEnded, process == peerExecuted:`,
+		new:  `		case process == peerExecuted:`,
 		by:   test("sidecar", "TestClientThatDiedDuringARestartHoldsNothing"),
 	},
 	{
@@ -851,6 +851,34 @@ var sidecarMutants = []mutant{
 		old:  `		if was.Start != now.Start {`,
 		new:  `		if false {`,
 		by:   test("sidecar", "TestReusedPIDIsNotTheClient"),
+	},
+	{
+		rule: "a process that has executed another program since holds nothing",
+		file: "sidecar/peer.go",
+		old:  "	case f == peerWatched && hasExecuted(was.Program, now.Program):\n",
+		new:  "	case false:\n",
+		by:   test("sidecar", "TestProcessThatExecutesAnotherProgramIsRecognized"),
+	},
+	{
+		rule: "what is not known of a program says nothing",
+		file: "sidecar/peer.go",
+		old:  "was != 0 && now != 0 && was != now",
+		new:  "was != now",
+		by:   test("sidecar", "TestExecIsFoundByWhatOnlyExecChanges"),
+	},
+	{
+		rule: "exec after a restart ends the session that did not come back",
+		file: "sidecar/server.go",
+		old:  "		s.endExecuted(stop)\n",
+		new:  "",
+		by:   check{"tests/clientfaults", "^TestLockOfAProcessThatHasExecutedAnotherProgramIsFree$"},
+	},
+	{
+		rule: "the state has the program of a process",
+		file: "sidecar/state/session.go",
+		old:  "	return p.Start&(1<<startBits-1) | (",
+		new:  "	return p.Start&(1<<startBits-1) | 0*(",
+		by:   check{"tests/clientfaults", "^TestLockOfAProcessThatHasExecutedAnotherProgramIsFree$"},
 	},
 	{
 		rule: "the state is committed before the effects of a step leave the process",

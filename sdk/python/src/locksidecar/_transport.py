@@ -41,7 +41,7 @@ BYE_WAIT: Final = 1.0
 
 _RECV_SIZE: Final = 65_536
 _RECV_SIZES: Final = (_RECV_SIZE,)  # for map()
-# Used only for polls that do not wait, or hardly, so it does not matter if monkey patching replaces select.poll later. None:
+# Used only for polls that hardly wait, so it does not matter if monkey patching replaces select.poll later. None:
 # eventlet has removed it.
 _POLL: Final = getattr(select, "poll", None)
 # No SIGPIPE: a program that has the default handler must not die because the sidecar died.
