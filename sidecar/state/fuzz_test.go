@@ -78,12 +78,13 @@ func mustMakeSense(t *testing.T, r Recovered, size int) world {
 // FuzzRead reads damaged cells: what is taken over makes sense.
 func FuzzRead(f *testing.F) {
 	good := goodFile(f)
+	random := rand.New(rand.NewPCG(1, 2))
 	f.Add(good)
 	f.Add(good[:pageSize])
 	for range 20 {
 		b := bytes.Clone(good)
 		for range 5 {
-			b[rand.IntN(len(b))] = byte(rand.Uint32())
+			b[random.IntN(len(b))] = byte(random.Uint32())
 		}
 		f.Add(b)
 	}
@@ -103,6 +104,7 @@ func FuzzRead(f *testing.F) {
 func FuzzOpen(f *testing.F) {
 	good := goodFile(f)
 	used := len(good)
+	random := rand.New(rand.NewPCG(3, 4))
 	h := fuzzHost()
 	sequence := make([]byte, pageSize)
 	copy(sequence, "lockseq1")
@@ -117,7 +119,7 @@ func FuzzOpen(f *testing.F) {
 	for range 20 { // the header, and a few cells of the kinds there are
 		b := bytes.Clone(good[:pageSize])
 		for range 6 {
-			i := firstCell + rand.IntN(used/cellSize-firstCell)
+			i := firstCell + random.IntN(used/cellSize-firstCell)
 			b = append(b, good[i*cellSize:(i+1)*cellSize]...)
 		}
 		f.Add(b, sequence, true)

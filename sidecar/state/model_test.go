@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 func mustOpen(t testing.TB, path string, h host) *File {
@@ -122,8 +123,8 @@ func TestFileIsTrueAfterEveryStore(t *testing.T) {
 	f = mustOpen(t, path, h)
 	own = ownIdentity(t, path, h)
 	w, stored := emptyWorld(), noSlots()
-	g := newSource(1, w)
-	for range 3000 {
+	g := newSource(harness.Seed(t), w)
+	for range harness.Pick(400, 3000) {
 		c := g.call(w)
 		next := c.stages(w)
 		w = next[len(next)-1]
@@ -174,8 +175,9 @@ func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 	w, stored := emptyWorld(), noSlots()
 	gaps, closed := 0, 0
 	l.room = 0
+	seed := harness.Seed(t)
 	for life := range uint64(12) {
-		g := newSource(life, w)
+		g := newSource(seed+life, w)
 		f.end = f.next + g.Uint32N(30) // a file system that is full after that
 		for range 200 {
 			wasOpen := isMarked()
@@ -239,8 +241,9 @@ func TestFileIsTrueAfterEveryStoreOfTakingOver(t *testing.T) {
 	w, at := emptyWorld(), noSlots()
 	f := mustOpen(t, path, thisHost())
 	moved, movedHolds, movedLocks := 0, 0, 0
-	for life := range uint64(20) {
-		g := newSource(life, w)
+	seed := harness.Seed(t)
+	for life := range harness.Pick[uint64](10, 20) {
+		g := newSource(seed+life, w)
 		for range 1000 {
 			c := g.call(w)
 			c.on(f, at)
@@ -295,8 +298,9 @@ func TestTakingOverIsRepeatedAfterADeath(t *testing.T) {
 	w, at := emptyWorld(), noSlots()
 	f := mustOpen(t, path, thisHost())
 	opened, between := 0, 0
+	seed := harness.Seed(t)
 	for life := range uint64(8) {
-		g := newSource(life, w)
+		g := newSource(seed+life, w)
 		for range 1000 {
 			c := g.call(w)
 			c.on(f, at)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // aCopy is the state file as some other process copied it at some moment.
@@ -29,7 +30,7 @@ func TestCopyIsRefusedOnceALaterRoundIsCommitted(t *testing.T) {
 	var own identity
 	var stages []world // those that a successor may find
 	var copies []aCopy
-	g := newSource(1, emptyWorld())
+	g := newSource(harness.Seed(t), emptyWorld())
 	checked, accepted, exact := 0, 0, 0
 	check := func(seq image) {
 		for _, c := range copies {
