@@ -11,12 +11,15 @@ import (
 // over the next 30 s as the leases of as many locks would be.
 const million = 1_000_000
 
+// random is the same in each run. One benchmark runs at a time.
+var random = rand.New(rand.NewPCG(1, 2))
+
 func millionPending(b *testing.B) *Wheel[int] {
 	b.Helper()
 	w := New[int](10*time.Millisecond, 1024, 0)
 	timers := make([]Timer[int], million)
 	for i := range timers {
-		mustAdd(b, w, &timers[i], 1+rand.Int64N(30_000*ms))
+		mustAdd(b, w, &timers[i], 1+random.Int64N(30_000*ms))
 	}
 	return w
 }
@@ -37,7 +40,7 @@ func BenchmarkAddRemove(b *testing.B) {
 		timers := make([]Timer[int], 1<<16)
 		deadlines := make([]int64, len(timers))
 		for i := range deadlines {
-			deadlines[i] = rand.Int64N(30_000 * ms)
+			deadlines[i] = random.Int64N(30_000 * ms)
 		}
 		i := 0
 		b.ReportAllocs()
@@ -58,13 +61,13 @@ func BenchmarkAddRemove(b *testing.B) {
 	b.Run("time.AfterFunc/1,000,000 pending", func(b *testing.B) {
 		pending := make([]*time.Timer, million)
 		for i := range pending {
-			pending[i] = time.AfterFunc(time.Hour+time.Duration(rand.Int64N(30_000*ms)), func() {})
+			pending[i] = time.AfterFunc(time.Hour+time.Duration(random.Int64N(30_000*ms)), func() {})
 		}
 		timers := make([]*time.Timer, 1<<16)
 		i := 0
 		b.ReportAllocs()
 		for b.Loop() {
-			timers[i&(len(timers)-1)] = time.AfterFunc(time.Hour+time.Duration(rand.Int64N(30_000*ms)), func() {})
+			timers[i&(len(timers)-1)] = time.AfterFunc(time.Hour+time.Duration(random.Int64N(30_000*ms)), func() {})
 			if t := timers[(i+len(timers)/2)&(len(timers)-1)]; t != nil {
 				t.Stop()
 			}
@@ -177,7 +180,7 @@ func BenchmarkWorstAdvance(b *testing.B) {
 	for b.Loop() {
 		w := New[int](10*time.Millisecond, 1024, 0)
 		for i := range timers {
-			_ = w.Add(&timers[i], 30_000*ms+rand.Int64N(3_570_000*ms)) // 30 s to an hour
+			_ = w.Add(&timers[i], 30_000*ms+random.Int64N(3_570_000*ms)) // 30 s to an hour
 		}
 		for w.Len() > 0 {
 			next, _ := w.Next()
