@@ -7,6 +7,9 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -70,6 +73,25 @@ func TestFilesReferToFilesBelow(t *testing.T) {
 	}
 }
 
+// compiled returns a function that opens what the compiler exports of a package, for those that the package in dir
+// imports. The files are in the build cache.
+func compiled(t *testing.T, dir string) importer.Lookup {
+	t.Helper()
+	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./"+dir)
+	var stderr strings.Builder
+	list.Stderr = &stderr
+	out, err := list.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, &stderr)
+	}
+	exports := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		exports[path] = file
+	}
+	return func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) }
+}
+
 // arrow is a reference of a file to a declaration in another file of its package.
 type arrow struct{ from, to, name string }
 
@@ -92,7 +114,7 @@ func arrowsOf(t *testing.T, dir string) (arrows []arrow, files []string) {
 		parsed, files = append(parsed, f), append(files, filepath.Base(p))
 	}
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
-	config := types.Config{Importer: importer.ForCompiler(fset, "source", nil)}
+	config := types.Config{Importer: importer.ForCompiler(fset, "gc", compiled(t, dir))}
 	pkg, err := config.Check(dir, fset, parsed, info)
 	if err != nil {
 		t.Fatal(err)
