@@ -1,22 +1,19 @@
 package sidecar_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
 )
 
 // While Redis says nothing, a sidecar that has thousands of locks to give back waits for
 // it, and does not spin.
 func TestLoopRestsWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
-	here, _, g := twoHouses(t, nil)
+	here, _, g := twoHouses(t, func(c *sidecar.Config) { c.Lease = time.Hour }) // none expires before
 	a := greeted(t, here.cfg.Socket)
-	for i := range 500 {
-		a.answer(a.acquire(fmt.Sprint("x", i), protocol.Forever), new(protocol.AcquireOK))
-	}
+	a.holdMany("x", 500)
 	g.set(true)
 	defer g.set(false)
 	a.nc.Close()

@@ -310,9 +310,7 @@ func TestAReaderThatNeverReadsIsNotReadFrom(t *testing.T) {
 	t.Parallel()
 	socket := start(t, nil)
 	slow, other := greeted(t, socket), greeted(t, socket)
-	for i := range 200 {
-		slow.hold(fmt.Sprintf("lock-%d", i))
-	}
+	slow.holdMany("lock-", 200)
 	// Each list answers with some 30 KiB. The client writes until the sidecar no
 	// longer reads, and reads nothing.
 	_ = slow.nc.SetWriteDeadline(time.Now().Add(2 * time.Second))

@@ -60,20 +60,27 @@ func TestStatsCountsResumedSessionsAndForgottenHolds(t *testing.T) {
 	}
 }
 
+// holdMany acquires n locks. It awaits no grant before it sends the next request: a slow machine needs long for a
+// round trip.
+func (c *wire) holdMany(prefix string, n int) {
+	c.Helper()
+	for i := range n {
+		c.acquire(fmt.Sprint(prefix, i), protocol.Forever)
+	}
+	for range n {
+		if m, ok := c.next().(*protocol.Answer); !ok {
+			c.Fatalf("got %+v, want a grant", m)
+		}
+	}
+}
+
 // More locks than one step looks at.
 func TestSurveyOfManyLocksIsMadeInParts(t *testing.T) {
 	h := newHouse(t, nil)
 	c := greeted(t, h.cfg.Socket)
 	const n = 300 // surveyPart is 256
 	c.hold("lock-0")
-	for i := 1; i < n; i++ {
-		c.acquire(fmt.Sprintf("lock-%d", i), protocol.Forever) // no answer is awaited before the next one
-	}
-	for range n - 1 {
-		if a, ok := c.next().(*protocol.Answer); !ok {
-			t.Fatalf("got %+v, want a grant", a)
-		}
-	}
+	c.holdMany("more", n-1)
 	if v := h.stats().Survey.Groups[0]; v.Holds != n || v.OldestHold.Name != "lock-0" {
 		t.Errorf("%d holds, and the oldest is %s", v.Holds, v.OldestHold.Name)
 	}

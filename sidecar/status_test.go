@@ -1,7 +1,6 @@
 package sidecar_test
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -56,9 +55,7 @@ func TestStatusShowsTheOldestHoldAndWaiter(t *testing.T) {
 func TestStatusWithoutHoldsHasNoOldestHold(t *testing.T) {
 	socket := start(t, nil)
 	a, b := greeted(t, socket), greeted(t, socket)
-	for i := range 300 { // more than one part of a survey
-		a.hold(fmt.Sprint("lock ", i))
-	}
+	a.holdMany("lock ", 300) // more than one part of a survey
 	a.nc.Close()
 	s := b.status()
 	for s.Held > 0 {
