@@ -139,7 +139,11 @@ func (p *pipeline) onWaitReply(answer reply) (deliverable []delivery, err error)
 		notSynced(p.results, d.unawaited, why)
 		p.probeSoon()
 	}
-	p.checkProbe(p.now) // none is sent while a WAIT is in flight, and the next batch has one again
+	// No probe is sent while a WAIT is in flight, and the next batch has one again.
+	if at := p.checkProbe(p.now); at < p.nextCheck {
+		p.nextCheck = at // run expected the reply that is here now
+		p.commands.nudge()
+	}
 	deliverable, d.withheld = d.withheld, nil
 	d.unawaited, d.withholds = d.unawaited[:0], false
 	p.queueWait(p.now)
