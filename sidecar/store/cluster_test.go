@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -572,8 +571,8 @@ func TestProbeLockIsOneOfTheNode(t *testing.T) {
 
 // Each key that a script may make is among its keys, and all are of one slot.
 func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(5, 6))
-	for round := range 400 {
+	rnd := harness.Random(t)
+	for round := range harness.Pick(100, 400) {
 		e := encoder{prefix: ourUUID + ":", keys: newKeyspace([]string{"", "app1:", "{app1}:"}[rnd.IntN(3)]), origin: noOrigin, declares: round%4 != 0, isSharded: rnd.IntN(2) == 0}
 		var ops []redisop.Op
 		for i := range rnd.IntN(300) {
@@ -1316,7 +1315,7 @@ func TestTakeComesAfterItsDropThoughThatWasBusy(t *testing.T) {
 func TestShardsOfNodesThatLeftAreUsedAgain(t *testing.T) {
 	cl := routerOf(t, nil)
 	cl.cfg.OnDown = nil
-	for i := range maxShards + 5 {
+	for i := range harness.Pick(30, maxShards+5) { // two nodes at a time, so that three numbers are used again and again
 		cl.passGoneAfter()
 		top, err := parseTopology(nodeLine(portAt(1)+"@1", "master", 1, "0-8191")+nodeLine(fmt.Sprintf("127.0.1.%d:%d@1", i%200+1, i/200+1), "master", 2+i, "8192-16383"), portAt(1))
 		if err != nil {

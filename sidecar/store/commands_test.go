@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"net/http/httptest"
 	"slices"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 func TestOpenRefusesWhatIsNoRedisURL(t *testing.T) {
@@ -288,7 +288,7 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 	a := s.admin()
 	r := connected(t, s.url())
 	const rounds, width, start = 30, 400, int64(1) << 52
-	random := rand.New(rand.NewPCG(1, 2))
+	random := harness.Random(t)
 	counts := map[redisop.Outcome]int{}
 	for round := range rounds {
 		pipe := a.Pipeline()
@@ -1238,12 +1238,12 @@ func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
 // However Drops are pushed, popped and removed, those that are left are popped, each once, and those
 // of one user in order.
 func TestLanesLoseNothing(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+	random := harness.Random(t)
 	var s lanes
 	left := make(map[string]redisop.Op)
 	var next uint64
 	popped := make(map[int64]uint64) // the last hold of each user
-	for step := range 200_000 {
+	for step := range harness.Pick(40_000, 200_000) {
 		switch random.IntN(5) {
 		case 0, 1:
 			next++
@@ -1286,7 +1286,7 @@ func TestLanesLoseNothing(t *testing.T) {
 // what is popped, but for a turn.
 func TestLanes(t *testing.T) {
 	var l lanes
-	random := rand.New(rand.NewPCG(5, 6))
+	random := harness.Random(t)
 	in, out := make(map[int64]uint64), make(map[int64]uint64)
 	total := 0
 	for range 2000 {
@@ -1369,7 +1369,7 @@ func TestFloorNeverFalls(t *testing.T) {
 
 func TestLane(t *testing.T) {
 	var l fifo[redisop.Op]
-	random := rand.New(rand.NewPCG(3, 4))
+	random := harness.Random(t)
 	var in, out uint64
 	for range 2000 {
 		for range random.IntN(300) {

@@ -4,13 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/tests/harness"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -168,7 +168,7 @@ func TestChangingMinds(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
 	r := connected(t, s.url())
-	random := rand.New(rand.NewPCG(5, 6))
+	random := harness.Random(t)
 	for round := range 20 {
 		wanted := map[string]bool{}
 		for i := range 2000 {

@@ -2,13 +2,13 @@ package store
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // Redisson's layout, as its programs read and write it, with and without a NameMapper.
@@ -116,7 +116,7 @@ func TestLocksShareNothingInRedis(t *testing.T) {
 		"{", "{", "}", "}", ":", "a", "b", "lock", "sidecar", "locksidecar", "{locksidecar}:", "locksidecar}:", "redisson_", ourUUID, otherUUID,
 		counterPrefix, channelPrefix, queuePrefix, signsPrefix, hostPrefix, hostsPrefix, "redisson_unlock_latch:",
 	}
-	rng := rand.New(rand.NewPCG(1, 2))
+	rng := harness.Random(t)
 	text := func(most int) (s string) {
 		for range rng.IntN(most + 1) {
 			s += parts[rng.IntN(len(parts))]

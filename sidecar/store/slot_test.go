@@ -1,11 +1,12 @@
 package store
 
 import (
-	"math/rand/v2"
 	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // The danger: a slot that Redis computes in another way. Every operation of the lock would go to the
@@ -16,7 +17,7 @@ func TestSlotOfIsThatOfRedis(t *testing.T) {
 	keys := []string{
 		"", "a", "123456789", "{}", "{", "}", "a{b", "a{}b", "a{}{b}", "{{x}}", "{x}", "a{x}b", "a{x}b{y}", "}{x}", "{x", "x}", "{a}{b", "a}b{c}", "\x00\xff{\x80}é",
 	}
-	r := rand.New(rand.NewPCG(1, 2))
+	r := harness.Random(t)
 	for range 3000 {
 		key := make([]byte, r.IntN(24))
 		for i := range key {
@@ -44,7 +45,7 @@ func TestSlotOfIsThatOfRedis(t *testing.T) {
 
 // All keys and the channel of a lock are in one slot, or the name is refused with a sentence.
 func TestKeysOfALockAreInOneSlot(t *testing.T) {
-	r := rand.New(rand.NewPCG(3, 4))
+	r := harness.Random(t)
 	refused := 0
 	for _, prefix := range []string{"", "app1:", "{app1}:"} {
 		k := newKeyspace(prefix)
