@@ -102,7 +102,7 @@ type EventRow struct {
 	Reason      Reason // of EventLost
 	RemoteField string // of EventLost, if it is Stolen: what Redis has; of EventGranted: what it had; truncated to MaxField bytes
 	RemoteHost  string // name of the host of the sidecar that has it; "": not known, or a foreign client has it
-	Count       uint32 // of EventTakeover: the holds that were taken over; of EventReleased and EventCrashed: the waiters
+	Count       uint32 // of EventTakeover: the holds that were taken over; of EventReleased and EventCrashed: the waiters; of EventDeadlock and EventRefused: how often, if more than once
 	Msg         string // of most kinds: one sentence, truncated to MaxMessage bytes
 }
 

@@ -2,11 +2,13 @@ package sidecar
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +27,9 @@ import (
 // daemon. A torn file ends before the event that is not whole. The times of events are those of one
 // boot, so events of another boot are not read. A file of another program is not changed.
 //
+// A new file begins with the incidents of the old one, so that a storm of other events leaves the
+// last maxCarried of them.
+//
 // Events of contention are not in the file: there may be a hundred thousand of them in a second.
 
 const (
@@ -34,8 +39,12 @@ const (
 	// not of contention, unless they are unusually long.
 	maxEventFile = 512 << 10
 
-	// maxUnwritten is how many events wait for the writer. Others are not written.
+	// maxUnwritten is how many events wait for the writer. Others are not written. For incidents there
+	// is as much room again.
 	maxUnwritten = maxEvents
+
+	// maxCarried is how many bytes of incidents a new file has from the one before.
+	maxCarried = maxEventFile / 4
 
 	// lengthPrefix is what a frame has before its body, in bytes.
 	lengthPrefix = 4
@@ -61,6 +70,7 @@ type eventFile struct {
 	file     *os.File // nil: it cannot be written any more
 	size     int64
 	buf      []byte
+	carried  []numberedEvent // the newest incidents, which the next file begins with
 	episodes errorEpisodes
 }
 
@@ -71,15 +81,11 @@ func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile,
 		path: statePath + ".events", header: eventFileMagic + "1 " + state.Boot() + "\n", log: log,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}), episodes: make(errorEpisodes),
 	}
-	older, _, err := f.read(f.oldPath(), os.O_RDONLY, 0, last)
+	older, _, err := f.read(f.oldPath(), os.O_RDONLY, last)
 	var events []numberedEvent
 	var file *os.File
 	if err == nil || errors.Is(err, os.ErrNotExist) {
-		after := uint64(0)
-		if len(older) > 0 {
-			after = older[len(older)-1].number
-		}
-		events, file, err = f.read(f.path, os.O_RDWR|os.O_CREATE, after, last)
+		events, file, err = f.read(f.path, os.O_RDWR|os.O_CREATE, last)
 	}
 	if err == nil {
 		f.file = file
@@ -90,15 +96,22 @@ func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile,
 		log.Warn("a restart of the sidecar will forget its events; locks are not affected", "file", f.path, "error", err)
 		return nil, nil
 	}
+	// A file may begin with events that the one before has, too.
+	all := append(older, events...)
+	slices.SortFunc(all, func(a, b numberedEvent) int { return cmp.Compare(a.number, b.number) })
+	all = slices.CompactFunc(all, func(a, b numberedEvent) bool { return a.number == b.number })
+	for i := range all {
+		f.carry(&all[i])
+	}
 	go f.run()
-	return f, append(older, events...)
+	return f, all
 }
 
 func (f *eventFile) oldPath() string { return f.path + ".old" }
 
-// read returns the events of a file whose numbers are after one and not after another. It opens the
-// file with the flags, and returns it if they permit to write: at the end of the last whole event.
-func (f *eventFile) read(path string, flags int, after, last uint64) ([]numberedEvent, *os.File, error) {
+// read returns the events of a file whose numbers are not after last. It opens the file with the flags,
+// and returns it if they permit to write: at the end of the last whole event.
+func (f *eventFile) read(path string, flags int, last uint64) ([]numberedEvent, *os.File, error) {
 	file, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, nil, err
@@ -127,7 +140,7 @@ func (f *eventFile) read(path string, flags int, after, last uint64) ([]numbered
 	size := 0
 	if rest, isOurs := bytes.CutPrefix(text, []byte(f.header)); isOurs && state.Boot() != "" {
 		var whole int
-		events, whole = decodeEvents(rest, after, last)
+		events, whole = decodeEvents(rest, last)
 		size = len(f.header) + whole
 	}
 	if flags&os.O_RDWR == 0 {
@@ -143,7 +156,8 @@ func (f *eventFile) read(path string, flags int, after, last uint64) ([]numbered
 
 // decodeEvents returns the events of a file, and how many bytes they have. What comes after the first
 // event that is not whole, or that has no larger number than the one before, is not read.
-func decodeEvents(text []byte, after, last uint64) (events []numberedEvent, whole int) {
+func decodeEvents(text []byte, last uint64) (events []numberedEvent, whole int) {
+	after := uint64(0)
 	frames := protocol.NewReader(bytes.NewReader(text))
 	var d protocol.ReplyDecoder
 	for {
@@ -206,7 +220,7 @@ func (f *eventFile) end() {
 // add has an event written, soon.
 func (f *eventFile) add(e numberedEvent) {
 	f.mu.Lock()
-	if len(f.waiting) < maxUnwritten {
+	if n := len(f.waiting); n < maxUnwritten || n < 2*maxUnwritten && classOf(&e.row) == incidents {
 		f.waiting = append(f.waiting, e)
 	}
 	isFirst := len(f.waiting) == 1
@@ -243,13 +257,16 @@ func (f *eventFile) writeWaiting() {
 		f.buf = f.buf[:0]
 		n := 0
 		for ; n < len(events) && len(f.buf) < pageSize; n++ {
-			f.buf = protocol.EventsOK{ID: 1, Events: []protocol.EventRow{events[n].row}, Next: events[n].number}.Append(f.buf)
+			f.buf = events[n].append(f.buf)
 		}
-		events = events[n:]
 		err := f.rotate(len(f.buf))
 		if err == nil {
 			err = f.write(f.buf)
 		}
+		for i := range n {
+			f.carry(&events[i])
+		}
+		events = events[n:]
 		if err != nil && f.episodes.begins(err.Error()) {
 			f.log.Warn("events are not written, and a restart of the sidecar will forget them; locks are not affected", "file", f.path, "error", err)
 		}
@@ -271,7 +288,35 @@ func (f *eventFile) rotate(room int) error {
 	}
 	f.end()
 	f.file, f.size = file, 0
-	return f.begin()
+	if err := f.begin(); err != nil {
+		return err
+	}
+	text, first := []byte(nil), len(f.carried) // the oldest that has room
+	for size := 0; first > 0; first-- {
+		if size += f.carried[first-1].row.Size() + lengthPrefix; size > maxCarried {
+			break
+		}
+	}
+	for i := range f.carried[first:] {
+		text = f.carried[first+i].append(text)
+	}
+	return f.write(text)
+}
+
+// carry notes an event that was written, if the next file is to have it, too.
+func (f *eventFile) carry(e *numberedEvent) {
+	if classOf(&e.row) != incidents {
+		return
+	}
+	if len(f.carried) == maxEvents {
+		f.carried = slices.Delete(f.carried, 0, maxEvents/2)
+	}
+	f.carried = append(f.carried, *e)
+}
+
+// append appends the frame of an event in a file.
+func (e *numberedEvent) append(text []byte) []byte {
+	return protocol.EventsOK{ID: 1, Events: []protocol.EventRow{e.row}, Next: e.number}.Append(text)
 }
 
 // close writes what was added, unless the file system hangs.

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
 )
 
 // keptEvents opens the file of the events as a successor does, and returns their names and the log.
@@ -100,10 +102,10 @@ func TestEventsOfAnotherBootAreNotRead(t *testing.T) {
 			t.Errorf("%s: %q", name, names)
 		}
 	}
-	if rows, n := decodeEvents(append(events, events...), 0, 1<<40); len(rows) != 3 || n != len(events) {
+	if rows, n := decodeEvents(append(events, events...), 1<<40); len(rows) != 3 || n != len(events) {
 		t.Errorf("numbers that fall: %d events", len(rows))
 	}
-	if rows, _ := decodeEvents(events, 0, 11); len(rows) != 2 {
+	if rows, _ := decodeEvents(events, 11); len(rows) != 2 {
 		t.Errorf("numbers of the future: %d events", len(rows))
 	}
 }
@@ -168,15 +170,51 @@ func TestFilesOfEventsAreBounded(t *testing.T) {
 	}
 }
 
+// A storm of refusals removes no loss from the files, although it fills them again and again.
+func TestStormOfRefusalsLeavesTheLossesInTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	f, _, _ := keptEvents(t, path)
+	number := uint64(0)
+	add := func(row protocol.EventRow) {
+		number++
+		f.add(numberedEvent{number: number, row: row})
+	}
+	reopen := func() (names string) {
+		f.close()
+		f, names, _ = keptEvents(t, path)
+		if f == nil {
+			t.Fatal("the file cannot be opened again")
+		}
+		return names
+	}
+	for i := range 20 {
+		add(lostEvent(fmt.Sprintf("%d,", i)))
+	}
+	for range 8 {
+		for range 900 {
+			add(protocol.EventRow{Kind: protocol.EventDeadlock, Name: "d", Msg: strings.Repeat("m", 300)})
+		}
+		reopen() // the writer must not fall behind
+	}
+	add(lostEvent("last,"))
+	names := strings.ReplaceAll(reopen(), "d", "")
+	f.close()
+	if want := "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,last,"; names != want {
+		t.Errorf("left is %q", names)
+	}
+}
+
 // While the file system hangs, events that are not written do not pile up in memory.
 func TestUnwrittenEventsAreBounded(t *testing.T) {
 	f, _, _ := keptEvents(t, filepath.Join(t.TempDir(), "state"))
 	f.close() // its goroutine has ended
-	for i := range 2 * maxUnwritten {
-		f.add(numberedEvent{number: uint64(i + 1), row: lostEvent("a")})
-	}
-	if n := len(f.waiting); n != maxUnwritten {
-		t.Errorf("%d events wait to be written, want %d", n, maxUnwritten)
+	for i, row := range []protocol.EventRow{{Kind: protocol.EventDeadlock}, lostEvent("a")} {
+		for range 3 * maxUnwritten {
+			f.add(numberedEvent{row: row})
+		}
+		if n, want := len(f.waiting), (i+1)*maxUnwritten; n != want {
+			t.Errorf("%d events wait to be written, want %d", n, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"sort"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -30,7 +31,8 @@ const (
 	contention   eventClass = iota // grants, and releases of short holds: a contended lock has very many of them
 	endsOfHolds                    // which client had a lock, and how long
 	redisChanges                   // a Redis that fails again and again has many of them
-	incidents                      // losses, forced releases, deadlocks, restarts
+	refusals                       // deadlocks, refused forced releases: a client may make as many as it sends requests
+	incidents                      // losses, forced releases, restarts
 	eventClasses
 )
 
@@ -47,12 +49,24 @@ func classOf(row *protocol.EventRow) eventClass {
 		return endsOfHolds
 	case protocol.EventRedisDown, protocol.EventRedisUp, protocol.EventDataLost:
 		return redisChanges
+	case protocol.EventDeadlock, protocol.EventRefused:
+		return refusals
 	}
 	return incidents
 }
 
-// maxEvents is how many events each ring of an eventLog keeps.
-const maxEvents = 1024
+const (
+	// maxEvents is how many events each ring of an eventLog keeps.
+	maxEvents = 1024
+
+	// maxUserEvents is how many of them may be of one user, while there are others to displace.
+	maxUserEvents = maxEvents / 2
+
+	// An event that is equal to one of the newest maxCompared of its class, and not older than
+	// countWithin, is counted in that one.
+	maxCompared = 8
+	countWithin = int64(time.Minute)
+)
 
 // begin sets the number before the first one. It is the time in µs, so that the numbers of a successor are larger:
 // no sidecar has a million events a second all the time.
@@ -71,8 +85,12 @@ func (g *eventLog) restore(events []numberedEvent) {
 }
 
 func (g *eventLog) add(row protocol.EventRow, about eventAbout) {
+	class := classOf(&row)
+	if class == refusals && g.rings[class].count(&row) {
+		return
+	}
 	g.last++
-	e, class := numberedEvent{g.last, row, about}, classOf(&row)
+	e := numberedEvent{g.last, row, about}
 	g.rings[class].add(e)
 	if g.file != nil && class != contention {
 		g.file.add(e)
@@ -178,19 +196,55 @@ type eventAbout struct {
 	rules     *policy.Rules   // of the client of the event; nil: the policy says nothing about it
 }
 
-// eventRing has the newest maxEvents events that were added.
+// eventRing has the newest maxEvents events that were added. While a user has more than maxUserEvents of
+// them, its own are displaced first, so that no user can displace what happened to others.
 type eventRing struct {
 	events []numberedEvent
-	oldest int // its index; not 0 only if there are maxEvents
+	order  []uint16      // of the events by their numbers: indices of events
+	users  map[int64]int // how many events each has
+	most   int64         // the user that had more than maxUserEvents last
 }
 
 func (r *eventRing) add(e numberedEvent) {
-	if len(r.events) < maxEvents {
-		r.events = append(r.events, e)
+	if r.users == nil {
+		r.users = make(map[int64]int)
+	}
+	if r.users[e.row.UID]++; r.users[e.row.UID] > maxUserEvents {
+		r.most = e.row.UID
+	}
+	if n := len(r.events); n < maxEvents {
+		r.events, r.order = append(r.events, e), append(r.order, uint16(n))
 		return
 	}
-	r.events[r.oldest] = e
-	r.oldest = (r.oldest + 1) % maxEvents
+	place := 0
+	if r.users[r.most] > maxUserEvents {
+		for r.at(place).row.UID != r.most {
+			place++
+		}
+	}
+	index := r.order[place]
+	of := r.events[index].row.UID
+	if r.users[of]--; r.users[of] == 0 {
+		delete(r.users, of)
+	}
+	r.events[index] = e
+	copy(r.order[place:], r.order[place+1:])
+	r.order[maxEvents-1] = index
+}
+
+// count counts an event in an equal one, and reports whether there is one.
+func (r *eventRing) count(row *protocol.EventRow) bool {
+	for i := len(r.events) - 1; i >= 0 && i >= len(r.events)-maxCompared; i-- {
+		last := &r.at(i).row
+		if row.AtNS-last.AtNS > countWithin {
+			return false
+		}
+		if last.Kind == row.Kind && last.Name == row.Name && last.PID == row.PID && last.UID == row.UID && last.RemoteHost == row.RemoteHost && last.Msg == row.Msg {
+			last.Count = max(last.Count, 1) + 1
+			return true
+		}
+	}
+	return false
 }
 
 // at returns the event i places after the oldest; nil: there are not so many.
@@ -198,7 +252,7 @@ func (r *eventRing) at(i int) *numberedEvent {
 	if i >= len(r.events) {
 		return nil
 	}
-	return &r.events[(r.oldest+i)%len(r.events)]
+	return &r.events[r.order[i]]
 }
 
 // after returns how many places after the oldest the first event with a larger number is.

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -57,17 +58,20 @@ func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 	kinds := []protocol.EventRow{
 		{Kind: protocol.EventGranted}, {Kind: protocol.EventReleased, HeldMS: 999},
 		{Kind: protocol.EventReleased, HeldMS: 1000}, {Kind: protocol.EventCrashed, HeldMS: 1},
-		{Kind: protocol.EventRedisDown}, {Kind: protocol.EventLost},
+		{Kind: protocol.EventRedisDown}, {Kind: protocol.EventDeadlock}, {Kind: protocol.EventRefused},
+		{Kind: protocol.EventLost}, {Kind: protocol.EventForced}, {Kind: protocol.EventTakeover},
 	}
-	classes := []eventClass{contention, contention, endsOfHolds, endsOfHolds, redisChanges, incidents}
+	classes := []eventClass{contention, contention, endsOfHolds, endsOfHolds, redisChanges, refusals, refusals, incidents, incidents, incidents}
 	for i := range kinds {
 		var g eventLog
 		g.begin(5_000_000)
 		for _, row := range kinds {
 			g.add(row, eventAbout{})
 		}
-		for range maxEvents {
-			g.add(kinds[i], eventAbout{})
+		for n := range maxEvents {
+			row := kinds[i]
+			row.Msg = fmt.Sprint(n) // equal refusals are counted
+			g.add(row, eventAbout{})
 		}
 		left := 0
 		for class := range eventClasses {
@@ -85,6 +89,70 @@ func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 		if len(rows) != maxEvents+left || left != len(kinds)-same || missed != uint64(same) {
 			t.Errorf("%s: %d events, %d of other classes, missed %d", kinds[i].Kind, len(rows), left, missed)
 		}
+	}
+}
+
+// A client that is refused the same again and again makes one row, for a minute.
+func TestEqualRefusalsAreCountedInOneRow(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	deadlock := func(at time.Duration, name string, pid int64) {
+		g.add(protocol.EventRow{AtNS: int64(at), Kind: protocol.EventDeadlock, Name: name, PID: pid, Msg: "steps"}, eventAbout{})
+	}
+	for i := range 10 {
+		at := time.Duration(i) * time.Second
+		deadlock(at, "a", 1) // two take turns
+		deadlock(at, "a", 2)
+	}
+	deadlock(10*time.Second, "b", 1)
+	deadlock(61*time.Second, "a", 1)
+	g.add(lostEvent("a"), eventAbout{})
+	g.add(lostEvent("a"), eventAbout{}) // each loss is a row
+	rows, _, missed := g.page(0, 1<<20, nil, nil)
+	var counts []uint32
+	for _, row := range rows {
+		counts = append(counts, row.Count)
+	}
+	if names(rows) != "aabaaa" || !slices.Equal(counts, []uint32{10, 10, 0, 0, 0, 0}) || missed != 0 {
+		t.Errorf("%s, counts %v, missed %d", names(rows), counts, missed)
+	}
+}
+
+// A user whose own losses are very many displaces none of another user's.
+func TestLossesOfOneUserDisplaceNoneOfAnother(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	const early, late = maxUserEvents / 4, maxUserEvents / 4
+	add := func(uid int64, n int) {
+		for range n {
+			g.add(protocol.EventRow{Kind: protocol.EventLost, UID: uid}, eventAbout{})
+		}
+	}
+	add(1, early)
+	add(2, 3*maxEvents)
+	add(1, late)
+	add(2, 3*maxEvents)
+	rows, _, missed := g.page(0, 1<<30, nil, nil)
+	of := 0
+	for i, row := range rows {
+		if row.UID == 1 {
+			of++
+		}
+		if i > 0 && g.rings[incidents].at(i).number <= g.rings[incidents].at(i-1).number {
+			t.Fatalf("event %d is not in order", i)
+		}
+	}
+	if of != early+late || len(rows) != maxEvents || missed != 6*maxEvents+early+late-maxEvents {
+		t.Errorf("%d of the first user's %d losses, of %d rows, are left; missed %d", of, early+late, len(rows), missed)
+	}
+	add(1, maxEvents)
+	rows, _, _ = g.page(0, 1<<30, nil, nil)
+	of = 0
+	for _, row := range rows {
+		of += int(row.UID) - 1
+	}
+	if of != maxUserEvents || len(rows) != maxEvents {
+		t.Errorf("of two users with very many, one has %d of %d", of, len(rows))
 	}
 }
 

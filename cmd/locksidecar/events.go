@@ -26,7 +26,8 @@ func (eventsCmd) Help() string {
 	return `Prints what happened to the locks of this host: grants after a wait of 10 ms or more, releases after 1 s (or after 10 ms,
 if requests waited), crashes of holders, losses, forced releases, deadlocks, restarts of the daemon that took over holds,
 and outages of Redis. The daemon keeps the newest 1,024 grants and short holds, 1,024 ends of longer holds, 1,024 changes
-of Redis, and 1,024 other events. If a policy hides locks from you, it prints the events of those that you may see, and
+of Redis, 1,024 deadlocks and refused forced releases (equal ones of a minute are one line with their number), and 1,024
+other events. A user that has half of them displaces its own. Standard error says how many were displaced. If a policy hides locks from you, it prints the events of those that you may see, and
 says so on standard error.
 
 It asks the daemon of this host only: each daemon keeps the events of its own host. Ask another host there, as the last
@@ -46,7 +47,8 @@ Fields of --json; those in brackets are absent where they do not apply:
     [name, hold, token, session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
     [waited_ms, msg, remote_field, remote_host: for which hold it waited] of granted, [held_ms] of released and crashed
     [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced, force_refused and redis_down
-    [count] of takeover: the holds; of released and crashed: the requests that waited; of missed: the events that came faster than they were read
+    [count] of takeover: the holds; of released and crashed: the requests that waited; of missed: the events that came faster than they were read;
+            of deadlock and force_refused: how often, if more than once
 
 ` + exitTable
 }
@@ -67,10 +69,12 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		p.from = time.Now().Add(-c.Since)
 	}
 	after := uint64(0)
+	isBacklog := true // of events that happened before
+	dropped := uint64(0)
 	isAway := false
 	hidden := ""
 	for {
-		page, err := sidecar.Events(ctx, after, c.Follow && after != 0)
+		page, err := sidecar.Events(ctx, after, c.Follow && !isBacklog)
 		switch {
 		case c.Follow && after != 0 && errors.Is(err, locksidecar.ErrUnavailable):
 			if !isAway {
@@ -83,8 +87,9 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		isAway = false
-		if after == 0 {
-			page.Missed = 0 // they are older than what is asked for
+		if isBacklog {
+			dropped += page.Missed
+			page.Missed = 0 // the daemon had displaced them before
 		}
 		if page.Hidden != "" && page.Hidden != hidden {
 			printErr("%s", page.Hidden)
@@ -93,7 +98,15 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		if err := p.page(&page, time.Now()); err != nil {
 			return err
 		}
-		if after = page.Next; len(page.Events) == 0 && !c.Follow {
+		after = page.Next
+		if !isBacklog || len(page.Events) > 0 {
+			continue
+		}
+		isBacklog = false
+		if dropped > 0 {
+			printErr("%d older events were dropped: the daemon keeps the newest 1,024 of each class; see locksidecar events --help", dropped)
+		}
+		if !c.Follow {
 			return p.end()
 		}
 	}

@@ -59,9 +59,9 @@ func (e *Event) text() string {
 	case protocol.EventForced:
 		return fmt.Sprintf("%s  by %s%s", e.Name, e.requester(), suffixIf(" ", e.Msg))
 	case protocol.EventRefused:
-		return fmt.Sprintf("%s  refused to %s: %s", e.Name, e.requester(), e.Msg)
+		return fmt.Sprintf("%s  refused to %s%s: %s", e.Name, e.requester(), e.times(), e.Msg)
 	case protocol.EventDeadlock:
-		return fmt.Sprintf("%s  refused to %s: %s", e.Name, e.client(), e.Msg)
+		return fmt.Sprintf("%s  refused to %s%s: %s", e.Name, e.client(), e.times(), e.Msg)
 	case protocol.EventTakeover:
 		return "the daemon was restarted: it " + e.Msg
 	}
@@ -82,6 +82,14 @@ func (e *Event) waiters() string {
 		return "; 1 request waited"
 	}
 	return fmt.Sprintf("; %d requests waited", e.Count)
+}
+
+// times describes how often a refusal happened that is counted in one event.
+func (e *Event) times() string {
+	if e.Count < 2 {
+		return ""
+	}
+	return fmt.Sprintf(" %d times", e.Count)
 }
 
 // client describes the client of an event.

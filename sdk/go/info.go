@@ -84,7 +84,7 @@ type Event struct {
 	Reason      Reason // of EventLost
 	RemoteField string // of EventLost with ReasonStolen: the owner field that Redis has
 	RemoteHost  string // of EventLost with ReasonStolen: the host of that owner; of EventForced and EventRefused: of the client; "": this one, or not known
-	Count       int    // of EventTakeover: holds that were taken over; of EventReleased and EventCrashed: requests that waited
+	Count       int    // of EventTakeover: holds that were taken over; of EventReleased and EventCrashed: requests that waited; of EventDeadlock and EventRefused: how often, if more than once
 	Message     string // for people
 }
 

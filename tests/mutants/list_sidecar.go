@@ -380,6 +380,34 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestGrantsDoNotDisplaceLosses"),
 	},
 	{
+		rule: "refusals do not displace the events of losses",
+		file: "sidecar/eventlog.go",
+		old:  "		return refusals\n",
+		new:  "		return incidents\n",
+		by:   test("sidecar", "TestEventsDisplaceThoseOfTheirClassOnly"),
+	},
+	{
+		rule: "a user that has many events displaces its own",
+		file: "sidecar/eventlog.go",
+		old:  "	if r.users[r.most] > maxUserEvents {\n",
+		new:  "	if false {\n",
+		by:   test("sidecar", "TestLossesOfOneUserDisplaceNoneOfAnother"),
+	},
+	{
+		rule: "equal refusals are counted in one row",
+		file: "sidecar/eventlog.go",
+		old:  "class == refusals && g.rings[class].count(&row)",
+		new:  "false",
+		by:   test("sidecar", "TestEqualRefusalsAreCountedInOneRow"),
+	},
+	{
+		rule: "a new file of events begins with the incidents of the old one",
+		file: "sidecar/eventfile.go",
+		old:  "	if classOf(&e.row) != incidents {\n",
+		new:  "	if true {\n",
+		by:   test("sidecar", "TestStormOfRefusalsLeavesTheLossesInTheFile"),
+	},
+	{
 		rule: "a slow reader of events receives how many it missed",
 		file: "sidecar/eventlog.go",
 		old:  "max(next, g.begun) - max(from, g.begun) - own",
@@ -1154,8 +1182,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "events that are not written yet are bounded",
 		file: "sidecar/eventfile.go",
-		old:  `	if len(f.waiting) < maxUnwritten {`,
-		new:  `	if true {`,
+		old:  "if n := len(f.waiting); n < maxUnwritten || ",
+		new:  "if n := len(f.waiting); n < n+1 || ",
 		by:   test("sidecar", "TestUnwrittenEventsAreBounded"),
 	},
 	{

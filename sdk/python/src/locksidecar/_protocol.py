@@ -334,7 +334,8 @@ class Event:
     - "lost": a hold ended without a release; reason says why;
     - "forced": a client ended a hold by force; remote_host: the host of the client, if it is another one;
     - "force_refused": a client was not permitted to do that; msg says why;
-    - "deadlock": a request was refused, because it would have closed a wait cycle;
+    - "deadlock": a request was refused, because it would have closed a wait cycle; count: how often,
+      if it happened again in the same way, also of "force_refused";
     - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count;
     - "redis_down", "redis_up": the connection to Redis ended, or was made; msg says why it ended;
     - "data_lost": Redis may have lost data.
