@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -21,12 +19,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	harness.Main(m, harness.Config{})
 }
 
-// smallRun returns the settings of a short run.
+// smallRun returns the settings of a short run. .ci/nightly has long ones, by harness.Long and by make chaos.
 func smallRun(t *testing.T) settings {
 	t.Helper()
+	t.Parallel()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
 			t.Fatal("redis-server is not installed: apt-get install redis-server")
@@ -57,9 +56,7 @@ func smallRun(t *testing.T) settings {
 		}
 		os.RemoveAll(set.dir)
 	})
-	if set.program, err = buildDaemon(set.dir, raceEnabled); err != nil {
-		t.Fatal(err)
-	}
+	set.program = harness.Program(t)
 	return set
 }
 
@@ -84,8 +81,10 @@ func run(t *testing.T, set settings) *outcome {
 
 func TestStormOfFaultsBreaksNoRule(t *testing.T) {
 	set := smallRun(t)
-	set.length = 12 * time.Second
-	set.seed = 17 // draws many kinds of faults in a short time
+	set.length, set.seed = 7500*time.Millisecond, 36517 // draws many kinds of faults in a short time
+	if harness.Long() {
+		set.length, set.seed = 12*time.Second, 17
+	}
 	o := run(t, set)
 	if len(o.faults) < 10 {
 		t.Errorf("only %d kinds of faults: this run proves little", len(o.faults))
@@ -96,7 +95,7 @@ func TestStormOfFaultsBreaksNoRule(t *testing.T) {
 // resume their sessions: no two clients rely on a lock at one time.
 func TestBarrageOfKillsBreaksNoRule(t *testing.T) {
 	set := smallRun(t)
-	set.length, set.lease = 6*time.Second, time.Second
+	set.length, set.lease = harness.Pick[time.Duration](3, 6)*time.Second, time.Second
 	set.killEvery, set.plain = 150*time.Millisecond, 1
 	set.hot, set.cool = 12, 60
 	o := run(t, set)
@@ -111,7 +110,7 @@ func TestBarrageOfKillsBreaksNoRule(t *testing.T) {
 func TestExchangesOfRolesUnderTwoVersionsBreakNoRule(t *testing.T) {
 	set := smallRun(t)
 	set.older = harness.ProgramOf(t, harness.Base010PreQueue)
-	set.length, set.exchangeEvery = 8*time.Second, 500*time.Millisecond
+	set.length, set.exchangeEvery = harness.Pick[time.Duration](4, 8)*time.Second, 500*time.Millisecond
 	set.hosts, set.hot, set.cool, set.think = 4, 3, 12, 5
 	o := run(t, set)
 	if o.faults[exchange] < 4 || o.report.Crossings == 0 {
@@ -125,7 +124,7 @@ func TestExchangesOfRolesUnderTwoVersionsBreakNoRule(t *testing.T) {
 // Clients keep their locks over kill -9 of the daemon, and the next daemon serves the waiters.
 func TestKilledDaemonsLoseNoLock(t *testing.T) {
 	set := smallRun(t)
-	set.kills = 5
+	set.kills = harness.Pick(3, 5)
 	o := run(t, set)
 	if o.kills.kills != set.kills || o.kills.compared == 0 || o.report.Outlived == 0 {
 		t.Errorf("%d kills, %d tokens compared, %d holds outlived one: this run proves little", o.kills.kills, o.kills.compared, o.report.Outlived)

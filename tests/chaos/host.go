@@ -169,13 +169,9 @@ func plainEnv() []string {
 }
 
 // buildDaemon builds the binary of cmd/locksidecar.
-func buildDaemon(dir string, race bool) (string, error) {
+func buildDaemon(dir string) (string, error) {
 	program := filepath.Join(dir, "locksidecar")
-	args := []string{"build", "-o", program}
-	if race {
-		args = append(args, "-race")
-	}
-	if out, err := exec.Command("go", append(args, "github.com/locksidecar/locksidecar/cmd/locksidecar")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", program, "github.com/locksidecar/locksidecar/cmd/locksidecar").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the daemon: %w\n%s", err, out)
 	}
 	return program, nil

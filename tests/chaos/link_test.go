@@ -82,6 +82,7 @@ func (c caller) expectNothing(t *testing.T, d time.Duration) {
 }
 
 func TestLinkSimulatesFaultsAndRecovers(t *testing.T) {
+	t.Parallel()
 	l, err := newLink(echo(t))
 	if err != nil {
 		t.Fatal(err)

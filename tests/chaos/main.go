@@ -117,7 +117,7 @@ func prepare(set *settings) error {
 		return err
 	}
 	if set.program == "" {
-		if set.program, err = buildDaemon(set.dir, false); err != nil {
+		if set.program, err = buildDaemon(set.dir); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ func planOf(seed uint64, length time.Duration) []fault {
 }
 
 func TestSameSeedDrawsTheSamePlan(t *testing.T) {
+	t.Parallel()
 	if !slices.Equal(planOf(7, 5*time.Minute), planOf(7, 5*time.Minute)) {
 		t.Error("one seed drew two plans")
 	}
@@ -26,6 +27,7 @@ func TestSameSeedDrawsTheSamePlan(t *testing.T) {
 // A plan has all kinds of faults. A lane has one fault at a time, and in calms there are only faults
 // that affect no other client.
 func TestPlanHasAllFaultsAndCalms(t *testing.T) {
+	t.Parallel()
 	w := settings{lease: 4 * time.Second}.schedule()
 	all := lanes(2, 4*time.Second)
 	kinds := map[faultKind]int{}

@@ -40,6 +40,7 @@ func (s replication) promote() { s.replica.MustDo("REPLICAOF", "NO", "ONE") }
 // becomes the master, the holders keep these locks if their daemon connects to it first.
 // Otherwise the locks may have two holders. Tokens grow in any case.
 func TestFailoverToAReplicaThatLags(t *testing.T) {
+	t.Parallel()
 	// The locks "late" are acquired when the replica receives nothing any more.
 	start := func(t *testing.T, lease string) (s replication, toHere, toThere *harness.Proxy, here *harness.Daemon, late []harness.Hold, next *harness.Worker, granted []<-chan harness.Answer) {
 		s = startReplication(t)
@@ -71,6 +72,7 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 	}
 
 	t.Run("the daemon of the holders is first", func(t *testing.T) {
+		t.Parallel()
 		s, toHere, toThere, _, late, next, granted := start(t, "1m")
 		s.master.Kill()
 		s.promote()
@@ -87,6 +89,7 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 
 	// Not guaranteed: exclusion, until the deadlines of the holders.
 	t.Run("the daemon of the holders stays disconnected", func(t *testing.T) {
+		t.Parallel()
 		s, toHere, toThere, _, late, next, granted := start(t, "3s")
 		s.master.Kill()
 		s.promote()
@@ -116,6 +119,7 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 	// Not guaranteed: exclusion, for as long as there are two masters. Only a resource that
 	// compares tokens notices.
 	t.Run("the daemon of the holders stays at the old master", func(t *testing.T) {
+		t.Parallel()
 		s, toHere, toThere, here, late, next, granted := start(t, "1m")
 		s.promote()
 		toThere.ForwardTo(s.replica)
@@ -141,6 +145,7 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 // Master and replica exchange their roles while daemons are connected, as in a planned
 // failover, and the daemons are redirected to the new master later. Holds stay.
 func TestPlannedFailover(t *testing.T) {
+	t.Parallel()
 	s := startReplication(t)
 	toHere, toThere := harness.StartProxy(t, s.master), harness.StartProxy(t, s.master)
 	here, there := harness.StartDaemon(t, toHere.URL(), "--lease=1m"), harness.StartDaemon(t, toThere.URL(), "--lease=1m")
@@ -181,6 +186,7 @@ func TestPlannedFailover(t *testing.T) {
 
 // A daemon notices that its Redis has become a replica, and that it is a master again.
 func TestRedisBecomesAReplica(t *testing.T) {
+	t.Parallel()
 	master, r := harness.StartRedis(t), harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	ctx := t.Context()

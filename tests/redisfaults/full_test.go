@@ -12,8 +12,9 @@ import (
 // waiters and released. Requests for free locks are refused with the reason until there is
 // memory again.
 func TestFullRedis(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t, "--maxmemory-policy", "noeviction")
-	here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=4s"), harness.StartDaemon(t, r.UnixURL())
+	here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=3s"), harness.StartDaemon(t, r.UnixURL())
 	workers := harness.StartWorkerPerSDK(t, here)
 	holds := harness.LockEach(r, workers, "held")
 	other := harness.StartGoWorker(t, there)

@@ -10,6 +10,7 @@ import (
 // A holder learns at the next renewal that its lock was deleted from Redis. Until then,
 // another host may be granted the lock, with a larger token.
 func TestFlushedLocksAreLostAtTheNextRenewal(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=3s"), harness.StartDaemon(t, r.UnixURL(), "--lease=1m")
 	holds := harness.LockEach(r, harness.StartWorkerPerSDK(t, here), "flushed")
@@ -43,6 +44,7 @@ func TestFlushedLocksAreLostAtTheNextRenewal(t *testing.T) {
 // A holder learns at the next renewal that another program has overwritten its lock. The
 // daemon does not delete the key of that program.
 func TestOverwrittenLockIsLostAtTheNextRenewal(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 	ctx := t.Context()

@@ -10,6 +10,7 @@ import (
 // Clients of two hosts increment one counter as fast as they can, while faults are injected
 // into Redis and into the connections. No increment is lost, tokens grow, and no call fails.
 func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, f := range []struct {
 		what   string
 		times  int
@@ -43,10 +44,11 @@ func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 		}},
 	} {
 		t.Run(f.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			ways := []*harness.Proxy{harness.StartProxy(t, r), harness.StartProxy(t, r)}
 			hosts := []*harness.Daemon{harness.StartDaemon(t, ways[0].URL()), harness.StartDaemon(t, ways[1].URL())}
-			const rounds = 150
+			rounds, between := harness.Pick(75, 150), harness.Pick(30, 40)
 			fleet := harness.StartFleet(t, 3, hosts...)
 			answers := harness.SendHammers(r, fleet, rounds)
 			done := len(fleet) * rounds
@@ -55,7 +57,7 @@ func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 				// Some increments between two faults, so that faults hit different states.
 				harness.Eventually(t, "the counter grows", func() bool {
 					n, _ := r.Get(t.Context(), "counter").Int()
-					if n < progress+40 && n < done {
+					if n < progress+between && n < done {
 						return false
 					}
 					progress = n
@@ -77,6 +79,7 @@ func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 // notified. The daemon detects that before a lease ends, and sends again what was in flight.
 // The effect is that of one execution.
 func TestHalfOpenConnections(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		ways []harness.Direction
@@ -85,6 +88,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		{"replies are lost", []harness.Direction{harness.FromRedis}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			way := harness.StartProxy(t, r)
 			here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
@@ -123,6 +127,7 @@ func TestHalfOpenConnections(t *testing.T) {
 // The message of a release is lost, because the connection is half-open or was reset at
 // that moment. The waiter is granted the lock all the same, and the daemon subscribes again.
 func TestWaiterFindsFreeLockAfterALostMessage(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		lose func(way *harness.Proxy)
@@ -134,6 +139,7 @@ func TestWaiterFindsFreeLockAfterALostMessage(t *testing.T) {
 		{"reset", func(way *harness.Proxy) { way.Refuse(); way.Reset() }, (*harness.Proxy).Admit},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			way := harness.StartProxy(t, r)
 			here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, way.URL(), harness.LongLease)

@@ -146,6 +146,7 @@ func (h *queuedHost) isGranted() bool {
 // goes to the next host in the same script: leases are far longer than this test. When the host
 // is back, it is granted the lock in its turn.
 func TestLockIsNotPassedOnToAHostThatIsKnownToBeGone(t *testing.T) {
+	t.Parallel()
 	awaitDisconnect := func(r *harness.Redis, h *queuedHost) {
 		harness.Eventually(t, "Redis has noticed that the connection ended", func() bool { return !r.IsReached(h.uuid) })
 	}
@@ -169,7 +170,7 @@ func TestLockIsNotPassedOnToAHostThatIsKnownToBeGone(t *testing.T) {
 			func(h *queuedHost) { h.d.Signal(syscall.SIGCONT) }},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			t.Parallel() // one of them mostly waits
+			t.Parallel()
 			q := startQueue(t, harness.LongLease)
 			c.fail(q.r, &q.first)
 			released := time.Now()
@@ -192,6 +193,7 @@ func TestLockIsNotPassedOnToAHostThatIsKnownToBeGone(t *testing.T) {
 // A host that waits is suspended, and the lock is passed on to it: no host has the lock until the
 // lease ends. If the host goes on before that, it has the lock.
 func TestHostThatIsSuspendedForAMomentIsPassedALock(t *testing.T) {
+	t.Parallel()
 	q := startQueue(t, harness.LongLease)
 	q.passToFirst(q.first.d.Suspend, func() { q.first.d.Signal(syscall.SIGCONT) })
 	if q.next.isGranted() {
@@ -211,7 +213,7 @@ func TestHostThatIsSuspendedForAMomentIsPassedALock(t *testing.T) {
 // The host goes on after the end of the lease, when the next one has the lock. It reads then that
 // the lock was passed on to it, and does not grant it.
 func TestHostThatIsSuspendedPastTheLeaseDoesNotGrantTheLockItWasPassed(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	const lease = 3 * time.Second
 	q := startQueue(t, "--lease="+lease.String())
 	q.passToFirst(q.first.d.Suspend, func() { q.first.d.Signal(syscall.SIGCONT) })
@@ -238,7 +240,7 @@ func TestHostThatIsSuspendedPastTheLeaseDoesNotGrantTheLockItWasPassed(t *testin
 // The connection of the first host is half-open when the lock is passed on to it. Its daemon
 // finds that, connects again, and has the lock, long before the end of the lease.
 func TestHostWithAHalfOpenConnectionFindsTheLockItWasPassed(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	for _, ways := range [][]harness.Direction{{harness.FromRedis}, {harness.ToRedis, harness.FromRedis}} {
 		t.Run(fmt.Sprintf("directions that are lost: %d", len(ways)), func(t *testing.T) {
 			t.Parallel()
@@ -262,8 +264,10 @@ func TestHostWithAHalfOpenConnectionFindsTheLockItWasPassed(t *testing.T) {
 // grants the lock to the client that waits, or gives it back if that client died, too: long before
 // the end of the lease.
 func TestDaemonThatDiesBeforeItReadsATransferKeepsNoLock(t *testing.T) {
+	t.Parallel()
 	for _, isClientDead := range []bool{false, true} {
 		t.Run(fmt.Sprintf("client dies: %v", isClientDead), func(t *testing.T) {
+			t.Parallel()
 			q := startQueue(t, harness.LongLease)
 			q.passToFirst(q.first.d.Suspend, func() { q.first.d.Signal(syscall.SIGCONT) })
 			q.first.d.Kill()
@@ -287,7 +291,7 @@ func TestDaemonThatDiesBeforeItReadsATransferKeepsNoLock(t *testing.T) {
 // The host of the holder dies while others wait. They are granted the lock after the end of its
 // lease, one after another.
 func TestHostsAreGrantedTheLockOfAHostThatDied(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	const lease, hosts = 3 * time.Second, 4
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease="+lease.String())
@@ -325,6 +329,7 @@ func TestHostsAreGrantedTheLockOfAHostThatDied(t *testing.T) {
 // The clock of the machine cannot be set back here. The score of the ticket is raised instead: the
 // two are the same to Redis, which compares its clock with scores only.
 func TestHostThatWaitsIsServedAfterTheClockOfRedisWasSetBack(t *testing.T) {
+	t.Parallel()
 	const name, back = "a", time.Hour
 	r := harness.StartRedis(t)
 	r.MustDo("HSET", name, "8743c9c0-0795-4907-87fd-6c719a6b4586:1", "1")
@@ -373,7 +378,7 @@ func nextAnswer(t *testing.T, answers <-chan queuedAnswer) queuedAnswer {
 // The keys of a queue are lost while hosts wait, alone or with the lock. All of them are granted
 // the lock: they ask again after 5 to 6.25 s, and queue again.
 func TestHostsThatLostTheirPlaceAreGrantedTheLock(t *testing.T) {
-	t.Parallel() // it mostly waits
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		keys []string // that are deleted, without the name of the lock; nil: all of Redis
@@ -428,6 +433,7 @@ func TestHostsThatLostTheirPlaceAreGrantedTheLock(t *testing.T) {
 // without a place in the queue, beside one that may, and its log says once what to permit. No
 // increment is lost, and both are served.
 func TestHostThatMayNotQueueIsServed(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what  string
 		rules []string
@@ -438,6 +444,7 @@ func TestHostThatMayNotQueueIsServed(t *testing.T) {
 		{"without any channel", []string{"~*", "resetchannels"}, []string{"may not subscribe to the channel on which other sidecars reach this one"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			const workersPerHost, rounds = 2, 60
 			r := harness.StartRedis(t)
 			r.AddUser("limited", append([]string{">pw", "+@all"}, c.rules...)...)

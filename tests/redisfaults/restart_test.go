@@ -12,6 +12,7 @@ import (
 // Redis restarts and is unreachable for five seconds. A lock with a longer lease stays held,
 // whether Redis keeps its data or not. A waiter is granted its lock when Redis is back.
 func TestLocksOutliveARestartOfRedis(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		args []string
@@ -20,6 +21,7 @@ func TestLocksOutliveARestartOfRedis(t *testing.T) {
 		{"without its data", nil},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t, c.args...)
 			d := harness.StartDaemon(t, r.UnixURL(), "--lease=20s")
 			w := harness.StartGoWorker(t, d)
@@ -54,6 +56,7 @@ func TestLocksOutliveARestartOfRedis(t *testing.T) {
 // the locks, with larger tokens, and the holders learn of that when their daemon has
 // reconnected, or at their deadlines.
 func TestRestartWithoutDataAndTwoHosts(t *testing.T) {
+	t.Parallel()
 	start := func(t *testing.T) (r *harness.Redis, toHere, toThere *harness.Proxy, holds []harness.Hold, next *harness.Worker, granted []<-chan harness.Answer) {
 		r = harness.StartRedis(t)
 		toHere, toThere = harness.StartProxy(t, r), harness.StartProxy(t, r)
@@ -68,6 +71,7 @@ func TestRestartWithoutDataAndTwoHosts(t *testing.T) {
 	}
 
 	t.Run("the daemon of the holders is first", func(t *testing.T) {
+		t.Parallel()
 		r, _, toThere, holds, next, granted := start(t)
 		toThere.Refuse()
 		r.Kill()
@@ -83,6 +87,7 @@ func TestRestartWithoutDataAndTwoHosts(t *testing.T) {
 	})
 
 	t.Run("the other daemon is first", func(t *testing.T) {
+		t.Parallel()
 		r, toHere, _, holds, next, granted := start(t)
 		toHere.Refuse()
 		r.Kill()
@@ -112,6 +117,7 @@ func TestRestartWithoutDataAndTwoHosts(t *testing.T) {
 // Redis is unreachable for longer than a lease. The lock is lost at its deadline, not when
 // Redis is back.
 func TestLockExpiresWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=1s")
 	holds := harness.LockEach(r, harness.StartWorkerPerSDK(t, d), "expiring")
@@ -130,6 +136,7 @@ func TestLockExpiresWhileRedisIsAway(t *testing.T) {
 // Redis does not come back. Requests are refused, releases are answered, holds last until
 // their deadlines, and an operator can inspect and stop the daemon.
 func TestRedisIsGoneForGood(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=4s")
 	workers := harness.StartWorkerPerSDK(t, d)
@@ -156,6 +163,7 @@ func TestRedisIsGoneForGood(t *testing.T) {
 
 // A daemon that has started without Redis grants locks as soon as Redis can be reached.
 func TestWaiterIsGrantedWhenRedisStarts(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.Stop()
 	d := harness.LaunchDaemon(t, r.UnixURL())

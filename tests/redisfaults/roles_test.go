@@ -49,12 +49,15 @@ func startPair(t *testing.T) (master, replica *harness.Redis) {
 //
 // Clients on three hosts take one lock again and again, while roles are exchanged under them.
 func TestDemotedMasterTransfersNothing(t *testing.T) {
+	t.Parallel()
 	t.Run("one host follows the master, and each server has one that stays", func(t *testing.T) {
+		t.Parallel()
 		first, second := startPair(t)
 		way := harness.StartProxy(t, first)
 		exchangeRolesUnderLoad(t, first, second, way, []host{{url: way.URL()}, {url: first.TCPURL()}, {url: second.TCPURL()}})
 	})
 	t.Run("two older hosts follow the master, and one of this version stays", func(t *testing.T) {
+		t.Parallel()
 		first, second := startPair(t)
 		way := harness.StartProxy(t, first)
 		older := harness.ProgramOf(t, harness.Base010PreQueue)

@@ -41,6 +41,7 @@ func (m mountedSecret) swap(version, url string) {
 // deploy/containers.md has this procedure: a secret with another user and password is mounted, and
 // the user of before is removed. The lock that is held stays held.
 func TestSwappedSecretIsUsedAtTheNextConnection(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	everything := []string{"~*", "&*", "+@all"}
 	r.AddUser("locks-a", append(everything, ">old")...)

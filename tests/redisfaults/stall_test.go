@@ -17,6 +17,7 @@ import (
 // Redis is suspended for longer than the time between two renewals, and for less than a
 // lease. No hold is lost.
 func TestStallShorterThanALeaseLosesNothing(t *testing.T) {
+	t.Parallel()
 	const lease = 12 * time.Second
 	const renewal = lease/3 + lease/20 // with the delay of its group
 	r := harness.StartRedis(t)
@@ -46,6 +47,7 @@ func TestStallShorterThanALeaseLosesNothing(t *testing.T) {
 // and its connection is open, however many operations wait to be sent. The answer names
 // Redis as the cause, and another holder only if there is one.
 func TestTryIsAnsweredWhileRedisHangs(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	busy, w := harness.DialRaw(t, d), harness.DialRaw(t, d)
@@ -82,6 +84,7 @@ func TestTryIsAnsweredWhileRedisHangs(t *testing.T) {
 // asks the daemon what it waits for, but only for milliseconds: on a busy machine some waits
 // end before the answer.
 func TestShortWaitReportsThatRedisIsSilent(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	c := harness.Dial(t, d)
@@ -126,6 +129,7 @@ func TestShortWaitReportsThatRedisIsSilent(t *testing.T) {
 // answer. Holds are lost at their deadlines, and requests with a timeout end in time. When
 // Redis goes on, the other host is granted the locks, not before those deadlines.
 func TestStallLongerThanALeaseEndsHolds(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=2s"), harness.StartDaemon(t, r.UnixURL())
 	holds := harness.LockEach(r, harness.StartWorkerPerSDK(t, here), "hanging")
@@ -162,6 +166,7 @@ func TestStallLongerThanALeaseEndsHolds(t *testing.T) {
 // The daemon itself is suspended while Redis answers. The answer waits in the daemon's
 // socket: when it continues, it does not take its own pause for a silence of Redis.
 func TestPauseOfTheDaemonIsNotBlamedOnRedis(t *testing.T) {
+	t.Parallel()
 	const tryWithin = 500 * time.Millisecond // after which a request that does not wait is answered
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())

@@ -28,9 +28,11 @@ var ends = []struct {
 // upgraded host by host, and downgraded again. No increment is lost, tokens grow, and no call of
 // an SDK fails.
 func TestNoIncrementIsLostInUpgradesUnderLoad(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	all := versions(t)
-	const hosts, workersPerHost, rounds = 3, 2, 150
+	const hosts, workersPerHost = 3, 2
+	rounds := harness.Pick(75, 150)
 	var daemons []*harness.Daemon
 	for range hosts {
 		daemons = append(daemons, harness.StartDaemonOf(t, all[0].program, r.UnixURL()))
@@ -59,11 +61,13 @@ func TestNoIncrementIsLostInUpgradesUnderLoad(t *testing.T) {
 // A host is upgraded, or downgraded, while its processes hold locks and wait for others. Each
 // lock has the same holder afterwards, and waiters are granted the locks that they wait for.
 func TestDowngradedDaemonRestoresHoldsAndWaiters(t *testing.T) {
+	t.Parallel()
 	all := versions(t)
 	for i, before := range all {
 		after := all[1-i]
 		for _, e := range ends {
 			t.Run(fmt.Sprintf("%s, %s, then %s", before.name, e.how, after.name), func(t *testing.T) {
+				t.Parallel()
 				r := harness.StartRedis(t)
 				here := harness.StartDaemonOf(t, before.program, r.UnixURL(), harness.LongLease)
 				there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
@@ -95,9 +99,11 @@ func TestDowngradedDaemonRestoresHoldsAndWaiters(t *testing.T) {
 // A host waits in the queue of a lock when it is downgraded. Its daemon does not receive a lock
 // that is passed on to that ticket, so the lock goes to the next host, or is free.
 func TestDowngradedDaemonIsNotPassedALock(t *testing.T) {
+	t.Parallel()
 	all := versions(t)
 	for _, e := range ends {
 		t.Run(e.how, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			here, there, third := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 			holder := harness.StartGoWorker(t, there)
@@ -124,6 +130,7 @@ func TestDowngradedDaemonIsNotPassedALock(t *testing.T) {
 // A daemon is killed while it keeps a lock for a moment after its release. Its successor of the
 // base frees that lock. The moment is short, so the test may have to kill several times.
 func TestDowngradedDaemonReleasesALockThatLingers(t *testing.T) {
+	t.Parallel()
 	const name = "lingering"
 	all := versions(t)
 	r := harness.StartRedis(t)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,35 +25,40 @@ const asWorker = "BENCH_WORKER"
 // patience is how long a test waits for what must happen, on any machine.
 const patience = 60 * time.Second
 
-// programs is the directory with the servers that were built for the tests.
+// programs is the directory with the servers that are built for the tests. They stay there, so that the
+// Go command finds them up to date the next time.
 var programs string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
 		main()
 	}
-	os.Exit(built(m.Run))
+	if err := build(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	flag.Parse()
+	flag.Set("test.parallel", "6") // they wait
+	os.Exit(m.Run())
 }
 
-// built runs f with programs in place.
-func built(f func() int) int {
+// build builds the servers.
+func build() error {
 	var err error
-	if programs, err = os.MkdirTemp("", "bench"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	if programs, err = filepath.Abs("../../../bin/test/bench"); err != nil || !haveRedis() {
+		return err
 	}
-	defer os.RemoveAll(programs)
-	if haveRedis() {
-		for _, dir := range []string{"../../../cmd/locksidecar", "../etcd"} {
-			build := exec.Command("go", "build", "-o", programs+"/")
-			build.Dir = dir
-			if out, err := build.CombinedOutput(); err != nil {
-				fmt.Fprintf(os.Stderr, "building %s: %v\n%s", dir, err, out)
-				return 1
-			}
+	if err := os.MkdirAll(programs, 0o755); err != nil {
+		return err
+	}
+	for _, dir := range []string{"../../../cmd/locksidecar", "../etcd"} {
+		build := exec.Command("go", "build", "-o", filepath.Join(programs, filepath.Base(dir)))
+		build.Dir = dir
+		if out, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s: %w\n%s", dir, err, out)
 		}
 	}
-	return f()
+	return nil
 }
 
 func haveRedis() bool {
@@ -64,6 +70,7 @@ func haveRedis() bool {
 var lockers = []string{"locksidecar", "redsync", "redsync-1ms", "redislock", "redislock-1ms", "rueidislock", "etcd"}
 
 func TestDistinctLocks(t *testing.T) {
+	t.Parallel()
 	here := startServers(t)
 	for _, contender := range lockers {
 		t.Run(contender, func(t *testing.T) {
@@ -75,6 +82,7 @@ func TestDistinctLocks(t *testing.T) {
 }
 
 func TestContendedLock(t *testing.T) {
+	t.Parallel()
 	here := startServers(t)
 	for _, contender := range lockers {
 		t.Run(contender, func(t *testing.T) {
@@ -111,6 +119,7 @@ func TestLimits(t *testing.T) {
 }
 
 func TestHeldUntilTheProcessEnds(t *testing.T) {
+	t.Parallel()
 	here := startServers(t)
 	for _, contender := range lockers {
 		if strings.HasSuffix(contender, "-1ms") {
@@ -134,7 +143,7 @@ func TestHeldUntilTheProcessEnds(t *testing.T) {
 			}
 			waiter := wait()
 			// Only renewal keeps the lock for so long.
-			time.Sleep(2 * lease)
+			time.Sleep(lease + lease/4)
 			killed := monotonic()
 			holder.cmd.Process.Kill()
 			grant, ok := waiter.hears(t, "granted", patience/2)
@@ -156,6 +165,7 @@ func TestHeldUntilTheProcessEnds(t *testing.T) {
 }
 
 func TestWrongSpecs(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ spec, msg string }{
 		{`nonsense`, "the spec, line 1"},
 		{`{"contender":"redsync","mode":"pairs"}`, "lease_ms"},
