@@ -62,6 +62,8 @@ type commands struct {
 	closing      bool
 	closed       bool
 	mustAskClock bool         // slots have moved here since the last attempt to connect began: see pipeline.askClock
+	failingOver  string       // where the master is that a Sentinel is about to replace; "": none is
+	failoverWhy  string       // the sentence for that
 	movedTo      string       // where the master is since the last attempt to connect began; "": nothing was received
 	batch        []redisop.Op // emptied, for pump
 
@@ -118,7 +120,7 @@ func newCommands(cfg Config, d *dialer, spare resultPool) *commands {
 	c.server.Store(d)
 	if d.group != nil {
 		c.sentinels = newSentinels(d.group, cfg.Log)
-		c.sentinels.onMoved = c.onMoved
+		c.sentinels.onMoved, c.sentinels.onFailover = c.onMoved, c.onFailover
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.last = cfg.Last

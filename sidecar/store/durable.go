@@ -218,6 +218,9 @@ func (p *pipeline) endWithheld(why string) (results []redisop.Result) {
 // degradedWhy is why Redis is degraded; "": it is not. What refuses every acquire is shown before what
 // some replica does. The caller holds mu.
 func (p *pipeline) degradedWhy() string {
+	if why := p.failover(); why != "" {
+		return why
+	}
 	if p.probe.why != "" {
 		return p.probe.why
 	}

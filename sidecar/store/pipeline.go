@@ -483,7 +483,7 @@ func (p *pipeline) onMessage(channel string, text reply) {
 		if p.commands.cluster != nil && from.isKnown && p.origin.isKnown && !from.isSame(p.origin) {
 			return // a copy: a Cluster brings each message to all its nodes, and this one did not send it
 		}
-		if from.isSame(p.origin) && p.durability.replicas == 0 { // otherwise a Take, and the WAIT after it, confirm it
+		if from.isSame(p.origin) && !p.isWithholding() { // otherwise a Take confirms it
 			m.Conn = p.conn
 		}
 		p.checkTokens(&m)
@@ -799,6 +799,9 @@ func (p *pipeline) onResults(answer reply) error {
 		if p.results[at+i].Kind == redisop.Take {
 			p.onTake(&p.results[at+i])
 		}
+	}
+	if why := p.failover(); why != "" {
+		notSynced(p.results[at:], nil, why)
 	}
 	if p.durability.replicas > 0 {
 		p.durability.withhold(p.flight.head(cl.ops), at, cl.isOwed)

@@ -45,9 +45,6 @@ const (
 	// which no lock of the time before is left.
 	trustLast = 30 * time.Second
 
-	// subscribedSentinels is at how many Sentinels messages are subscribed to.
-	subscribedSentinels = 2
-
 	// maxSentinels bounds the Sentinels that are asked.
 	maxSentinels = 64
 )
@@ -109,6 +106,12 @@ type sentinels struct {
 	// confirmed, or as two rounds found. It comes from any goroutine.
 	onMoved func(address string)
 
+	// onFailover: a Sentinel is about to replace the master at an address, for the reason that an operator reads;
+	// "", "": none is any more. It comes from any goroutine.
+	onFailover func(address, why string)
+
+	changed chan struct{} // there are other Sentinels, or a failover is announced
+
 	asking sync.WaitGroup // goroutines that ask one Sentinel
 
 	mu      sync.Mutex
@@ -120,8 +123,11 @@ type sentinels struct {
 	lastAt  time.Time // when
 	attempt attempt   // to connect to it
 
-	disagreed bool // that the Sentinels name different masters was logged
-	silent    bool // that a Sentinel does not permit its messages was logged
+	failovers map[*sentinelMember]*failover // that Sentinels lead, as they announced
+
+	disagreed    bool // that the Sentinels name different masters was logged
+	silent       bool // that a Sentinel does not permit its messages was logged
+	partlySilent bool // that it does not permit those about the steps of a failover was logged
 }
 
 // An attempt to connect to a master. If that is known to have moved, the attempt ends.
@@ -136,6 +142,8 @@ type sentinelMember struct {
 	client  *redis.Client
 	runID   string // that it was learned with, or had first; "": it is not known
 	isSeed  bool   // the URL has it; others are learned
+
+	isListened bool // its messages are received, or will be
 }
 
 // sentinelView is what one Sentinel answered.
@@ -145,6 +153,7 @@ type sentinelView struct {
 	master string // the address of the master
 	epoch  int64  // of the configuration: an election of a majority of the Sentinels raises it
 	isDown bool   // enough Sentinels agree that the master is down
+	lead   lead   // whether it leads a failover
 	peers  []sentinelPeer
 	err    error // it does not name a master
 }
@@ -156,7 +165,7 @@ type sentinelPeer struct {
 }
 
 func newSentinels(group *sentinelGroup, log *slog.Logger) *sentinels {
-	s := &sentinels{log: log, interval: sentinelInterval, members: make(map[string]*sentinelMember)}
+	s := &sentinels{log: log, interval: sentinelInterval, members: make(map[string]*sentinelMember), failovers: make(map[*sentinelMember]*failover), changed: make(chan struct{}, 1)}
 	s.use(group)
 	return s
 }
@@ -181,6 +190,7 @@ func (s *sentinels) use(group *sentinelGroup) {
 func (s *sentinels) add(address, runID string, isSeed bool) {
 	if s.members[address] == nil && len(s.members) < maxSentinels && !s.closed {
 		s.members[address] = &sentinelMember{address: address, client: s.group.client(address), runID: runID, isSeed: isSeed}
+		s.wake()
 	}
 }
 
@@ -203,6 +213,7 @@ func (s *sentinels) close() {
 
 // round asks all Sentinels at one time, and learns of others.
 func (s *sentinels) round(ctx context.Context) []sentinelView {
+	began := time.Now()
 	s.mu.Lock()
 	name, asked := s.group.Master, len(s.members)
 	ctx, cancel := context.WithTimeout(ctx, s.group.timeout)
@@ -235,6 +246,7 @@ func (s *sentinels) round(ctx context.Context) []sentinelView {
 	}
 	views = s.known(views)
 	s.learn(views)
+	s.review(began, views)
 	return views
 }
 
@@ -264,7 +276,13 @@ func (m *sentinelMember) ask(ctx context.Context, name string) sentinelView {
 	v.runID = id.Val()
 	fields := master.Val()
 	v.epoch, _ = strconv.ParseInt(fields["config-epoch"], 10, 64)
-	v.isDown = slices.Contains(strings.Split(fields["flags"], ","), "o_down")
+	flags := strings.Split(fields["flags"], ",")
+	v.isDown = slices.Contains(flags, "o_down")
+	if slices.Contains(flags, "failover_in_progress") {
+		if v.lead = leadsTo; net.JoinHostPort(fields["ip"], fields["port"]) == v.master {
+			v.lead = leadsFrom
+		}
+	}
 	for _, p := range peers.Val() {
 		if host, port := p["ip"], p["port"]; p["runid"] != "" && host != "" && isPort(port) {
 			isDown := strings.Contains(p["flags"], "_down") || strings.Contains(p["flags"], "disconnected")
@@ -418,7 +436,7 @@ func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, e
 	views := s.round(ctx)
 	var isAgreed, isDown bool
 	address, isAgreed, isDown = chooseMaster(views)
-	if address != "" && !isAgreed {
+	if address != "" && !isAgreed && !isLed(views, address) {
 		s.logDisagreement(views)
 		if !pause(ctx, askAgain) {
 			return "", false, ctx.Err()
@@ -574,7 +592,7 @@ func (g *sentinelGroup) reason(err error) string {
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"), strings.Contains(text, "without any password configured"):
 		return "it does not accept the options sentinel_username and sentinel_password of the Redis URL"
 	case strings.Contains(text, "NOPERM"):
-		return "it does not permit this user what it needs; let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels +subscribe &+switch-master (" + clip(text) + ")"
+		return "it does not permit this user what it needs; let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels +subscribe &+switch-master &" + strings.Join(failoverChannels, " &") + " (" + clip(text) + ")"
 	case strings.Contains(text, "unknown command"):
 		return "it is not a Sentinel; check its port, or write redis:// for a Redis without Sentinel"
 	case errors.As(err, &dns):
@@ -587,24 +605,31 @@ func (g *sentinelGroup) reason(err error) string {
 	return clip(text)
 }
 
-// watch looks for another master until ctx ends. It begins with the first connection.
+// watch looks for another master until ctx ends, and receives the messages of all Sentinels. It begins with the
+// first connection.
 func (s *sentinels) watch(ctx context.Context) {
 	var listening sync.WaitGroup
 	defer listening.Wait()
 	stop := context.AfterFunc(ctx, s.close)
 	defer stop()
-	taken := &takenSentinels{}
-	for range subscribedSentinels {
-		listening.Go(func() {
-			for delay := 4 * backoffMin; pause(ctx, delay); {
-				if delay = 4 * backoffMin; !s.listen(ctx, taken) {
-					delay = s.interval
-				}
-			}
-		})
-	}
-	for pause(ctx, s.interval) {
-		s.check(ctx)
+	for {
+		for _, m := range s.notListened() {
+			listening.Go(func() { s.listenAgain(ctx, m) })
+		}
+		interval := s.interval
+		if s.isFailingOver() {
+			interval = min(interval, failoverInterval)
+		}
+		t := time.NewTimer(interval*3/4 + rand.N(interval/2))
+		select {
+		case <-t.C:
+			s.check(ctx)
+		case <-s.changed:
+		case <-ctx.Done():
+		}
+		if t.Stop(); ctx.Err() != nil {
+			return
+		}
 	}
 }
 
@@ -630,100 +655,127 @@ func (s *sentinels) other(ctx context.Context) (address string, isOther bool) {
 	return address, address != "" && address != s.last && !isDown
 }
 
-// takenSentinels are those whose messages are received.
-type takenSentinels struct {
-	mu sync.Mutex
-	of map[string]bool // by address
+// notListened returns the Sentinels whose messages nothing receives yet.
+func (s *sentinels) notListened() (members []*sentinelMember) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.members {
+		if !m.isListened {
+			m.isListened = true
+			members = append(members, m)
+		}
+	}
+	return members
 }
 
-// take returns a random Sentinel of those that are not taken; nil: there is none.
-func (t *takenSentinels) take(members []*sentinelMember) *sentinelMember {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	members = slices.DeleteFunc(members, func(m *sentinelMember) bool { return t.of[m.address] })
-	if len(members) == 0 {
-		return nil
+// listenAgain receives the messages of one Sentinel for as long as it is one of the group.
+func (s *sentinels) listenAgain(ctx context.Context, m *sentinelMember) {
+	for delay := 4 * backoffMin; pause(ctx, delay); {
+		s.mu.Lock()
+		isMember := s.members[m.address] == m
+		s.mu.Unlock()
+		if !isMember {
+			return
+		}
+		if delay = 4 * backoffMin; !s.listen(ctx, m) {
+			delay = s.interval
+		}
 	}
-	m := members[rand.N(len(members))]
-	if t.of == nil {
-		t.of = make(map[string]bool)
-	}
-	t.of[m.address] = true
-	return m
-}
-
-func (t *takenSentinels) giveBack(m *sentinelMember) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.of, m.address)
 }
 
 const switchMaster = "+switch-master"
 
 // listen receives the messages of one Sentinel until its connection ends. False: it was not
 // subscribed to them.
-func (s *sentinels) listen(ctx context.Context, taken *takenSentinels) (wasSubscribed bool) {
-	s.mu.Lock()
-	var members []*sentinelMember
-	for _, m := range s.members {
-		members = append(members, m)
-	}
-	s.mu.Unlock()
-	m := taken.take(members)
-	if m == nil {
-		return false
-	}
-	defer taken.giveBack(m)
+func (s *sentinels) listen(ctx context.Context, m *sentinelMember) (wasSubscribed bool) {
 	sub := m.client.Subscribe(ctx, switchMaster)
 	defer sub.Close()
 	stop := context.AfterFunc(ctx, func() { sub.Close() })
 	defer stop()
+	// Questions take their time, and an announcement must not wait for them.
+	questions := make(chan func(), maxQuestions)
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer close(questions)
+	asking.Go(func() {
+		for ask := range questions {
+			ask()
+		}
+	})
+	later := func(ask func()) {
+		select {
+		case questions <- ask:
+		default: // the next round finds it
+		}
+	}
 	for {
 		received, err := sub.ReceiveTimeout(ctx, 0)
 		if err != nil {
-			if ctx.Err() == nil && strings.Contains(err.Error(), "NOPERM") {
-				s.logSilent(m, err)
+			isDenied := ctx.Err() == nil && strings.Contains(err.Error(), "NOPERM")
+			if isDenied {
+				s.logSilent(m, err, wasSubscribed)
+			}
+			if isDenied && wasSubscribed {
+				continue // of the other channels
 			}
 			return wasSubscribed
 		}
 		switch message := received.(type) {
 		case *redis.Subscription:
-			wasSubscribed = true
-			s.check(ctx) // what was published before is lost
+			if message.Channel == switchMaster {
+				wasSubscribed = true
+				_ = sub.Subscribe(ctx, failoverChannels...) // an error ends the next read, too
+			}
+			isLast := message.Channel == failoverChannels[len(failoverChannels)-1]
+			if isLast {
+				s.log.Info("receives the steps of failovers", "sentinel", m.address)
+			}
+			if message.Channel == switchMaster || isLast {
+				later(func() { s.check(ctx) }) // what was published before is lost
+			}
 		case *redis.Message:
-			s.onMessage(ctx, message.Payload)
+			if s.onAnnounced(m, message.Channel, message.Payload) {
+				continue
+			}
+			later(func() { s.onMessage(ctx, message.Channel, message.Payload) })
 		}
 	}
 }
 
-// logSilent logs, once, that a Sentinel does not permit its messages.
-func (s *sentinels) logSilent(m *sentinelMember, err error) {
+// maxQuestions bounds the messages of one Sentinel that wait for a round of questions.
+const maxQuestions = 8
+
+// logSilent logs, once for each of both, that a Sentinel does not permit its messages: all, or those about the steps
+// of a failover.
+func (s *sentinels) logSilent(m *sentinelMember, err error, isPartly bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.silent {
+	switch {
+	case isPartly && !s.partlySilent:
+		s.partlySilent = true
+		s.log.Warn("this user may not receive what a Sentinel announces of a failover: until it names the new master, the old one may grant locks that the new one does not have; let its ACL have the channels &"+strings.Join(failoverChannels, " &"),
+			"sentinel", m.address, "reason", clip(err.Error()))
+	case !isPartly && !s.silent:
 		s.silent = true
-		s.log.Warn("this user may not receive the messages of a Sentinel: a failover is noticed some seconds later; let its ACL have +subscribe and the channel &+switch-master",
+		s.log.Warn("this user may not receive the messages of a Sentinel: a failover is noticed some seconds later; let its ACL have +subscribe and the channels &"+switchMaster+" &"+strings.Join(failoverChannels, " &"),
 			"sentinel", m.address, "reason", clip(err.Error()))
 	}
 }
 
-// onMessage takes what a Sentinel published: the name of a master, its address before, its address now.
-// A round of questions confirms it: the Sentinel may be of another group by now.
-func (s *sentinels) onMessage(ctx context.Context, text string) {
-	words := strings.Fields(text)
-	if len(words) != 5 || !isPort(words[4]) {
+// onMessage takes what a Sentinel published of a master that moved, or is about to. A round of questions confirms
+// it: the Sentinel may be of another group by now.
+func (s *sentinels) onMessage(ctx context.Context, channel, text string) {
+	from, to := movedMaster(s.name(), channel, text)
+	if from == "" {
 		return
 	}
-	address := net.JoinHostPort(words[3], words[4])
+	named, _, _ := chooseMaster(s.round(ctx))
 	s.mu.Lock()
-	isOurs := words[0] == s.group.Master
+	isKnown := s.last == to
 	s.mu.Unlock()
-	if !isOurs {
+	if to == "" || named != to || isKnown {
 		return
 	}
-	if named, _, _ := chooseMaster(s.round(ctx)); named != address {
-		return
-	}
-	s.log.Info("the Sentinels say that the master has moved", "from", net.JoinHostPort(words[1], words[2]), "to", address)
-	s.move(address)
+	s.log.Info("the Sentinels say that the master has moved", "from", from, "to", to)
+	s.move(to)
 }

@@ -71,7 +71,7 @@ func TestSentinelMessages(t *testing.T) {
 		s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
 		moved := ""
 		s.onMoved = func(address string) { moved = address }
-		if s.onMessage(t.Context(), tt.text); moved != tt.moved {
+		if s.onMessage(t.Context(), switchMaster, tt.text); moved != tt.moved {
 			t.Errorf("%q, and the Sentinels name %s: moved to %q, want %q", tt.text, tt.named, moved, tt.moved)
 		}
 		s.close()
@@ -183,8 +183,9 @@ type fakeSentinel struct {
 	master func(round int) (address string, epoch int) // by how often it was asked
 	rounds int
 	subs   []net.Conn
-
-	subscribed chan struct{} // closed by the first subscription
+	full   int             // how many are subscribed to the steps of a failover
+	denied map[string]bool // channels
+	leads  string          // the address of the master that it replaces; "": it leads no failover
 }
 
 func startFakeSentinel(t *testing.T, master func(round int) (address string, epoch int)) *fakeSentinel {
@@ -193,7 +194,7 @@ func startFakeSentinel(t *testing.T, master func(round int) (address string, epo
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &fakeSentinel{address: l.Addr().String(), master: master, subscribed: make(chan struct{})}
+	s := &fakeSentinel{address: l.Addr().String(), master: master}
 	var serving sync.WaitGroup
 	var conns sync.Map
 	serving.Go(func() {
@@ -262,18 +263,33 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 	case "sentinel get-master-addr-by-name":
 		return bulk(host, port)
 	case "sentinel master":
-		return bulk("ip", host, "port", port, "flags", "master", "config-epoch", strconv.Itoa(epoch))
+		flags := "master"
+		if s.leads != "" {
+			flags += ",failover_in_progress"
+			host, port, _ = net.SplitHostPort(s.leads)
+		}
+		return bulk("ip", host, "port", port, "flags", flags, "config-epoch", strconv.Itoa(epoch))
 	case "sentinel sentinels":
 		s.rounds++ // the last question of a round
 		return "*0\r\n"
-	case "subscribe +switch-master":
+	}
+	if words[0] == "subscribe" {
 		if s.noSubs.Load() {
 			return ""
 		}
-		if s.subs = append(s.subs, conn); len(s.subs) == 1 {
-			close(s.subscribed)
+		confirmed := ""
+		for _, channel := range words[1:] {
+			if s.denied[channel] {
+				return "-NOPERM No permissions to access a channel\r\n"
+			}
+			confirmed += fmt.Sprintf("*3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n", len(channel), channel)
 		}
-		return "*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n"
+		if words[1] == switchMaster {
+			s.subs = append(s.subs, conn)
+		} else {
+			s.full++
+		}
+		return confirmed
 	}
 	if words[0] == "hello" {
 		return "-ERR unknown command 'hello'\r\n"
@@ -281,18 +297,41 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 	return "+OK\r\n"
 }
 
-// publish sends a message to those that are subscribed, when there are any.
+// publish sends a message of a master that moved to those that are subscribed, when there are any.
 func (s *fakeSentinel) publish(t *testing.T, text string) {
 	t.Helper()
-	select {
-	case <-s.subscribed:
-	case <-time.After(patience):
-		t.Fatal("no client subscribes to the messages of the Sentinel")
+	s.await(t, "a client subscribes to the messages of the Sentinel", func() bool { return len(s.subs) > 0 })
+	s.send(switchMaster, text)
+}
+
+// announce sends a message about a step of a failover, when a client is subscribed to these.
+func (s *fakeSentinel) announce(t *testing.T, channel, text string) {
+	t.Helper()
+	s.await(t, "a client subscribes to the steps of a failover", func() bool { return s.full > 0 })
+	s.send(channel, text)
+}
+
+// await waits for a state of the Sentinel.
+func (s *fakeSentinel) await(t *testing.T, what string, isMet func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		met := isMet()
+		s.mu.Unlock()
+		if met {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
 	}
+}
+
+func (s *fakeSentinel) send(channel, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, conn := range s.subs {
-		fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n$%d\r\n%s\r\n", len(text), text)
+		fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(channel), channel, len(text), text)
 	}
 }
 

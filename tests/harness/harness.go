@@ -317,6 +317,22 @@ func (o *Output) AwaitWords(t testing.TB, words ...string) {
 	}
 }
 
+// TimeOf returns when a daemon logged the last line that has these words; zero: there is none.
+func (o *Output) TimeOf(t testing.TB, words string) (at time.Time) {
+	t.Helper()
+	for line := range strings.Lines(o.String()) {
+		text, ok := strings.CutPrefix(line, "time=")
+		if !ok || !strings.Contains(line, words) {
+			continue
+		}
+		var err error
+		if at, err = time.Parse(time.RFC3339, strings.Fields(text)[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return at
+}
+
 // Tail returns the last n lines of s.
 func Tail(s string, n int) string {
 	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -300,6 +301,20 @@ var portsTried atomic.Int64
 // reservation returns the name of a socket that keeps a port for a test. It ends with the process at the
 // latest.
 func reservation(port int) string { return fmt.Sprintf("@locksidecar-test-port-%d", port) }
+
+// PromotedAt returns when the server became a master, as its log has it; zero: it was none before.
+func (r *Redis) PromotedAt() (at time.Time) {
+	r.t.Helper()
+	for line := range strings.Lines(r.log.String()) {
+		if words := strings.Fields(line); strings.Contains(line, "MASTER MODE enabled") && len(words) > 5 { // 4711:M 26 Nov 2026 14:11:00.202 *
+			var err error
+			if at, err = time.ParseInLocation("2 Jan 2006 15:04:05.000", strings.Join(words[1:5], " "), time.Local); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+	}
+	return at
+}
 
 // Signal sends a signal to the server.
 func (r *Redis) Signal(s syscall.Signal) {

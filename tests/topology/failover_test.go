@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -21,7 +22,7 @@ import (
 )
 
 var (
-	failovers    = flag.Int("failovers", 0, "how many planned failovers TestMeasurePlannedFailovers makes in each configuration; 0: it is skipped")
+	failovers    = flag.Int("failovers", 0, "how many planned failovers TestPlannedFailoversOfHotLocks makes in each configuration; 0: it is skipped")
 	failoversOf  = flag.String("failovers.of", "", "its configurations, separated by commas; \"\": all")
 	publishEvery = flag.Duration("failovers.publish", 500*time.Millisecond, "the Sentinels' publish-period: the old master becomes a replica four of them later; 0: their default, 2 s")
 )
@@ -191,15 +192,15 @@ type failoverPlan struct {
 	durability  string
 	user        string // of the Sentinels, whom the daemons are; "": the default user
 	coordinated bool   // SENTINEL FAILOVER … COORDINATED
-	needs       string // a server without this version's command is skipped
+	overlaps    bool   // two clients may have one lock
 }
 
 // switchMasterOnly are the settings of Sentinels with a user that receives no other message.
 const switchMasterOnly = "user limited on >pw ~* resetchannels &+switch-master +@all"
 
 var failoverPlans = []failoverPlan{
-	{name: "switch-master only", user: "limited"},
-	{name: "switch-master only, 1 of 2", user: "limited", servers: []string{"--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"}},
+	{name: "switch-master only", user: "limited", overlaps: true},
+	{name: "switch-master only, 1 of 2", user: "limited", overlaps: true, servers: []string{"--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"}},
 	{name: "switch-master only, 2 of 2", user: "limited", servers: []string{"--min-replicas-to-write", "2", "--min-replicas-max-lag", "1"}},
 	{name: "switch-master only, replicas:2", user: "limited", durability: "replicas:2"},
 	{name: "all messages"},
@@ -226,7 +227,9 @@ func startPlanned(t *testing.T, plan *failoverPlan, hosts int, publish time.Dura
 	master, p.servers = harness.StartReplicas(t, 2, plan.servers...)
 	// The machine may be busy: no failover is to be but the planned ones.
 	p.sentinels = harness.StartSentinels(t, master, 2, switchMasterOnly, "sentinel down-after-milliseconds "+harness.MasterName+" 10000")
-	p.sentinels.PublishEach(publish)
+	if publish > 0 {
+		p.sentinels.PublishEach(publish)
+	}
 	url := p.sentinels.URL()
 	if plan.user != "" {
 		url += "?sentinel_username=" + plan.user + "&sentinel_password=pw"
@@ -291,25 +294,19 @@ func (p *planned) isAtRest() bool {
 	return true
 }
 
-// TestMeasurePlannedFailovers prints what planned failovers cost in each configuration.
-func TestMeasurePlannedFailovers(t *testing.T) {
+// TestPlannedFailoversOfHotLocks prints what planned failovers cost in each configuration. Where exclusion is promised, no
+// lock may have two owners; where it is not, some must have had: otherwise the load shows nothing.
+func TestPlannedFailoversOfHotLocks(t *testing.T) {
 	if *failovers == 0 {
 		t.Skip("-failovers is 0")
 	}
-	rows := make(chan string, len(failoverPlans))
+	var mu sync.Mutex
+	var rows []string
 	t.Cleanup(func() {
-		close(rows)
 		w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(w, "configuration\tfailovers\tgrants\toverlaps\tsmaller tokens\tlongest gap\tlosses\ttold late")
-		for _, row := range slices.Sorted(func(yield func(string) bool) {
-			for row := range rows {
-				if !yield(row) {
-					return
-				}
-			}
-		}) {
-			fmt.Fprintln(w, row)
-		}
+		slices.Sort(rows)
+		fmt.Fprintln(w, strings.Join(rows, "\n"))
 		w.Flush()
 	})
 	chosen := strings.Split(*failoversOf, ",")
@@ -321,21 +318,107 @@ func TestMeasurePlannedFailovers(t *testing.T) {
 		t.Run(plan.name, func(t *testing.T) {
 			t.Parallel()
 			p := startPlanned(t, plan, 3, *publishEvery)
-			done, aborted := 0, 0
-			for done < *failovers {
+			done := 0
+			for range 2 * *failovers {
 				if p.failOver() {
 					done++
-				} else {
-					aborted++
+				}
+				if done == *failovers {
+					break
 				}
 				time.Sleep(rand.N(500 * time.Millisecond)) // it stands for no event: the moment of each failover is random
 			}
 			l := p.load
 			l.end()
-			rows <- fmt.Sprintf("%d %s\t%d\t%d\t%d\t%d\t%.1f s\t%s\t%.1f s", i, plan.name, done, l.grants, l.overlaps, l.backward, l.gap.Seconds(), l.losses(), l.late.Seconds())
-			if aborted > 0 {
-				t.Logf("%d failovers were aborted", aborted)
+			mu.Lock()
+			defer mu.Unlock()
+			rows = append(rows, fmt.Sprintf("%d %s\t%d\t%d\t%d\t%d\t%.1f s\t%s\t%.1f s", i, plan.name, done, l.grants, l.overlaps, l.backward, l.gap.Seconds(), l.losses(), l.late.Seconds()))
+			switch {
+			case done < *failovers:
+				t.Errorf("%d of %d failovers took place", done, *failovers)
+			case plan.overlaps && l.overlaps == 0 && done >= 10:
+				t.Error("no lock had two owners: the load shows nothing")
+			case !plan.overlaps && l.overlaps > 0:
+				t.Errorf("%d grants of a lock that another client held", l.overlaps)
 			}
 		})
 	}
+}
+
+// The danger: the old master grants locks for as long as no Sentinel has named the promoted replica, which lacks them.
+// The host is stopped before it can assert them there.
+func TestPromotedReplicaHasEveryLockThatWasGranted(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	for attempt := range 5 {
+		granted, isLate := grantedOverAFailover(t)
+		t.Logf("%d locks were granted", granted)
+		if !isLate {
+			return
+		}
+		t.Logf("attempt %d: the announcement came after the promotion; the machine is busy", attempt)
+	}
+	t.Error("no announcement came before the promotion")
+}
+
+// grantedOverAFailover has a client take new locks until a replica is promoted, and checks that it has them all. isLate:
+// the daemon learned too late that it would be.
+func grantedOverAFailover(t *testing.T) (granted int, isLate bool) {
+	master, servers := harness.StartReplicas(t, 2)
+	sentinels := harness.StartSentinels(t, master, 2, "sentinel down-after-milliseconds "+harness.MasterName+" 10000")
+	daemon := harness.StartDaemon(t, sentinels.URL())
+	for _, s := range sentinels {
+		daemon.Log.AwaitWords(t, "receives the steps of failovers\" redis="+harness.MasterName+" sentinel="+s.Address())
+	}
+	promoted := sentinels[0].Subscribe(t.Context(), "+promoted-slave")
+	defer promoted.Close()
+	if _, err := promoted.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := harness.Dial(t, daemon)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var mu sync.Mutex
+	var held []string
+	var taking sync.WaitGroup
+	enough := make(chan struct{})
+	taking.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			lock, err := c.TryLock(ctx, fmt.Sprintf("order:%d", i))
+			if err == nil {
+				mu.Lock()
+				if held = append(held, lock.Name()); len(held) == 20 {
+					close(enough)
+				}
+				mu.Unlock()
+			}
+			time.Sleep(time.Millisecond) // it stands for no event: the machine has other work
+		}
+	})
+	select {
+	case <-enough:
+	case <-time.After(harness.Patience):
+		t.Fatal("no lock is granted")
+	}
+	if err := sentinels[0].Do("sentinel", "failover", harness.MasterName); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := promoted.ReceiveMessage(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	daemon.Suspend()
+	next := sentinels.AwaitAnother(servers)
+	announced := daemon.Log.TimeOf(t, "a Sentinel fails over the master")
+	isLate = announced.IsZero() || !announced.Before(next.PromotedAt())
+	mu.Lock()
+	for _, lock := range held {
+		if !isLate && next.Owner(lock) == "" {
+			t.Errorf("%s was granted, and the promoted replica does not have it", lock)
+		}
+	}
+	granted = len(held)
+	mu.Unlock()
+	daemon.Signal(syscall.SIGCONT)
+	stop()
+	taking.Wait()
+	return granted, isLate
 }
