@@ -350,6 +350,7 @@ func (m *HelloOK) unpack(id uint64, o *object) {
 		NowNS:   o.int(fieldNowNS, 0, 0, math.MaxInt64),
 		Ticket:  o.text(fieldTicket, MaxTicket),
 		Resumed: o.bool(fieldResumed, false),
+		Msg:     o.text(fieldMsg, 0),
 	}
 }
 

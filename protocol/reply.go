@@ -18,6 +18,7 @@ type HelloOK struct {
 	NowNS   int64
 	Ticket  string // resumes this session; empty: it cannot be resumed
 	Resumed bool   // this is the session of Hello.Resume, and the client has to claim its holds
+	Msg     string // why the session of Hello.Resume was ended; empty: it was not
 }
 
 // AcquireOK grants a lock.
@@ -368,6 +369,7 @@ func (m HelloOK) Append(dst []byte) []byte {
 	w.int("now_ns", m.NowNS)
 	w.ticketIf("ticket", m.Ticket)
 	w.boolIf("resumed", m.Resumed)
+	w.textIf("msg", m.Msg, MaxMessage)
 	return w.finish()
 }
 

@@ -585,7 +585,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	}
 	switch answers {
 	case "hello":
-		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS, m.Ticket, m.Resumed}
+		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS, m.Ticket, m.Resumed, m.Msg}
 	case "acquire":
 		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS}
 	case "release":

@@ -2,6 +2,11 @@ package sidecar_test
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -428,6 +433,53 @@ func TestPidOfADeadClientKeepsNoLock(t *testing.T) {
 	})
 	h.start()
 	greeted(t, h.cfg.Socket).hold("x") // or the test's deadline ends it, long before the lease does
+}
+
+// ticketFor makes the ticket of the only session in the state, for the user that the state has.
+func (h *house) ticketFor() string {
+	h.Helper()
+	f, err := state.Open(h.cfg.Socket + ".state")
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer f.Close()
+	r := f.Recovered()
+	mac := hmac.New(sha256.New, r.Key[:])
+	mac.Write([]byte(r.UUID))
+	mac.Write(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(r.Sessions[0].ID)), uint64(r.Sessions[0].Peer.UID)))
+	return fmt.Sprintf("%d.%s", r.Sessions[0].ID, base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:18]))
+}
+
+// A process that has become another user cannot resume its session. It relies on its locks until the
+// deadlines that it knows.
+func TestTicketShownInVainFreesNothingBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	for _, isOwn := range []bool{true, false} {
+		h := newHouse(t, func(c *sidecar.Config) { c.Lease = 2 * time.Second })
+		a, _ := h.hello(true, "")
+		held := a.hold("x")
+		h.stop()
+		h.changeState(func(s *state.Session) {
+			if s.Peer.UID++; !isOwn {
+				other := exec.Command("cat")
+				if _, err := other.StdinPipe(); err != nil || other.Start() != nil {
+					t.Fatal("cat cannot be started")
+				}
+				t.Cleanup(func() { other.Process.Kill(); other.Wait() })
+				s.Peer.PID, s.Process = int64(other.Process.Pid), state.Process{}
+			}
+		})
+		ticket := h.ticketFor()
+		h.start()
+		_, m := h.hello(true, ticket)
+		if m.Resumed || strings.Contains(m.Msg, "the user changed") != isOwn {
+			t.Fatalf("the process of the session: %v; the answer to its ticket: %+v", isOwn, m)
+		}
+		greeted(t, h.cfg.Socket).hold("x")
+		if now := protocol.Now(); now < held.DeadlineNS {
+			t.Errorf("granted %v before the deadline", time.Duration(held.DeadlineNS-now))
+		}
+	}
 }
 
 // Nothing shows whether the process that has the pid is the client, so its locks are

@@ -99,6 +99,31 @@ func (l *loop) sessionForTicket(ticket string, uid int64) *session {
 	return cl
 }
 
+// endRefusedClaim ends the absent session whose ticket a client has shown in vain: it knows now that its
+// locks end at their deadlines, and nothing can release them before. That is certain only of the process
+// of the session. Other sessions of the process stay. why: the reason of the refusal, "": there is none but
+// that the user is another one. It returns the reason, or "" if it ended nothing.
+func (l *loop) endRefusedClaim(now int64, c *conn, ticket, why string) string {
+	number, _, _ := strings.Cut(ticket, ".")
+	id, _ := strconv.ParseUint(number, 10, 64)
+	cl := l.sessions[locktable.SessionID(id)]
+	if cl == nil || cl.phase != locktable.SessionAbsent || l.sessionForTicket(ticket, cl.peer.UID) != cl ||
+		cl.peer.PID != c.peer.PID || compareProcess(cl.process, c.process) != peerWatched {
+		return ""
+	}
+	if cl.peer.UID != c.peer.UID {
+		why = fmt.Sprintf("the user changed: uid %d opened the session, and this process has uid %d", cl.peer.UID, c.peer.UID)
+	}
+	if why == "" {
+		return ""
+	}
+	l.log.Warn("client came back, and its session cannot be resumed; its locks end at their deadlines",
+		"session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", l.table.Holds(cl.id), "reason", why)
+	l.giveUp(now, cl)
+	l.endIfEmpty(now, cl)
+	return why + "; its locks end at their deadlines"
+}
+
 // restore continues what the predecessor left: it restores the table, watches the
 // processes whose sessions it had, and ends the sessions of those that ended.
 func (l *loop) restore(now int64, recovered *state.Recovered) {
@@ -321,6 +346,10 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code), diagnosis}, "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
 		}
 	}
+	var refusedClaim string
+	if err.Code == "" && !resumed || err.Code == protocol.Denied {
+		refusedClaim = l.endRefusedClaim(now, c, m.Resume, err.Msg)
+	}
 	if err.Code != "" {
 		err.ID = m.ID
 		closePidfd(&c.pidfd)
@@ -360,7 +389,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	}
 	answer := protocol.HelloOK{
 		ID: m.ID, V: protocol.Version, Sidecar: l.uuid, Version: l.cfg.Version,
-		Session: uint64(cl.id), LeaseMS: l.cfg.Lease.Milliseconds(), NowNS: now, Resumed: resumed,
+		Session: uint64(cl.id), LeaseMS: l.cfg.Lease.Milliseconds(), NowNS: now, Resumed: resumed, Msg: refusedClaim,
 	}
 	if cl.resumable {
 		answer.Ticket = l.ticket(cl.id, cl.peer.UID)

@@ -38,7 +38,8 @@ type Client struct {
 }
 
 // Dial connects to the sidecar that listens at the path; "" is
-// $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. Dial waits for a
+// $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. A relative path is that from the
+// present working directory, also if that changes. Dial waits for a
 // sidecar that is just starting (see WithDialPatience), as long as ctx allows; ctx has no
 // meaning for the Client after that.
 //
@@ -61,7 +62,7 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 		// Without the rest of the URL, which may have a password.
 		return nil, &clientError{text: fmt.Sprintf("%s://… is not the path of a socket: pass the path of the sidecar's socket, or \"\" for the default; the sidecar connects to Redis, and its setting redis has the URL", scheme)}
 	}
-	c := newClient(dialer{path: path, name: "go/" + Version, connect: connectUnix, clock: protocol.Now})
+	c := newClient(dialer{path: absolute(path), name: "go/" + Version, connect: connectUnix, clock: protocol.Now})
 	for _, o := range options {
 		if err := o.apply(c); err != nil {
 			return nil, &clientError{text: err.Error(), cause: err}

@@ -281,7 +281,7 @@ func (s *session) attach(conn *connection) bool {
 	s.conn, s.outage = conn, outage{}
 	s.mu.Unlock()
 	if wasServed {
-		s.logConnect(isResumed, away, held)
+		s.logConnect(isResumed, away, held, conn.hello.Msg)
 	}
 	notify(notices)
 	for _, c := range failed {

@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,6 +38,20 @@ func nextPause(pause time.Duration) time.Duration {
 // same moment.
 func jittered(pause time.Duration) time.Duration {
 	return pause*3/4 + rand.N(pause/2+1)
+}
+
+// absolute returns the path of a socket from the root, so that a client connects again after the
+// working directory has changed. A path that is too long for a socket then stays as it is.
+func absolute(path string) string {
+	const most = 107
+	if strings.HasPrefix(path, "@") { // an abstract socket has no directory
+		return path
+	}
+	from, err := os.Getwd()
+	if whole := from + "/" + path; err == nil && !filepath.IsAbs(path) && len(whole) <= most {
+		return whole
+	}
+	return path
 }
 
 // dialer connects to a sidecar.

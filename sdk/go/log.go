@@ -39,8 +39,9 @@ func (s *session) logDisconnect(why *clientError, held int) {
 }
 
 // logConnect logs that the session continues over another connection after away. held is how
-// many holds were claimed, or, if the session was not resumed, cannot be renewed.
-func (s *session) logConnect(isResumed bool, away time.Duration, held int) {
+// many holds were claimed, or, if the session was not resumed, cannot be renewed. why is what the sidecar
+// said about that.
+func (s *session) logConnect(isResumed bool, away time.Duration, held int, why string) {
 	log := s.dialer.log
 	if log == nil {
 		return
@@ -48,6 +49,9 @@ func (s *session) logConnect(isResumed bool, away time.Duration, held int) {
 	level, msg := slog.LevelInfo, "connected to the sidecar again"
 	if !isResumed && held > 0 {
 		level, msg = slog.LevelWarn, "the sidecar was restarted without its state: the held locks end at their deadlines"
+		if why != "" {
+			msg = "the sidecar does not resume the session: " + why
+		}
 	}
 	log.Log(context.Background(), level, msg, "socket", s.dialer.path, "after", away, "held", held)
 }

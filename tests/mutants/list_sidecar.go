@@ -881,6 +881,27 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestReusedPIDIsNotTheClient"),
 	},
 	{
+		rule: "a session whose ticket was shown in vain is not renewed",
+		file: "sidecar/session.go",
+		old:  "		refusedClaim = l.endRefusedClaim(now, c, m.Resume, err.Msg)\n",
+		new:  "",
+		by:   check{"tests/clientfaults", "^TestLockIsNotRenewedAfterItsProcessHasBecomeAnotherUser$"},
+	},
+	{
+		rule: "a ticket that was shown in vain frees nothing before the deadline",
+		file: "sidecar/session.go",
+		old:  "	l.giveUp(now, cl)\n	l.endIfEmpty(now, cl)\n	return why",
+		new:  "	l.close(now, cl, why)\n	return why",
+		by:   test("sidecar", "TestTicketShownInVainFreesNothingBeforeTheDeadline"),
+	},
+	{
+		rule: "only the process of a session ends it with its ticket",
+		file: "sidecar/session.go",
+		old:  "		cl.peer.PID != c.peer.PID || compareProcess(cl.process, c.process) != peerWatched {\n",
+		new:  "		false {\n",
+		by:   test("sidecar", "TestTicketShownInVainFreesNothingBeforeTheDeadline"),
+	},
+	{
 		rule: "a process that has executed another program since holds nothing",
 		file: "sidecar/peer.go",
 		old:  "	case f == peerWatched && hasExecuted(was.Program, now.Program):\n",

@@ -284,7 +284,10 @@ def test_sidecar_without_its_state_is_logged(sidecar: FakeSidecar, caplog: pytes
         sidecar.restart_without_state()
         client.ping()
     messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert messages == [f"the sidecar at {sidecar.path} does not know this session: it cannot renew the 1 locks held"]
+    assert messages == [
+        f"the sidecar at {sidecar.path} does not resume this session: it cannot renew the 1 locks held; "
+        "it does not know the session"
+    ]
 
 
 def test_loss_by_the_deadline_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -699,6 +699,23 @@ def test_close_fails_waiting_acquires(sidecar: FakeSidecar, other: Client) -> No
     sidecar.wait_for(lambda: sidecar.connections() == 1)
 
 
+@pytest.mark.parametrize("client", [Client, aio.Client])
+def test_relative_path_of_the_socket_outlives_a_chdir(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, client: type[Client | aio.Client]
+) -> None:
+    directory, name = os.path.split(sidecar.path)
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("LOCKSIDECAR_SOCKET", name)
+    assert client().path == client(name).path == sidecar.path
+    assert client(sidecar.path).path == sidecar.path
+    assert client("x" * 107).path == "x" * 107  # with its directory it is too long
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert client("s").path == "s"
+
+
 def test_garbage_collected_client_is_closed(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()

@@ -160,6 +160,7 @@ def normalized(got: Any) -> Any:
                 "next": 0,
                 "ticket": "",
                 "resumed": False,
+                "msg": "",
                 "redis_address": "",
                 "redis_run_id": "",
                 "key_prefix": "",

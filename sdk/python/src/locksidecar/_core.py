@@ -307,8 +307,9 @@ class Session:
             self.finish()
         else:
             if self.live_holds:
-                what = "the sidecar at %s does not know this session: it cannot renew the %d locks held"
-                self.log += [(_log.WARNING, what, (self.path, self.live_holds))]
+                what = "the sidecar at %s does not resume this session: it cannot renew the %d locks held; %s"
+                why = answer.msg or "it does not know the session"
+                self.log += [(_log.WARNING, what, (self.path, self.live_holds, why))]
             self._on_new_session()
             self._ticket = answer.ticket  # after _on_new_session(): the holds belong to the session of the old ticket
             self._start_serving(now)

@@ -620,6 +620,7 @@ class HelloOK:
     now_ns: int
     ticket: str = ""  # "": the session cannot be resumed
     resumed: bool = False
+    msg: str = ""  # why the session of the ticket was ended; "": it was not
 
 
 @dataclass(slots=True)
@@ -681,6 +682,7 @@ def hello_ok(f: Fields) -> HelloOK:
         now_ns=f.integer("now_ns"),
         ticket=f.text("ticket", "", most=MAX_TICKET),
         resumed=f.flag("resumed", False),
+        msg=f.text("msg", ""),
     )
 
 

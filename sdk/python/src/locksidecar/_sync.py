@@ -355,7 +355,8 @@ class Client:
     """
 
     def __init__(self, path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> None:
-        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock.
+        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock. A relative path
+        is that from the present working directory, also after a chdir().
 
         name_prefix: put before the names that lock(), rlock(), info() and force_release() are given. The name of a
         Lock, of a Held, and in errors and in list() is the whole one.

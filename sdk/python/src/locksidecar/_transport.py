@@ -39,6 +39,7 @@ GREETING_WAIT: Final = 1.0
 # How long close() waits for the answer to bye.
 BYE_WAIT: Final = 1.0
 
+_MAX_PATH: Final = 107  # bytes of the path of a socket
 _RECV_SIZE: Final = 65_536
 _RECV_SIZES: Final = (_RECV_SIZE,)  # for map()
 # Used only for polls that hardly wait, so it does not matter if monkey patching replaces select.poll later. None:
@@ -62,7 +63,7 @@ def require_linux() -> None:
 
 
 def socket_path(path: str | os.PathLike[str] = "") -> str:
-    """Returns path; if it is empty, $LOCKSIDECAR_SOCKET; if that is empty, the default."""
+    """Returns path; if it is empty, $LOCKSIDECAR_SOCKET; if that is empty, the default. It is made absolute."""
     path = os.fspath(path) or os.environ.get("LOCKSIDECAR_SOCKET", "") or DEFAULT_SOCKET
     scheme, is_url, _ = path.partition("://")
     if is_url and scheme.isalnum():
@@ -71,9 +72,20 @@ def socket_path(path: str | os.PathLike[str] = "") -> str:
             f"{scheme}://… is not the path of a socket: pass the path of the sidecar's socket, such as "
             f"{DEFAULT_SOCKET}, or nothing. The sidecar connects to Redis: its setting redis has the URL"
         )
-    if len(os.fsencode(path)) > 107:
-        raise BadRequest(f"the path of a socket may have at most 107 bytes: {path}")
-    return path
+    if len(os.fsencode(path)) > _MAX_PATH:
+        raise BadRequest(f"the path of a socket may have at most {_MAX_PATH} bytes: {path}")
+    return _absolute(path)
+
+
+def _absolute(path: str) -> str:
+    """The path from the root, so that a client connects again after a chdir(). A path that is too long stays."""
+    if os.path.isabs(path) or path.startswith("\0"):
+        return path
+    try:
+        absolute = os.path.join(os.getcwd(), path)
+    except OSError:  # the directory was removed
+        return path
+    return absolute if len(os.fsencode(absolute)) <= _MAX_PATH else path
 
 
 class Socket(_socket.socket):
