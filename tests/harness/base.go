@@ -68,7 +68,7 @@ func buildCommit(commit string) (string, error) {
 		}
 	}
 	built := path + ".new"
-	if err := compile(source, built, "-buildvcs=false"); err != nil {
+	if err := compile(source, "./cmd/locksidecar", built, "-buildvcs=false"); err != nil {
 		return "", err
 	}
 	return path, os.Rename(built, path)

@@ -41,9 +41,10 @@ type Config struct {
 const roleVar = "LOCKSIDECAR_TEST_ROLE"
 
 var (
-	root       string // of the repository
-	configured string // Config.Program
-	programDir string // where build has linked the binary; "": nothing has been built
+	root       string     // of the repository
+	configured string     // Config.Program
+	building   sync.Mutex // guards what follows
+	programDir string     // where build has linked binaries; "": nothing has been built
 )
 
 // Root returns the path of the repository.
@@ -53,8 +54,18 @@ var program = sync.OnceValues(func() (string, error) {
 	if configured != "" {
 		return configured, nil
 	}
-	return build()
+	return build("locksidecar", "./cmd/locksidecar")
 })
+
+// Build builds a command of this repository, unless it is up to date, and returns its path.
+func Build(t testing.TB, name, path string) string {
+	t.Helper()
+	own, err := build(name, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return own
+}
 
 // Program returns the path of the locksidecar that is tested. Every user can execute it. The
 // first call builds it.
@@ -115,7 +126,7 @@ func runTests(m *testing.M, c Config) int {
 // setParallel has several tests run at a time, unless go test was told how many. Tests wait for
 // processes and for the ends of leases most of the time, so there are more than processors.
 func setParallel() {
-	const name, atOnce = "test.parallel", "4"
+	const name, atOnce = "test.parallel", "3"
 	flag.Parse()
 	isSet := false
 	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == name })
@@ -142,31 +153,38 @@ func findRoot() (string, error) {
 	}
 }
 
-// build builds locksidecar from this tree and returns the path of a hard link to it, in a
-// directory of this process.
+// build builds a command of this tree and returns the path of a hard link to it, in a directory of
+// this process.
 //
 // go test runs several packages at a time, each in its own process. They share one binary
 // in bin/test. A file lock serialises the builds: the first process links the binary, and
 // for the others the Go command finds it up to date. With a link of its own, a process
 // keeps the binary that it began with if another process rebuilds it from changed source.
-func build() (string, error) {
-	shared, unlock, err := lockBinary("locksidecar")
+func build(name, path string) (string, error) {
+	shared, unlock, err := lockBinary(name)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	if err := compile(root, shared); err != nil {
+	if err := compile(root, path, shared); err != nil {
 		return "", err
 	}
-	if programDir, err = os.MkdirTemp("", "lsc-bin"); err != nil {
-		return "", err
+	building.Lock()
+	defer building.Unlock()
+	if programDir == "" {
+		if programDir, err = os.MkdirTemp("", "lsc-bin"); err != nil {
+			return "", err
+		}
+		// Some tests start the binary as another user.
+		if err := os.Chmod(programDir, 0o755); err != nil {
+			return "", err
+		}
 	}
-	// Some tests start the binary as another user.
-	if err := os.Chmod(programDir, 0o755); err != nil {
-		return "", err
+	own := filepath.Join(programDir, name)
+	if err := linkFile(shared, own); !errors.Is(err, os.ErrExist) {
+		return own, err
 	}
-	own := filepath.Join(programDir, "locksidecar")
-	return own, linkFile(shared, own)
+	return own, nil
 }
 
 // linkFile makes a hard link, or a copy on another file system. A file that is being written cannot be
@@ -205,14 +223,14 @@ func lockBinary(name string) (path string, unlock func(), err error) {
 	return path, func() { lock.Close() }, nil
 }
 
-// compile builds locksidecar from the source in a directory, with flags.
-func compile(source, binary string, flags ...string) error {
+// compile builds a command from the source in a directory, with flags.
+func compile(source, path, binary string, flags ...string) error {
 	args := []string{"build", "-o", binary}
 	if RaceEnabled {
 		// The daemon reports its races to its log, which the harness checks.
 		args = append(args, "-race")
 	}
-	cmd := exec.Command("go", append(append(args, flags...), "./cmd/locksidecar")...)
+	cmd := exec.Command("go", append(append(args, flags...), path)...)
 	cmd.Dir = source
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building the binary: %w\n%s", err, out)
@@ -250,7 +268,7 @@ func RoleCommand(t testing.TB, d *Daemon, role string) *exec.Cmd {
 
 // Patience is how long a test waits for something that must happen. It does not measure
 // speed: it is long because the machine may be busy with other work.
-const Patience = 30 * time.Second
+const Patience = 90 * time.Second
 
 // Eventually waits until cond is true. The test fails if that takes longer than Patience.
 func Eventually(t testing.TB, what string, cond func() bool) {
@@ -260,17 +278,17 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// Within waits until a condition is met, and reports whether it was in time.
+// Within waits until a condition is met, and reports whether it was in time. The longer it takes, the
+// longer are the pauses between two tries: many tests wait at a time.
 func Within(patience time.Duration, cond func() bool) bool {
-	for end := time.Now().Add(patience); ; {
-		if cond() {
-			return true
-		}
-		if time.Now().After(end) {
+	for began := time.Now(); !cond(); {
+		took := time.Since(began)
+		if took > patience {
 			return false
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(min(2*time.Millisecond+took/20, 20*time.Millisecond))
 	}
+	return true
 }
 
 // ShortDir makes a directory whose path is short enough for a socket in it. The path of

@@ -18,10 +18,15 @@ type Result struct {
 	Stdout, Stderr string
 }
 
-// Run runs a command of locksidecar as a client of the daemon and waits until it has ended.
-func (d *Daemon) Run(args ...string) Result {
+// Run runs a command of locksidecar as a client of the daemon and waits until it has ended. On a busy
+// machine Redis may answer too late for a command that changes something. Then it is run again.
+func (d *Daemon) Run(args ...string) (r Result) {
 	d.t.Helper()
-	return RunProgram(d.t, []string{"LOCKSIDECAR_SOCKET=" + d.Socket}, args...)
+	Eventually(d.t, "Redis answers in time", func() bool {
+		r = RunProgram(d.t, []string{"LOCKSIDECAR_SOCKET=" + d.Socket}, args...)
+		return !strings.Contains(r.Stderr, "nothing was changed: Redis has not answered")
+	})
+	return r
 }
 
 // AsNobody returns a command of locksidecar as a client of the daemon, by a user who is neither root nor
