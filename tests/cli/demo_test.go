@@ -9,6 +9,7 @@ import (
 
 // The flash sale: the demo exits with 0 only if all was as promised.
 func TestDemoSellsEachUnitOnceWithLock(t *testing.T) {
+	t.Parallel()
 	// Without Python all tills are in Go.
 	out := harness.RunProgram(t, []string{"LOCKSIDECAR_DEMO_PYTHON=/nonexistent/python"}, "demo", "--stock", "100", "--tills", "4", "--pay", "5ms", "--in-process")
 	if out.Code != 0 {

@@ -8,6 +8,7 @@ import (
 
 // events --follow prints what happens, and continues with the next daemon.
 func TestEventsFollowsOverARestart(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	if got := d.Run("events"); got.Stdout != "no events\n" || got.Code != 0 {
 		t.Errorf("events: exit code %d, %q %q", got.Code, got.Stdout, got.Stderr)

@@ -8,6 +8,7 @@ import (
 
 // force-release ends a hold. The SDK of the holder reports the reason.
 func TestForceReleaseEndsAHold(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	w := harness.StartGoWorker(t, d)
 	w.Lock("stuck")

@@ -22,6 +22,7 @@ func twoHosts(t *testing.T, argsOf7 ...string) (d7, d1 *harness.Daemon) {
 // Errors and ls name the host that has a lock, and ls also the process. The daemons learn the names
 // from Redis.
 func TestOtherHostsAreNamed(t *testing.T) {
+	t.Parallel()
 	d7, d1 := twoHosts(t)
 	awaitHosts(t, d1, 2)
 	holder := harness.StartRun(t, d7, "job", "echo running; read line")
@@ -60,6 +61,7 @@ type hostRow struct {
 
 // ls --all lists every host with its locks. One whose daemon has ended is shown as such.
 func TestLsAllListsEveryHost(t *testing.T) {
+	t.Parallel()
 	d7, d1 := twoHosts(t)
 	holder := harness.StartRun(t, d7, "job", "echo running; read line")
 	holder.AwaitOutput("running")
@@ -99,6 +101,7 @@ func TestLsAllListsEveryHost(t *testing.T) {
 
 // force-release --host ends a hold of another host only where the daemon of that host permits it.
 func TestForceReleaseOnAnotherHost(t *testing.T) {
+	t.Parallel()
 	d7, d1 := twoHosts(t, "--other-hosts=force-release")
 	lock := func(d *harness.Daemon) *harness.Worker {
 		w := harness.StartGoWorker(t, d)
@@ -154,6 +157,7 @@ func TestForceReleaseOnAnotherHost(t *testing.T) {
 
 // A daemon with other_hosts = "none" publishes nothing, and does not answer.
 func TestHostThatShowsNothing(t *testing.T) {
+	t.Parallel()
 	d7, d1 := twoHosts(t, "--other-hosts=none")
 	awaitHosts(t, d1, 1)
 	if got := d7.Run("ls", "--all"); got.Code == 0 {

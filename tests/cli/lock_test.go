@@ -31,6 +31,7 @@ func startScript(t *testing.T, d *harness.Daemon, shell, script string) *harness
 
 // A script has descriptors of its own, which it opens before or after it locks.
 func TestLockTakesNoDescriptorOfItsScript(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	c := harness.Dial(t, d)
 	for _, shell := range shells {
@@ -73,6 +74,7 @@ func TestLockTakesNoDescriptorOfItsScript(t *testing.T) {
 // dash has ten descriptors. A script that has opened all of them gets no lock, and loses none of
 // them.
 func TestLockWithoutAFreeDescriptorIsRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	if _, err := exec.LookPath("dash"); err != nil {
 		t.Skip("there is no dash")
@@ -89,6 +91,7 @@ func TestLockWithoutAFreeDescriptorIsRefused(t *testing.T) {
 
 // When lock has ended because its input did, no other host finds the lock taken.
 func TestLockHasReleasedTheLockWhenItEnds(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	l := harness.StartProcess(t, d, harness.Program(t), "lock", "job")
@@ -109,6 +112,7 @@ func TestLockHasReleasedTheLockWhenItEnds(t *testing.T) {
 }
 
 func TestScriptsExcludeEachOther(t *testing.T) {
+	t.Parallel()
 	const rounds = 4
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	dir := t.TempDir()
@@ -150,6 +154,7 @@ func TestScriptsExcludeEachOther(t *testing.T) {
 }
 
 func TestScriptFindsWhyItHasNoLock(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	held, err := harness.Dial(t, d).Lock(t.Context(), "job")
 	if err != nil {
@@ -168,6 +173,7 @@ func TestScriptFindsWhyItHasNoLock(t *testing.T) {
 // The kernel closes the descriptors of a killed script, so its lock is free, or its place in
 // the queue.
 func TestKillOfAScriptFreesItsLock(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	c := harness.Dial(t, d)
 	for _, shell := range shells {
@@ -194,6 +200,7 @@ func TestKillOfAScriptFreesItsLock(t *testing.T) {
 
 // A child of a killed script that is still at work keeps the lock.
 func TestChildOfAKilledScriptKeepsItsLock(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	c := harness.Dial(t, d)
 	fifo := filepath.Join(t.TempDir(), "work")
@@ -225,6 +232,7 @@ func TestChildOfAKilledScriptKeepsItsLock(t *testing.T) {
 }
 
 func TestLossOfItsLockEndsAScript(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	for _, shell := range shells {
 		for _, tt := range []struct {

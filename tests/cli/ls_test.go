@@ -12,6 +12,7 @@ import (
 // run does not start its command while another process holds the lock, and ls lists the
 // holder and the waiters.
 func TestRunWaitsAndLsListsHolderAndWaiters(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	holder := harness.StartRun(t, d, "job", "echo running; read line")
 	holder.AwaitOutput("running")

@@ -9,6 +9,7 @@ import (
 
 // metrics prints what the daemon counts, although it has no listener.
 func TestMetricsAreThoseOfTheDaemon(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	c := harness.Dial(t, d)
 	if _, err := c.Lock(t.Context(), "invoice:42"); err != nil {

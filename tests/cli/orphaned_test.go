@@ -15,6 +15,7 @@ import (
 // is stopped, or has just ended. The next waiter gets the lock at once, and the daemon that comes back
 // notifies the process that had it.
 func TestForceReleaseOfAnOrphanedLock(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d7 := harness.StartDaemon(t, r.UnixURL(), "--host-name=db-7", "--lease=10m")
 	d1 := harness.StartDaemon(t, r.UnixURL(), "--host-name=web-1")
@@ -68,6 +69,7 @@ func TestForceReleaseOfAnOrphanedLock(t *testing.T) {
 
 // Another user of the host frees no orphaned lock, and the attempt is in the log.
 func TestOrphanedLockIsForAdministrators(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("root can become another user")
 	}

@@ -10,6 +10,7 @@ import (
 // ping shows the address and the run id of the Redis that a host uses, so that people can
 // compare hosts.
 func TestPingShowsWhichRedisAHostUses(t *testing.T) {
+	t.Parallel()
 	a, b := harness.StartRedis(t), harness.StartRedis(t)
 	hosts := []*harness.Daemon{harness.StartDaemon(t, a.TCPURL()), harness.StartDaemon(t, a.UnixURL()), harness.StartDaemon(t, b.TCPURL())}
 	var id []string
@@ -32,6 +33,7 @@ func TestPingShowsWhichRedisAHostUses(t *testing.T) {
 
 // A Redis that answers and refuses every acquire does not look healthy.
 func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.TCPURL())
 	holder := harness.Dial(t, d)

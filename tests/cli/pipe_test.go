@@ -54,6 +54,7 @@ func (p *pipeClient) call(format string, args ...any) harness.Message {
 
 // A program without an SDK: it acquires, waits, loses, and reads what an operator sees.
 func TestPipeServesAProgram(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	p, other := startPipe(t, d), startPipe(t, d)
 	for _, c := range []*pipeClient{p, other} {
@@ -89,6 +90,7 @@ func TestPipeServesAProgram(t *testing.T) {
 
 // The session of a resumable program survives the daemon: the pipe connects again at its hello.
 func TestPipeResumesASession(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	p := startPipe(t, d)
 	hello := p.call(`{"op":"hello","id":1,"v":1,"resumable":true}`)
@@ -116,6 +118,7 @@ func TestPipeResumesASession(t *testing.T) {
 
 // The end of its input releases the locks of a pipe, after what it was sent before.
 func TestEndOfInputReleasesTheLocksOfAPipe(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	p := startPipe(t, d)
 	p.Write(`{"op":"hello","id":1,"v":1}` + "\n" + `{"op":"acquire","id":2,"name":"job"}` + "\n")

@@ -12,6 +12,7 @@ import (
 // run forwards the output of its command and ends with its exit code. The command finds the
 // fencing token and the name of the lock in its environment.
 func TestRunReturnsExitCodeAndExportsToken(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	before, err := harness.Dial(t, d).Lock(t.Context(), "job")
@@ -41,6 +42,7 @@ func TestRunReturnsExitCodeAndExportsToken(t *testing.T) {
 
 // run forwards a signal to its command, which decides how it ends.
 func TestRunForwardsSignals(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	r := harness.StartRun(t, d, "job", `trap 'echo got TERM; exit 3' TERM; echo ready; while :; do sleep 0.05; done`)
 	r.AwaitOutput("ready")
@@ -52,6 +54,7 @@ func TestRunForwardsSignals(t *testing.T) {
 
 // When the lock is lost, run ends its command and the processes that the command started.
 func TestRunEndsTheGroupWhenTheLockIsLost(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 	// Both the shell and its child ignore SIGTERM: SIGKILL must follow.
@@ -69,6 +72,7 @@ func TestRunEndsTheGroupWhenTheLockIsLost(t *testing.T) {
 
 // When run is killed, the lock is free, and the command and its children are killed.
 func TestKillOfRunKillsTheGroupAndFreesTheLock(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	run := harness.StartRun(t, d, "job", `sleep 600 & echo "pid $!"; echo ready; wait`)
 	child := run.ChildPID()

@@ -307,6 +307,7 @@ func readRunbooks(t *testing.T) map[string]string {
 // Each command of a page runs as it is written there, in the incident of the page, and shows what
 // the page says. Those of systemd are run by make test-systemd.
 func TestRunbooksShowTheirIncidents(t *testing.T) {
+	t.Parallel()
 	redisCLI, err := exec.LookPath("redis-cli")
 	if err != nil {
 		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
@@ -317,6 +318,7 @@ func TestRunbooksShowTheirIncidents(t *testing.T) {
 	pages := readRunbooks(t)
 	for _, b := range runbooks {
 		t.Run(b.page, func(t *testing.T) {
+			t.Parallel()
 			var known []string
 			for _, s := range b.shows {
 				known = append(known, s.command)
@@ -404,6 +406,7 @@ var (
 
 // What a page names in a sentence exists: commands with their flags, units, alerts and metrics.
 func TestRunbooksNameWhatThereIs(t *testing.T) {
+	t.Parallel()
 	read := func(path string) string {
 		text, err := os.ReadFile(filepath.Join(harness.Root(), path))
 		if err != nil {
@@ -528,6 +531,7 @@ func checkJournalctl(args []string) string {
 }
 
 func TestCommandsOfSystemdAreChecked(t *testing.T) {
+	t.Parallel()
 	for _, wrong := range []string{"restrt locksidecar", "restart locksidecard", "restart", "stop a b", ""} {
 		if checkSystemctl(strings.Fields(wrong)) == "" {
 			t.Errorf("systemctl %s is not refused", wrong)

@@ -10,6 +10,7 @@ import (
 
 // status names the oldest waiter, the process that it waits for, and what a restart took over.
 func TestStatusShowsWaiterHolderAndRestart(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	holder := harness.StartRun(t, d, "job", "echo running; read line")
 	holder.AwaitOutput("running")

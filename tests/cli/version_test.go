@@ -10,6 +10,7 @@ import (
 
 // The daemon has the version of the Go SDK, and prints from which commit it was built.
 func TestVersionIsThatOfTheSDK(t *testing.T) {
+	t.Parallel()
 	got := harness.RunProgram(t, nil, "version", "--json")
 	var printed struct{ Version, Build string }
 	if err := json.Unmarshal([]byte(got.Stdout), &printed); err != nil || printed.Version != locksidecar.Version || printed.Build == "" {

@@ -28,6 +28,7 @@ type whoRow struct {
 
 // The command that a failed run names answers who holds the lock, from each host, with 500 others.
 func TestCommandOfAMessageAnswersWhoHoldsTheLock(t *testing.T) {
+	t.Parallel()
 	server := harness.StartRedis(t)
 	d7 := harness.StartDaemon(t, server.UnixURL(), "--host-name=db-7")
 	d1 := harness.StartDaemon(t, server.UnixURL(), "--host-name=web-1")

@@ -141,6 +141,7 @@ func (w *watcher) end() (runs int, mistakes []string) {
 // makes the key where its slot is not; a key that it does not declare is made at the source of a slot
 // that migrates, and is lost when the slot is closed.
 func TestClusterCommandsHaveOneSlot(t *testing.T) {
+	t.Parallel()
 	const lease = 2 * time.Second
 	c := harness.StartCluster(t, 3, 0)
 	var watchers []*watcher
@@ -180,6 +181,7 @@ func TestClusterCommandsHaveOneSlot(t *testing.T) {
 
 // What the test above looks for is found.
 func TestClusterCommandsOfTwoSlotsAreSeen(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 1, 0)
 	w := startWatcher(t, c.Nodes[0])
 	for _, script := range []string{

@@ -12,6 +12,7 @@ import (
 // A daemon that is started again knows which locks it has, and not which master had which slot: it
 // asserts them.
 func TestClusterDaemonIsStartedAgain(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
 	d := harness.StartDaemon(t, c.URL())
 	w := harness.StartGoWorker(t, d)
@@ -41,6 +42,7 @@ func TestClusterDaemonIsStartedAgain(t *testing.T) {
 
 // What operators ask has keys in several slots, and goes to hosts over each of their connections.
 func TestClusterAnswersOperators(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
 	d1 := harness.StartDaemon(t, c.URL(), "--host-name=db-1")
 	d2 := harness.StartDaemon(t, c.URL(), "--host-name=db-2")
@@ -59,6 +61,7 @@ func TestClusterAnswersOperators(t *testing.T) {
 
 // A lock of a daemon that is gone for good is released, and passes to the waiter.
 func TestClusterOrphanedLockIsReleased(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
 	client := c.Client(t)
 	d := harness.StartDaemon(t, c.URL())

@@ -11,6 +11,7 @@ import (
 // A Redisson program and a sidecar exclude and wake each other in a Cluster: each sends its releases on
 // the channels to which the other one subscribes, which are sharded if the servers have such.
 func TestRedissonInCluster(t *testing.T) {
+	t.Parallel()
 	const (
 		rounds = 7 // for each master, in each direction
 

@@ -43,6 +43,7 @@ func checkMetrics(t *testing.T, d *harness.Daemon, lines ...string) {
 }
 
 func TestClusterStatusNamesTheMasterThatIsDown(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
 	d := harness.StartDaemon(t, c.URL())
 	client, other := harness.Dial(t, d), harness.Dial(t, d)
@@ -136,6 +137,7 @@ func TestClusterStatusNamesTheMasterThatIsDown(t *testing.T) {
 // The danger: a person looks for the locks of slots that no master has, and finds that Redis has not
 // been reached.
 func TestClusterStatusHasSlotsWithoutAMaster(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
 	name := c.Names(0, "status", 1)[0]
 	slot := harness.Slot(name)
@@ -160,6 +162,7 @@ func TestClusterStatusHasSlotsWithoutAMaster(t *testing.T) {
 }
 
 func TestClusterCountsRedirects(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
 	d := harness.StartDaemon(t, c.URL(), "--lease=1s") // renewed each 333 ms
 	client := harness.Dial(t, d)

@@ -3,7 +3,6 @@ package topology
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,7 +23,8 @@ const (
 	// left of it after a renewal, so no hold is lost.
 	clusterLease = 10 * time.Second
 
-	// maxGap is how long the locks of masters without a fault may go without a grant of any of them.
+	// maxGap is how long the locks of masters without a fault may go without a grant of any of them, or half
+	// of the time that the fault of another one lasts: a machine that is slow makes both longer.
 	maxGap = time.Second
 )
 
@@ -52,6 +52,7 @@ func contendEverywhere(c *harness.Cluster, w *crowd, perHost, names int) (groups
 }
 
 func TestClusterServesLocksOfAllMasters(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
 	w := startCrowd(t, clusterLease, startHosts(t, c, clusterLease)...)
 	groups := contendEverywhere(c, w, 3, 4)
@@ -77,6 +78,7 @@ func TestClusterServesLocksOfAllMasters(t *testing.T) {
 // The danger: a client takes a lock at the target of a slot while another one has it at the source, or
 // a renewal or a release fails because the key is not where the slot is.
 func TestClusterKeepsLocksThroughMigration(t *testing.T) {
+	t.Parallel()
 	const (
 		laps = 1
 		held = 12
@@ -97,6 +99,7 @@ func TestClusterKeepsLocksThroughMigration(t *testing.T) {
 // lock is taken twice, or a hold is lost. A slot moves without ASK, and in one step with many others: all of
 // their operations are answered MOVED, and all of their sharded subscriptions end.
 func TestClusterKeepsLocksThroughAtomicMigration(t *testing.T) {
+	t.Parallel()
 	const (
 		laps     = 3 // a move takes milliseconds
 		held     = 40
@@ -117,6 +120,7 @@ func TestClusterKeepsLocksThroughAtomicMigration(t *testing.T) {
 // The danger: a master stands still in the middle of such a move, and afterwards both have the slots, or neither
 // has some of the locks.
 func TestClusterKeepsLocksWhenAMasterPausesDuringAnAtomicMigration(t *testing.T) {
+	t.Parallel()
 	const (
 		laps     = 2
 		held     = 40
@@ -126,7 +130,7 @@ func TestClusterKeepsLocksWhenAMasterPausesDuringAnAtomicMigration(t *testing.T)
 		pause    = harness.NodeTimeout / 2
 	)
 	needAtomicMigration(t)
-	moves, paused := 0, 0
+	random, moves, paused := harness.Random(t), 0, 0
 	keepLocksThroughMigration(t, laps, held, func(c *harness.Cluster, names []string, to *harness.ClusterNode) {
 		if moves == 0 {
 			for _, name := range names {
@@ -139,13 +143,13 @@ func TestClusterKeepsLocksWhenAMasterPausesDuringAnAtomicMigration(t *testing.T)
 				slots = append(slots, harness.Slot(name))
 			}
 			from := c.Master(slots[0])
-			victim := []*harness.ClusterNode{from, to}[rand.IntN(2)]
+			victim, after := []*harness.ClusterNode{from, to}[random.IntN(2)], time.Duration(random.Int64N(int64(within)))
 			hasMoved := make(chan struct{})
 			var fault sync.WaitGroup
 			fault.Go(func() {
 				select {
 				case <-hasMoved:
-				case <-time.After(rand.N(within)):
+				case <-time.After(after):
 					victim.Signal(syscall.SIGSTOP)
 					time.Sleep(pause)
 					victim.Signal(syscall.SIGCONT)
@@ -176,7 +180,7 @@ func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harnes
 	w := startCrowd(t, lease, startHosts(t, c, lease)...)
 	moving := c.Names(0, "moving", 100)
 	// Those of a move have neighbours of each kind.
-	rand.Shuffle(len(moving), func(i, j int) { moving[i], moving[j] = moving[j], moving[i] })
+	harness.Random(t).Shuffle(len(moving), func(i, j int) { moving[i], moving[j] = moving[j], moving[i] })
 	release := []func(){w.hold(0, moving[:held/2]...), w.hold(1, moving[held/2:held]...)}
 	waiting := w.contend(2, moving[:held]...)
 	hot := w.contend(3, moving[held:held+4]...)
@@ -223,6 +227,7 @@ func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harnes
 // what hosts publish there: a host that is still connected to it receives a transfer twice. When it is
 // promoted later, the host uses a connection of before.
 func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {
+	t.Parallel()
 	const lease = 3 * time.Second // so that there are renewals meanwhile
 	needAtomicMigration(t)
 	c := harness.StartCluster(t, 3, 0, "--cluster-allow-replica-migration", "yes")
@@ -271,6 +276,7 @@ func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {
 // The danger: a daemon that waits for the release of another program stays subscribed where the slot of the
 // lock was, and does not learn of the release.
 func TestClusterSubscriptionFollowsItsSlot(t *testing.T) {
+	t.Parallel()
 	t.Run("key by key", func(t *testing.T) {
 		followSlots(t, (*harness.Cluster).MoveSlot)
 	})
@@ -335,6 +341,7 @@ func sum(numbers []int) (sum int) {
 // The danger: the key of a held lock is at the target of a slot that stays at its source, where a
 // renewal does not find it: the hold is lost after its lease.
 func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
+	t.Parallel()
 	const lease = time.Second
 	c := harness.StartCluster(t, 3, 0)
 	hosts := startHosts(t, c, lease)
@@ -353,7 +360,7 @@ func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
 
 	m := c.OpenMigration(harness.Slot(tag), c.ShardMaster(1))
 	m.MoveKeys(whole, "redisson_lock_token:"+whole, split)
-	time.Sleep(3 * lease) // what the slot does not survive if renewals do not follow it
+	time.Sleep(2 * lease) // what the slot does not survive if renewals do not follow it
 	for name, lock := range held {
 		if err := lock.Err(); err != nil {
 			t.Errorf("%s was lost while its slot migrated: %v", name, err)
@@ -389,6 +396,7 @@ func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
 // The danger: a fault of one master delays the locks of the others, or ends holds that the promoted
 // replica has.
 func TestClusterMasterIsKilled(t *testing.T) {
+	t.Parallel()
 	failOneMaster(t, "a master is killed", func(c *harness.Cluster, master *harness.ClusterNode) {
 		master.Kill()
 		if next := c.AwaitFailover(master); next == master {
@@ -399,12 +407,12 @@ func TestClusterMasterIsKilled(t *testing.T) {
 
 // The danger: a master that goes on after its replica was promoted acknowledges what it is asked.
 func TestClusterMasterIsPaused(t *testing.T) {
+	t.Parallel()
 	failOneMaster(t, "a master is paused", func(c *harness.Cluster, master *harness.ClusterNode) {
 		master.Pause()
-		time.Sleep(3 * time.Second) // the fault lasts so long: on most machines a replica is promoted meanwhile
+		c.AwaitFailover(master)
 		master.Continue()
 		c.AwaitAgreement()
-		t.Logf("a replica was promoted: %v", c.ShardMaster(master.Shard) != master)
 	})
 }
 
@@ -430,7 +438,7 @@ func failOneMaster(t *testing.T, what string, fault func(*harness.Cluster, *harn
 	t.Logf("the shard had a master again within %v; none of its locks was granted for %v", isOver, gap0())
 	for shard, gap := range map[int]time.Duration{1: gap1(), 2: gap2()} {
 		t.Logf("no lock of shard %d was granted for %v", shard, gap)
-		if gap > maxGap {
+		if gap > max(maxGap, isOver/2) {
 			t.Errorf("the locks of shard %d, whose master had no fault, were not granted for %v", shard, gap)
 		}
 	}
@@ -459,6 +467,7 @@ func awaitReplicated(t *testing.T, master *harness.ClusterNode, name string) {
 // The danger: the old master goes on granting after the promotion, or the new one grants what the old
 // one had given. Clients are paused during a planned failover, so nothing may be lost.
 func TestClusterPlannedFailover(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 1)
 	w := startCrowd(t, clusterLease, startHosts(t, c, clusterLease)...)
 	groups := contendEverywhere(c, w, 2, 4)
@@ -481,6 +490,7 @@ func TestClusterPlannedFailover(t *testing.T) {
 
 // A shard without a master stops only its own locks, and clients are told which server is missing.
 func TestClusterDownShardIsSaid(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
 	client := harness.Dial(t, harness.StartDaemon(t, c.URL()))
 	name, elsewhere := c.Names(0, "down", 1)[0], c.Names(1, "up", 1)[0]

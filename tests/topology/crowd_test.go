@@ -22,6 +22,7 @@ type crowd struct {
 	t       *testing.T
 	lease   time.Duration
 	daemons []*harness.Daemon
+	seed    uint64
 
 	dir       string // of the logs
 	conductor *history.Recorder
@@ -35,7 +36,7 @@ type crowd struct {
 // startCrowd makes a crowd of no clients. The lease is that of the daemons.
 func startCrowd(t *testing.T, lease time.Duration, daemons ...*harness.Daemon) *crowd {
 	t.Helper()
-	c := &crowd{t: t, lease: lease, daemons: daemons, dir: t.TempDir()}
+	c := &crowd{t: t, lease: lease, daemons: daemons, seed: harness.Seed(t), dir: t.TempDir()}
 	c.ctx, c.stop = context.WithCancel(t.Context())
 	c.conductor = c.record("conductor")
 	t.Cleanup(func() { // also if the test does not reach end
@@ -202,6 +203,7 @@ type contender struct {
 	*locksidecar.Client
 	crowd  *crowd
 	host   int
+	random *rand.Rand // for contend, which is one goroutine
 	log    *history.Recorder
 	lastOp atomic.Int64
 }
@@ -209,7 +211,8 @@ type contender struct {
 func (c *crowd) newContender(host int) *contender {
 	c.t.Helper()
 	name := fmt.Sprintf("client%d", len(c.clients)+1)
-	w := &contender{Client: harness.Dial(c.t, c.daemons[host]), crowd: c, host: host, log: c.record(name)}
+	w := &contender{Client: harness.Dial(c.t, c.daemons[host]), crowd: c, host: host, log: c.record(name),
+		random: rand.New(rand.NewPCG(c.seed, uint64(len(c.clients))))}
 	c.conductor.Write(history.Event{Kind: history.Start, At: protocol.Now(), Client: name, Host: fmt.Sprint("host", host)})
 	c.clients = append(c.clients, w)
 	return w
@@ -218,9 +221,9 @@ func (c *crowd) newContender(host int) *contender {
 // contend takes and releases the locks of a group until the crowd stops.
 func (w *contender) contend(g *group) {
 	for w.crowd.ctx.Err() == nil {
-		name := g.names[rand.IntN(len(g.names))]
+		name := g.names[w.random.IntN(len(g.names))]
 		var h *heldLock
-		if rand.IntN(6) == 0 {
+		if w.random.IntN(6) == 0 {
 			h = w.acquire(w.TryLock, history.Event{Lock: name, WaitMS: 3000})
 		} else {
 			h = w.acquire(w.Lock, history.Event{Lock: name})
@@ -230,7 +233,7 @@ func (w *contender) contend(g *group) {
 			continue
 		}
 		g.onGrant(name, w.host)
-		w.pause(rand.N(3 * time.Millisecond)) // the section that the lock guards
+		w.pause(time.Duration(w.random.Int64N(int64(3 * time.Millisecond)))) // the section that the lock guards
 		h.check()
 		h.release()
 	}

@@ -9,6 +9,7 @@ import (
 // A Redisson program and a sidecar that find the same master exclude and wake each other, before and
 // after a failover.
 func TestRedissonBehindSentinels(t *testing.T) {
+	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
 	sentinels := harness.StartSentinels(t, master, 1)
 	redisson := harness.StartRedissonAt(t, sentinels.URL())

@@ -96,7 +96,7 @@ func awaitAddress(t *testing.T, d *harness.Daemon, r *harness.Redis) {
 // The danger: a daemon stays at a master that has been replaced, and its clients have locks there that
 // clients of other hosts get from the new one.
 func TestSentinelFailoverThatIsPlanned(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, servers := harness.StartReplicas(t, 2, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
 	sentinels := harness.StartSentinels(t, master, 2)
 	daemons := []*harness.Daemon{
@@ -127,7 +127,7 @@ func failOverUnderLoad(t *testing.T, sentinels harness.Sentinels, servers []*har
 // The danger: a master that returns after its crash says that it is a master, and has none of the locks,
 // until the Sentinels make it a replica.
 func TestSentinelsOldMasterReturns(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
 	sentinels := harness.StartSentinels(t, master, 1)
 	daemon := harness.StartDaemon(t, sentinels.URL(), "--lease=30s")
@@ -157,7 +157,7 @@ func TestSentinelsOldMasterReturns(t *testing.T) {
 
 // A Sentinel that missed the failover names the old master. Its configuration is older.
 func TestSentinelThatMissedTheFailover(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
 	sentinels := harness.StartSentinels(t, master, 1)
 	daemon := harness.StartDaemon(t, sentinels.URL(), "--lease=2s")
@@ -174,7 +174,7 @@ func TestSentinelThatMissedTheFailover(t *testing.T) {
 
 // Without a majority no replica is promoted: the daemon waits, says so, and goes on when it is.
 func TestSentinelsWithoutAQuorum(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
 	sentinels := harness.StartSentinels(t, master, 1)
 	daemon := harness.StartDaemon(t, sentinels.URL(), "--lease=2s")
@@ -198,7 +198,7 @@ func TestSentinelsWithoutAQuorum(t *testing.T) {
 // User and password before the @ are for Redis; the Sentinels have options of their own. Neither is
 // shown.
 func TestSentinelsWithAPassword(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, _ := harness.StartReplicas(t, 0)
 	sentinels := harness.StartSentinels(t, master, 0, "requirepass sentinels-secret")
 	refused := harness.LaunchDaemon(t, sentinels.URL())
@@ -216,7 +216,7 @@ func TestSentinelsWithAPassword(t *testing.T) {
 
 // The URL has one Sentinel, which ends: the others were learned from it.
 func TestSentinelsAreLearned(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
 	sentinels := harness.StartSentinels(t, master, 1)
 	daemon := harness.StartDaemon(t, sentinels[:1].URL(), "--lease=2s")
@@ -228,7 +228,7 @@ func TestSentinelsAreLearned(t *testing.T) {
 
 // What does not watch the master, or is no Sentinel, is named with what to do.
 func TestSentinelsThatDoNotKnowTheMaster(t *testing.T) {
-	t.Parallel() // most of it is waiting
+	t.Parallel()
 	master, _ := harness.StartReplicas(t, 0)
 	sentinels := harness.StartSentinels(t, master, 0)
 	harness.LaunchDaemon(t, strings.TrimSuffix(sentinels.URL(), harness.MasterName)+"another").
