@@ -17,6 +17,7 @@ import (
 // Ten thousand connections that ended in any state leave nothing behind: no descriptors,
 // goroutines, memory, records in the state file, locks or sessions.
 func TestTenThousandConnectionsLeaveNothing(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	stay := harness.StartGoWorker(t, d)
@@ -111,6 +112,7 @@ func stateSize(t testing.TB, d *harness.Daemon) int64 {
 // A connection on which half a hello arrives, a byte in a second, or nothing, is closed after
 // five seconds, so that others can connect.
 func TestSlowHelloKeepsNoPlace(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--max-sessions=1")
 	const places = 1 + 256
 	hello := protocol.Hello{ID: 1, V: protocol.Version, Client: strings.Repeat("slow", 32)}.Append(nil)

@@ -38,7 +38,9 @@ const noFiles = 3
 // holds its locks until the deadlines, fails other requests with the reason, and reconnects
 // as soon as it can open a file.
 func TestClientWithoutDescriptorsKeepsItsLock(t *testing.T) {
+	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
+		t.Parallel()
 		r := harness.StartRedis(t)
 		d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 		w := sdk.StartWorker(t, d)
@@ -154,6 +156,7 @@ func occupy(t *testing.T, d *harness.Daemon) (clients []*harness.RawClient) {
 // reserve of descriptors. Other clients are refused with an error that says what to do, the
 // log has it once, and when a client has disconnected, another one can connect.
 func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	p := harness.StartProxy(t, r)
 	d := harness.NewDaemon(t, p.URL())
@@ -247,6 +250,7 @@ func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 // A daemon whose limit is lowered while it runs can open no file. It serves the clients that
 // are connected. Another client waits, and is served when there are descriptors again.
 func TestDaemonWithoutDescriptorsServesItsClients(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 	w := harness.StartGoWorker(t, d)
@@ -271,6 +275,7 @@ func TestDaemonWithoutDescriptorsServesItsClients(t *testing.T) {
 // A daemon that is restarted with fewer descriptors than its clients need accepts as many
 // clients as it can. It keeps the locks of the others, for a successor with a higher limit.
 func TestDaemonRestartedWithTooFewDescriptorsKeepsLocks(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	const n = 60

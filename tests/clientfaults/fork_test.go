@@ -24,6 +24,7 @@ import (
 // A child that was forked while the connection was open, and keeps it open, does not keep the
 // locks of its dead parent.
 func TestForkedChildDoesNotKeepItsParentsLocks(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	t.Run("inherited by a Go child", func(t *testing.T) {
 		parent := harness.RoleCommand(t, d, sharedSocket)
@@ -121,6 +122,7 @@ func runSharedSocket() int {
 // The death of a child that has a copy of the connection does not free the locks of its
 // parent.
 func TestDeathOfAForkedChildFreesNothing(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	parent, child := startSharedSocket(t, d)
 	syscall.Kill(child, syscall.SIGKILL)
@@ -149,6 +151,7 @@ func startSharedSocket(t *testing.T, d *harness.Daemon) (parent *exec.Cmd, child
 // A forked child does not hold the locks of its parent, and does not resume its session when
 // the daemon has been restarted. Whatever the child does, its parent keeps the lock.
 func TestForkedChildHoldsNothingAfterARestart(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	cmd := exec.Command(harness.Python(t), "-u", "fork.py")

@@ -15,6 +15,7 @@ import (
 // The lock of a process that is killed is free at once, for waiters on its own host and on
 // others.
 func TestKillOfAHolderFreesItsLock(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
@@ -42,6 +43,7 @@ func TestKillOfAHolderFreesItsLock(t *testing.T) {
 // may detect the end of the process before it has read the release. So the crash delay does
 // not apply.
 func TestReleaseJustBeforeExitIsExecuted(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	c := harness.Dial(t, d)
 	for i := range 100 {

@@ -14,6 +14,7 @@ import (
 // channels stay subscribed; and a host that died is not taken for one that lives.
 // TestMeasureNameAttacks in tests/bench/measure counts the grants.
 func TestNamesNearToThoseOfSidecarsHarmNoOtherLock(t *testing.T) {
+	t.Parallel()
 	const lock = "wanted by two hosts"
 	r := harness.StartRedis(t)
 	attacked := harness.StartDaemonForAllUsers(t, r)
@@ -57,6 +58,7 @@ func TestNamesNearToThoseOfSidecarsHarmNoOtherLock(t *testing.T) {
 // While clients of a host wait for {x}, no sidecar is subscribed to its channel, which is that of x:
 // a subscriber would count as a program for which sidecars leave x free.
 func TestWaitersForANameInBracesAreNoSubscribersOfTheOther(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	holding, d := harness.StartDaemonForAllUsers(t, r), harness.StartDaemonForAllUsers(t, r)
 	// A foreign client has it, for whose release a sidecar would subscribe.

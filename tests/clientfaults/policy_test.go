@@ -16,6 +16,7 @@ import (
 // A process of another user, which opens sessions and acquires locks until the daemon refuses
 // more, gets what the policy of the host allows it. Root is not bound by an entry for everyone.
 func TestPolicyBoundsWhatAnotherUserGets(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to have a process of another user")
 	}
@@ -52,6 +53,7 @@ holds = 5
 // A member of one team asks with every command for the locks of another one. Nothing that the member
 // reads has a name, a command or a pid of them; its own history is there, also as it happens.
 func TestPolicyShowsAMemberItsOwnHistoryAndNoOther(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to have a process of another user")
 	}

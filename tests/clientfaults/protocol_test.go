@@ -11,6 +11,7 @@ import (
 
 // A client that does not begin with hello gets an error that says so, and is disconnected.
 func TestClientWithoutHelloIsDisconnected(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	silent, early := harness.ConnectRaw(t, d), harness.ConnectRaw(t, d)
 	early.Send(harness.Message{"op": "ping", "id": 1})
@@ -21,6 +22,7 @@ func TestClientWithoutHelloIsDisconnected(t *testing.T) {
 // The daemon disconnects a client that announces a frame of 4 GiB, and allocates nothing for
 // it.
 func TestFrameOfFourGigabytesIsRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	good := harness.DialRaw(t, d)
 	before := harness.ResidentMemory(t, d.PID())
@@ -40,6 +42,7 @@ func TestFrameOfFourGigabytesIsRefused(t *testing.T) {
 // A client that violates the protocol while it holds a lock is disconnected. Its process is
 // alive, so that the lock is not granted to another client before the deadline.
 func TestMisbehavingClientKeepsItsLockToTheDeadline(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--lease=2s")
 	w := harness.DialRaw(t, d)
 	granted := w.Call(harness.Message{"op": "acquire", "name": "x"})

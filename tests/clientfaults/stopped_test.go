@@ -18,10 +18,9 @@ import (
 // Clients that are stopped past the last deadline that they have read. When they go on, they
 // read the frames that have arrived before they consider a deadline passed: SPEC.md §5.2.
 
-const (
-	eachKind   = 20
-	shortLease = 2 * time.Second
-)
+const shortLease = 2 * time.Second
+
+var eachKind = harness.Pick(8, 20)
 
 // A holderGroup is processes that hold a lock each, with the Go SDK or with `locksidecar run`.
 type holderGroup struct {
@@ -74,6 +73,7 @@ func (s *holderGroup) stopPastDeadlines() {
 }
 
 func TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed(t *testing.T) {
+	t.Parallel()
 	s := startHolders(t, harness.StartRedis(t))
 	s.stopPastDeadlines()
 	s.signal(syscall.SIGCONT)
@@ -92,6 +92,7 @@ func TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed(t *testing.T) 
 }
 
 func TestHoldersStoppedWithTheirDaemonLoseTheirLocksOnce(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	s := startHolders(t, r)
 	s.d.Suspend()
@@ -123,6 +124,7 @@ func TestHoldersStoppedWithTheirDaemonLoseTheirLocksOnce(t *testing.T) {
 // The SDK of a process that was stopped past the end of its lease reports the lock as lost.
 // Another client has been granted it, with a larger token.
 func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
 		name := "stopped " + sdk.Name
@@ -153,6 +155,7 @@ func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
 // The daemon renews the lock of a stopped process. Only the end of the process, or a deadline
 // of its own, frees the lock.
 func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=2s")
 	w := harness.StartGoWorker(t, d)
@@ -178,8 +181,10 @@ func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
 // not. Another client has the lock then, with a larger token, and a release by the old holder
 // has no effect.
 func TestHolderStoppedPastItsEndFindsItsLockLost(t *testing.T) {
+	t.Parallel()
 	for _, restarted := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart %v", restarted), func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 			type stopped struct {

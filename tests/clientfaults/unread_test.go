@@ -17,6 +17,7 @@ import (
 // other clients or the stop of the daemon. Its process is alive, so its locks stay held and
 // are renewed, also by the next daemon. When the process ends they are free.
 func TestClientThatNeverReadsHarmsNoOtherClient(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 	good := harness.StartGoWorker(t, d)
