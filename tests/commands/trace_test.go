@@ -298,6 +298,7 @@ var block = regexp.MustCompile("(?s)^(.*?\n```\n)(.*?)(```\n.*)$")
 var item = regexp.MustCompile(`(?m)^\d+\. `)
 
 func TestTracesOfTheDocumentAreThoseOfRedis(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(harness.Root(), "docs", "redis-commands.md")
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -2,8 +2,6 @@ package conform
 
 import (
 	"context"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -48,13 +46,7 @@ func wantConforming(t *testing.T, lacks []conform.Feature, driver ...string) {
 // goDriver compiles the driver of the Go SDK.
 func goDriver(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "driver")
-	build := exec.Command("go", "build", "-o", path, "./driver")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return harness.Build(t, "conform-driver", "./tests/conform/driver")
 }
 
 func TestGoSDKConforms(t *testing.T) {
@@ -63,6 +55,7 @@ func TestGoSDKConforms(t *testing.T) {
 }
 
 func TestPythonSDKConforms(t *testing.T) {
+	t.Parallel()
 	for client, lacks := range map[string][]conform.Feature{
 		"threads": {conform.Notify, conform.Cancel},
 		"asyncio": {conform.Notify},

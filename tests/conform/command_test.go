@@ -119,6 +119,7 @@ func TestConformJSONHasEachScene(t *testing.T) {
 
 // docs/conformance.md has every feature; conform --list prints the scenes.
 func TestConformanceDocumentHasEachFeature(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(harness.Root(), "docs", "conformance.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -105,6 +105,7 @@ var faults = []fault{
 // Each scene fails for a client that breaks its rule. An ordinary run plays the scenes of each
 // fifth fault; make conform those of all.
 func TestEachSceneFindsABrokenClient(t *testing.T) {
+	t.Parallel()
 	node, dist := harness.TypeScript(t)
 	all := conform.Scenes()
 	isFound := make(map[string]bool)
@@ -128,15 +129,14 @@ func TestEachSceneFindsABrokenClient(t *testing.T) {
 			if !*playAll && i%5 != 0 {
 				return
 			}
-			// A broken client often sends nothing, and a scene notices that when its patience ends.
-			o := conform.Options{Command: []string{node, driver}, Scenes: scenes, Jobs: 4, Patience: time.Second}
-			err := conform.Run(context.Background(), o, func(r conform.Result) {
-				if r.Verdict != conform.Failed {
-					t.Errorf("%s is %s for a client that breaks the rule: %s", r.Scene.Name, r.Verdict, f.rule)
+			// On a busy machine a broken client may be so slow that it keeps a rule: it gets several chances.
+			for range 10 {
+				if scenes = passed(t, node, driver, scenes); len(scenes) == 0 {
+					return
 				}
-			})
-			if err != nil {
-				t.Error(err)
+			}
+			for _, s := range scenes {
+				t.Errorf("%s passes for a client that breaks the rule: %s", s.Name, f.rule)
 			}
 		})
 	}
@@ -145,6 +145,22 @@ func TestEachSceneFindsABrokenClient(t *testing.T) {
 			t.Errorf("no fault is for the scene %s: can it fail?", s.Name)
 		}
 	}
+}
+
+// passed plays scenes to a broken client, and returns those that do not fail.
+func passed(t *testing.T, node, driver string, scenes []conform.Scene) (passed []conform.Scene) {
+	t.Helper()
+	// A broken client often sends nothing, and a scene notices that when its patience ends.
+	o := conform.Options{Command: []string{node, driver}, Scenes: scenes, Jobs: 4, Patience: time.Second}
+	err := conform.Run(context.Background(), o, func(r conform.Result) {
+		if r.Verdict != conform.Failed {
+			passed = append(passed, r.Scene)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return passed
 }
 
 // apply makes a copy of the client with the fault, and returns the path of its driver.
@@ -176,6 +192,7 @@ func (f fault) apply(t *testing.T, dist string) string {
 // The names of scenes are for --only, and each scene says what it demands, and where SPEC.md
 // does.
 func TestScenesAreDescribed(t *testing.T) {
+	t.Parallel()
 	var names []string
 	for _, s := range conform.Scenes() {
 		if slices.Contains(names, s.Name) {

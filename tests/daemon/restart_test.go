@@ -21,11 +21,15 @@ import (
 // same order. Locks of processes that died meanwhile are free, and so are those that were
 // released meanwhile.
 func TestDaemonThatIsRestartedLosesNoLock(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		how string
 		end func(*harness.Daemon)
 	}{{"killed", (*harness.Daemon).Kill}, {"stopped", (*harness.Daemon).Terminate}} {
-		t.Run(c.how, func(t *testing.T) { restartLosesNothing(t, c.end) })
+		t.Run(c.how, func(t *testing.T) {
+			t.Parallel()
+			restartLosesNothing(t, c.end)
+		})
 	}
 }
 
@@ -121,9 +125,11 @@ func restartLosesNothing(t *testing.T, end func(*harness.Daemon)) {
 // host is killed or stopped and restarted, again and again. No increment is lost, and no
 // call of an SDK fails.
 func TestNoIncrementIsLostInRestartsUnderLoad(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	hosts := []*harness.Daemon{harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL())}
-	const workersPerHost, rounds, restarts = 4, 120, 12
+	const workersPerHost = 4
+	rounds, restarts := harness.Pick(60, 120), harness.Pick(6, 12)
 
 	fleet := harness.StartFleet(t, workersPerHost, hosts...)
 	for _, w := range fleet { // the first connection of an SDK is tried for 2 s only
@@ -157,6 +163,7 @@ func TestNoIncrementIsLostInRestartsUnderLoad(t *testing.T) {
 
 // A daemon that is stopped removes its socket and frees no lock.
 func TestStopOfTheDaemonFreesNothing(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	c := harness.Dial(t, d)
@@ -190,11 +197,13 @@ func TestStopOfTheDaemonFreesNothing(t *testing.T) {
 // the SDKs report them as lost without the daemon. No other client is granted them before.
 // A daemon that goes on after that does not disturb the new holders.
 func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		end  syscall.Signal
 	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=5s"), harness.StartDaemon(t, r.UnixURL())
 			holders := harness.StartWorkerPerSDK(t, here)

@@ -10,6 +10,7 @@ import (
 
 // A daemon whose socket was removed makes it again, and keeps what its clients hold.
 func TestRemovedSocketIsMadeAgain(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	c := harness.Dial(t, d)
 	held, err := c.Lock(t.Context(), "held")
@@ -38,6 +39,7 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 
 // A daemon replaces the socket that a killed one has left.
 func TestStaleSocketIsReplaced(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	d.Kill()

@@ -9,6 +9,7 @@ import (
 
 // `serve --embedded` starts a Redis of its own, and its log names it.
 func TestEmbeddedRedisIsStartedAndNamed(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Skip("redis-server is not installed")
 	}

@@ -12,8 +12,10 @@ import (
 // the lock. With that copy, the daemon would grant it to a second client under the hold
 // number of the first.
 func TestStaleCopyOfTheStateFileGrantsNoLockTwice(t *testing.T) {
+	t.Parallel()
 	for _, cp := range [][]string{{"cp"}, {"cp", "-p"}, {"cp", "-p", "--remove-destination"}} {
 		t.Run(cp[len(cp)-1], func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			const lease = "--lease=3s"
 			d := harness.StartDaemon(t, r.UnixURL(), lease)

@@ -52,6 +52,7 @@ func fillUp(t *testing.T, f *os.File) {
 // The file system of the state file is full for a while, so that the file does not have all
 // locks. When there is room again, a daemon that is killed loses none of them.
 func TestRestartLosesNoLockAfterAFullFileSystem(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what  string
 		after func(t *testing.T, filler *os.File, locks []*locksidecar.Lock) (left []*locksidecar.Lock)
@@ -73,6 +74,7 @@ func TestRestartLosesNoLockAfterAFullFileSystem(t *testing.T) {
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
 			r := harness.StartRedis(t)
 			dir, filler := smallFileSystem(t, 512<<10)
 			d := harness.NewDaemon(t, r.UnixURL())

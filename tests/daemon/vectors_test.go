@@ -71,6 +71,7 @@ func requestVectors(t *testing.T) []vector {
 // Each vector of frames to the sidecar is sent in the state of the connection that its op
 // requires: hello first, claim after a resumption, everything else after hello.
 func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	vectors := requestVectors(t)
 
@@ -129,6 +130,7 @@ func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
 
 // Each vector is sent without a hello before it.
 func TestDaemonRefusesFirstFramesOtherThanHello(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	for _, v := range requestVectors(t) {
 		if v.op(t) == "hello" {

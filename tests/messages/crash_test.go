@@ -11,6 +11,7 @@ import (
 // The log says of each process that was killed while it held a lock that its process ended, although
 // the kernel closes its connection first; and of one that lives, that its connection ended.
 func TestReasonOfACrashIsTheEndOfTheProcess(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	for i := range 4 {
 		name := fmt.Sprint("killed ", i)

@@ -15,6 +15,7 @@ import (
 // A client that violates the protocol thousands of times does not fill the disk: of each
 // kind of error, the log has the first few in a period, and the number of the others.
 func TestGarbageDoesNotFillTheLog(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	const each = 1_000
 	for range each {
@@ -49,6 +50,7 @@ func TestGarbageDoesNotFillTheLog(t *testing.T) {
 
 // The same is true of locks that end: one client can have thousands of them in a second.
 func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	const locks = 1_000
 	w := harness.DialRaw(t, d)
@@ -82,6 +84,7 @@ func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
 
 // A daemon whose state file was removed says what that means for its successor.
 func TestStateThatWasRemovedIsReported(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	if err := os.Remove(d.Socket + ".state"); err != nil {
 		t.Fatal(err)

@@ -37,12 +37,14 @@ func checkReported(t *testing.T, url string, words ...string) {
 }
 
 func TestDownRedisIsReported(t *testing.T) {
+	t.Parallel()
 	port := harness.RefusingPort(t)
 	checkReported(t, fmt.Sprintf("redis://127.0.0.1:%d", port), "refuses connections", fmt.Sprint(port))
 	checkReported(t, "unix:///nowhere/redis.sock", "no redis socket", "/nowhere/redis.sock")
 }
 
 func TestWrongPasswordIsReported(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t, "--requirepass", "right")
 	host := fmt.Sprintf("127.0.0.1:%d", r.Port)
 	checkReported(t, "redis://:wrong@"+host, "password")
@@ -56,6 +58,7 @@ func TestWrongPasswordIsReported(t *testing.T) {
 // The connection ends, and the attempts to connect again fail for another reason. Everything
 // that people read shows the last reason.
 func TestLastReasonOfAnOutageIsReported(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.AddUser("app", ">right", "~*", "&*", "+@all")
 	metrics := filepath.Join(harness.ShortDir(t), "metrics.sock")
@@ -86,6 +89,7 @@ func TestLastReasonOfAnOutageIsReported(t *testing.T) {
 // A Redis that is connected, and refuses acquires, is degraded, in everything that people and
 // their programs read.
 func TestDegradedRedisIsReported(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.AddUser("app", ">pw", "~*", "&*", "+@all", "-hset")
 	metrics := filepath.Join(harness.ShortDir(t), "metrics.sock")
@@ -131,6 +135,7 @@ func httpGet(t *testing.T, socket, path string) string {
 }
 
 func TestMissingPermissionForScriptsIsReported(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.AddUser("app", ">pw", "~*", "&*", "+@all", "-@scripting")
 	checkReported(t, r.URLOf("app", "pw"), "permit", "eval")
@@ -139,6 +144,7 @@ func TestMissingPermissionForScriptsIsReported(t *testing.T) {
 // Without the permission to subscribe, the daemon grants locks by polling. The log says what
 // has to be permitted.
 func TestMissingPermissionForChannelsIsReported(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.AddUser("app", ">pw", "~*", "resetchannels", "+@all")
 	d := harness.StartDaemon(t, r.URLOf("app", "pw"))
@@ -157,6 +163,7 @@ func TestMissingPermissionForChannelsIsReported(t *testing.T) {
 }
 
 func TestMissingPermissionForAKeyIsReported(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	r.AddUser("app", ">pw", "~app:*", "~redisson_lock_token:{app:*", "&redisson_lock__channel:{app:*", "+@all")
 	d := harness.StartDaemon(t, r.URLOf("app", "pw"))
@@ -173,6 +180,7 @@ func TestMissingPermissionForAKeyIsReported(t *testing.T) {
 }
 
 func TestReadOnlyReplicaIsReported(t *testing.T) {
+	t.Parallel()
 	master := harness.StartRedis(t)
 	replica := harness.StartRedis(t, "--replicaof", fmt.Sprintf("127.0.0.1 %d", master.Port))
 	checkReported(t, replica.UnixURL(), "read-only replica", fmt.Sprint(master.Port))
@@ -180,6 +188,7 @@ func TestReadOnlyReplicaIsReported(t *testing.T) {
 
 // No old Redis can be installed here, so the test starts a server that answers like one.
 func TestTooOldRedisIsReported(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

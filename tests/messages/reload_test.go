@@ -13,6 +13,7 @@ import (
 // A reload ends a daemon that can use its Redis. `serve --check`, which comes before, refuses
 // settings with which the next daemon would lose the locks.
 func TestCheckBeforeAReloadConnectsToRedis(t *testing.T) {
+	t.Parallel()
 	r, other := harness.StartRedis(t, "--requirepass", "right"), harness.StartRedis(t)
 	address := fmt.Sprintf("127.0.0.1:%d", r.Port)
 	url := "redis://:right@" + address

@@ -12,6 +12,7 @@ import (
 )
 
 func TestUnknownProtocolVersionIsRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	w := harness.ConnectRaw(t, d)
 	harness.CheckContains(t, w.ExpectRefusal(protocol.Unsupported, harness.Message{"op": "hello", "v": 99, "client": "future/99"}), "version 1")
@@ -21,6 +22,7 @@ func TestUnknownProtocolVersionIsRefused(t *testing.T) {
 }
 
 func TestInvalidNamesAreRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	c, w := harness.Dial(t, d), harness.DialRaw(t, d)
 	for what, name := range map[string]string{
@@ -52,6 +54,7 @@ func TestInvalidNamesAreRefused(t *testing.T) {
 }
 
 func TestNumbersOutOfRangeAreRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	w := harness.DialRaw(t, d)
 	for _, m := range []harness.Message{
@@ -71,6 +74,7 @@ func TestNumbersOutOfRangeAreRefused(t *testing.T) {
 }
 
 func TestSecondReleaseIsRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	c := harness.Dial(t, d)
 	l, err := c.TryLock(t.Context(), "x")
@@ -96,6 +100,7 @@ func TestSecondReleaseIsRefused(t *testing.T) {
 }
 
 func TestReleaseOfAnotherSessionsHoldIsRefused(t *testing.T) {
+	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	mine, theirs := harness.DialRaw(t, d), harness.DialRaw(t, d)
 	hold := theirs.Call(harness.Message{"op": "acquire", "name": "x"})["hold"]
@@ -111,6 +116,7 @@ func TestReleaseOfAnotherSessionsHoldIsRefused(t *testing.T) {
 
 // A request for a key that is not a lock is refused, and the key stays as it is.
 func TestKeyThatIsNotALockIsRefused(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	r.Set(t.Context(), "a string", "value", 0)

@@ -12,6 +12,7 @@ import (
 // Settings come from flags, the environment and a file. The daemon names one that is invalid
 // and does not start.
 func TestServeRefusesBadSettings(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(harness.ShortDir(t), "settings.toml")
 	if err := os.WriteFile(file, []byte("lock_lease = \"3s\"\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 )
 
 func TestMissingSocketIsReported(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(harness.ShortDir(t), "nowhere.sock")
 	_, err := locksidecar.Dial(t.Context(), path)
 	harness.CheckError(t, err, locksidecar.ErrUnavailable, path)
@@ -34,6 +35,7 @@ func TestMissingSocketIsReported(t *testing.T) {
 }
 
 func TestForbiddenSocketIsReported(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("only root can start a process of another user")
 	}
@@ -57,6 +59,7 @@ func TestForbiddenSocketIsReported(t *testing.T) {
 
 // A second daemon on a socket names the process of the first one, which is not disturbed.
 func TestSecondDaemonOnASocketIsRefused(t *testing.T) {
+	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	second := harness.RunProgram(t, []string{"LOCKSIDECAR_REDIS=" + r.UnixURL()}, "serve", "--socket", d.Socket)
