@@ -66,6 +66,7 @@ func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
 
 // A master that grants locks with fewer replicas than it has serves; what that means in a failover is shown.
 func TestTooFewReplicasThatAreNeededAreShown(t *testing.T) {
+	t.Parallel()
 	r, _ := harness.StartReplicas(t, 1)
 	d := harness.StartDaemon(t, r.TCPURL())
 	const says = "set min-replicas-to-write 1 there"

@@ -13,6 +13,7 @@ import (
 // A holder executes another program, which keeps the pid, the start time and the pidfd of the process.
 // The client does not connect in between: exec has closed its connection, or the end of the daemon has.
 func TestLockOfAProcessThatHasExecutedAnotherProgramIsFree(t *testing.T) {
+	t.Parallel()
 	for when, execute := range map[string]func(d *harness.Daemon, exec func()){
 		"while the daemon runs":    func(_ *harness.Daemon, exec func()) { exec() },
 		"while no daemon runs":     func(d *harness.Daemon, exec func()) { d.Kill(); exec(); d.Start(harness.LongLease) },
