@@ -209,6 +209,7 @@ func (w *world) describe(d *description, h *host) {
 	for _, id := range h.ghosts {
 		d.Number(id)
 	}
+	d.Number(h.inherited)
 	w.describeData(d, &w.data, own)
 	if h.process != nil {
 		d.flags(h.process.listens)

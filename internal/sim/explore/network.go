@@ -133,7 +133,7 @@ func (w *world) end(h *host) {
 func (w *world) restart(i int) {
 	h := w.change(i)
 	h.journal = h.journal.clone()
-	h.process = &process{journal: h.journal}
+	h.process, h.inherited = &process{journal: h.journal}, h.journal.lastHold
 	t := locktable.New(w.config(h), w.now)
 	h.process.table = t
 	snapshot := h.journal.snapshot()
@@ -240,8 +240,8 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 		h.noteGhost(id)
 	}
 	if r.op.Kind == redisop.Drop && r.op.Ticket == 0 {
-		for _, t := range w.queue.Tickets { // of the process before, of which the journal has no ticket
-			if t.Owner == redis.Owner(h.index) && t.Num <= r.op.HoldID {
+		for _, t := range w.queue.Tickets { // of a process before, from which the journal has no tickets
+			if t.Owner == redis.Owner(h.index) && t.Num <= min(h.inherited, r.op.HoldID) {
 				h.noteGhost(t.Num)
 			}
 		}

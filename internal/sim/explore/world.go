@@ -126,7 +126,8 @@ type host struct {
 	// host seems to be received.
 	olds [sideCount]*connection
 
-	ghosts []uint64 // numbers of keys and tickets of which the table does not know; see isGhost
+	ghosts    []uint64 // numbers of keys and tickets of which the table does not know; see isGhost
+	inherited uint64   // the last number of the processes before this one
 
 	hostInCluster
 
