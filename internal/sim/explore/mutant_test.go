@@ -2,7 +2,6 @@ package explore
 
 import (
 	"regexp"
-	"slices"
 	"testing"
 )
 
@@ -12,8 +11,7 @@ func TestEachMutantIsDetected(t *testing.T) {
 		m := &Mutants[i]
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			at := slices.IndexFunc(roots, func(r root) bool { return r.name == m.Root })
-			r := Explore(&Plan{Budget: m.Budget, Prefix: roots[at].steps, Fair: m.Fair, Cluster: m.Cluster, Settle: 1, mutant: m})
+			r := Explore(&Plan{Budget: m.Budget, Prefix: from(m.Root)[0].steps, Fair: m.Fair, Cluster: m.Cluster, Settle: 1, mutant: m})
 			switch v := r.Violation; {
 			case v == nil:
 				t.Fatalf("no violation of the rule %q in %d states, %d steps deep", m.Rule, r.States, r.Depth)

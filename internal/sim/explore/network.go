@@ -246,11 +246,6 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 			}
 		}
 	}
-	own := c.frames
-	if w.plan.PushAfterReply {
-		c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
-		own = nil
-	}
 	for i := range reply.Sent {
 		m := &reply.Sent[i]
 		w.hasLapsed = w.hasLapsed || m.Kind == redisop.Requeue
@@ -266,10 +261,7 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 			}
 		}
 	}
-	if !w.plan.PushAfterReply {
-		c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
-	}
-	_ = own
+	c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
 	return &reply
 }
 

@@ -34,13 +34,15 @@ var roots = []root{
 	{"lingering", []action{a0, x0, d0, r0, x0, d0, a0, x0, d0, r0}},
 }
 
-// calmRoots are those from which fewer states follow.
-var calmRoots = slices.DeleteFunc(slices.Clone(roots), func(r root) bool { return r.name == "transfer" || r.name == "lingering" })
+// from returns the roots with these names.
+func from(names ...string) []root {
+	return slices.DeleteFunc(slices.Clone(roots), func(r root) bool { return !slices.Contains(names, r.name) })
+}
 
 // rootsOf returns the roots that there are. A lock that all want in strict order does not linger.
 func rootsOf(fair fairness) []root {
 	if fair != allFair {
 		return roots
 	}
-	return slices.DeleteFunc(slices.Clone(roots), func(r root) bool { return r.name == "lingering" })
+	return from("nothing", "queued", "transfer", "crowd")
 }

@@ -2,27 +2,21 @@ package explore
 
 import (
 	"fmt"
-	"sync"
-	"sync/atomic"
+	"slices"
 	"time"
 )
 
 // Plan says what is explored.
 type Plan struct {
 	Budget
-	Prefix  []action      // from the initial state to the first
-	Settle  int           // one in so many states is run fairly to its end; 0: none
-	Limit   time.Duration // no level is begun after it; 0: none
-	Workers int
+	Prefix []action // from the initial state to the first
+	Settle int      // one in so many states is run fairly to its end; 0: none
+	States int      // the search ends when it has found so many; 0: when there are no more
 
 	Fair fairness
 
 	// There are two shards, and the slot of the lock is at the first one: see cluster.go.
 	Cluster bool
-
-	// A message that a script publishes to its own connection comes after its result, as Redis
-	// has it since 7.2, and not before it.
-	PushAfterReply bool
 
 	mutant   *Mutant
 	noCopies bool // the tables are not copied, so that each world can be used once
@@ -67,11 +61,10 @@ func (b Budget) String() string {
 
 // Report is what an exploration has found.
 type Report struct {
-	Complete    bool  // there are no further states
-	Depth       int   // to which all states were found
-	States      int   // different ones
-	Transitions int   // in all
-	Levels      []int // states that were met first at each depth
+	Complete    bool // there are no further states
+	Depth       int  // to which all states were found
+	States      int  // different ones
+	Transitions int  // in all
 	Settled     int
 	Longest     time.Duration
 	Violation   *Violation
@@ -87,43 +80,37 @@ type Violation struct {
 
 func (v *Violation) Error() string { return v.Text }
 
-// seen is a set of digests, for several goroutines.
-type seen struct{ shards [64]shard }
-
-type shard struct {
-	sync.Mutex
-	slots []uint64 // open addressing; 0: empty
+// seen is a set of digests: open addressing, and 0 is an empty slot.
+type seen struct {
+	slots []uint64
 	n     int
 }
 
 // add adds a digest, and reports whether it was not there.
 func (s *seen) add(x uint64) bool {
 	x |= 1 // 0 is no digest
-	sh := &s.shards[x>>58]
-	sh.Lock()
-	defer sh.Unlock()
-	if sh.n*4 >= len(sh.slots)*3 {
-		old := sh.slots
-		sh.slots = make([]uint64, max(1024, 2*len(old)))
+	if s.n*4 >= len(s.slots)*3 {
+		old := s.slots
+		s.slots = make([]uint64, max(1024, 2*len(old)))
 		for _, y := range old {
 			if y != 0 {
-				sh.slots[sh.find(y)] = y
+				s.slots[s.find(y)] = y
 			}
 		}
 	}
-	i := sh.find(x)
-	if sh.slots[i] == x {
+	i := s.find(x)
+	if s.slots[i] == x {
 		return false
 	}
-	sh.slots[i] = x
-	sh.n++
+	s.slots[i] = x
+	s.n++
 	return true
 }
 
-func (sh *shard) find(x uint64) int {
-	mask := len(sh.slots) - 1
+func (s *seen) find(x uint64) int {
+	mask := len(s.slots) - 1
 	i := int(x>>1) & mask
-	for sh.slots[i] != 0 && sh.slots[i] != x {
+	for s.slots[i] != 0 && s.slots[i] != x {
 		i = (i + 1) & mask
 	}
 	return i
@@ -135,47 +122,41 @@ type node struct {
 	action action
 }
 
-// search is a breadth-first search.
+// search is a breadth-first search, in one goroutine: which way to a state is found first is the same each
+// time. It keeps the worlds of the path to the node whose successors it made last.
 type search struct {
-	plan  *Plan
-	first *world
-	seen  seen
-	nodes []node // of all levels, in their order
+	plan     *Plan
+	seen     seen
+	nodes    []node // of all levels, in their order
+	digester digester
+	path     []action
+	worlds   []*world // worlds[i] is that after path[:i]
+	actions  []action
 
-	transitions, settled atomic.Int64
-	longest              atomic.Int64
-
-	mu        sync.Mutex // guards violation
-	violation *Violation
+	report Report
 }
 
 // Explore explores all states of a plan, level by level.
 func Explore(p *Plan) *Report {
-	s := &search{plan: p, first: newRoot(p)}
-	start := time.Now()
-	report := &Report{Levels: []int{1}}
-	s.nodes = append(s.nodes, node{parent: -1})
-	if s.first.violation != "" {
-		s.violation = &Violation{Text: s.first.violation, Path: p.Prefix, Plan: p}
+	first := newRoot(p)
+	s := &search{plan: p, nodes: []node{{parent: -1}}, worlds: []*world{first}}
+	r := &s.report
+	if first.violation != "" {
+		s.fail(first.violation)
 	}
-	var g digester
-	s.seen.add(g.digest(s.first))
-	for from := 0; s.violation == nil; report.Depth++ {
-		if p.Limit != 0 && time.Since(start) > p.Limit {
-			break
-		}
+	s.seen.add(s.digester.digest(first))
+	mayGoOn := func() bool { return r.Violation == nil && (p.States == 0 || len(s.nodes) < p.States) }
+	for from := 0; mayGoOn(); r.Depth++ {
 		to := len(s.nodes)
-		if report.Complete = from == to; report.Complete {
+		if r.Complete = from == to; r.Complete {
 			break
 		}
-		s.level(from, to)
-		report.Levels = append(report.Levels, len(s.nodes)-to)
-		from = to
+		for ; from < to && mayGoOn(); from++ {
+			s.expand(from)
+		}
 	}
-	report.States, report.Transitions = len(s.nodes), int(s.transitions.Load())
-	report.Settled, report.Longest = int(s.settled.Load()), time.Duration(s.longest.Load())
-	report.Violation = s.violation
-	return report
+	r.States = len(s.nodes)
+	return r
 }
 
 // newRoot makes the first world of a plan.
@@ -194,107 +175,54 @@ func (w *world) beginHere() {
 	w.first = w.data
 }
 
-// chunk is how many nodes a worker takes at one time. Neighbours have most of their path in
-// common.
-const chunk = 256
-
-// level finds the states that follow those of nodes[from:to].
-func (s *search) level(from, to int) {
-	chunks := make([][]node, (to-from+chunk-1)/chunk)
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range max(1, s.plan.Workers) {
-		wg.Go(func() {
-			x := expander{search: s}
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(chunks) || s.failed() {
-					return
-				}
-				first := from + i*chunk
-				chunks[i] = x.expand(first, min(first+chunk, to))
-			}
-		})
-	}
-	wg.Wait()
-	for _, c := range chunks {
-		s.nodes = append(s.nodes, c...)
-	}
+// fail notes a violation after these steps from the root.
+func (s *search) fail(text string, path ...action) {
+	s.report.Violation = &Violation{Text: text, Path: slices.Concat(s.plan.Prefix, path), Plan: s.plan, Depth: len(path)}
 }
 
-func (s *search) failed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.violation != nil
-}
-
-func (s *search) fail(text string, path []action) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.violation == nil {
-		s.violation = &Violation{Text: text, Path: append(append([]action(nil), s.plan.Prefix...), path...), Plan: s.plan, Depth: len(path)}
-	}
-}
-
-// expander makes the worlds of nodes again, and their successors. It keeps the worlds of the
-// path to the last node.
-type expander struct {
-	*search
-	digester digester
-	path     []action
-	worlds   []*world // worlds[i] is that after path[:i]
-	actions  []action
-}
-
-// expand returns the new states that follow those of nodes[from:to].
-func (x *expander) expand(from, to int) (found []node) {
-	for i := from; i < to; i++ {
-		w := x.world(i)
-		x.actions = w.actions(x.actions[:0])
-		x.transitions.Add(int64(len(x.actions)))
-		for _, a := range x.actions {
-			n := w.step(a)
-			if n.violation != "" {
-				x.fail(n.violation, append(x.path, a))
-				return nil
+// expand adds the new states that follow a node.
+func (s *search) expand(i int) {
+	w := s.world(i)
+	s.actions = w.actions(s.actions[:0])
+	s.report.Transitions += len(s.actions)
+	for _, a := range s.actions {
+		n := w.step(a)
+		if n.violation != "" {
+			s.fail(n.violation, append(s.path, a)...)
+			return
+		}
+		d := s.digester.digest(n)
+		if !s.seen.add(d) {
+			continue
+		}
+		s.nodes = append(s.nodes, node{int32(i), a})
+		if s.plan.Settle > 0 && d>>8%uint64(s.plan.Settle) == 0 {
+			s.report.Settled++
+			last, longest := n.settle()
+			if last.violation != "" {
+				s.fail("run fairly from here: "+last.violation, append(s.path, a)...)
+				return
 			}
-			d := x.digester.digest(n)
-			if !x.seen.add(d) {
-				continue
-			}
-			found = append(found, node{int32(i), a})
-			if x.plan.Settle > 0 && d>>8%uint64(x.plan.Settle) == 0 {
-				x.settled.Add(1)
-				last, longest := n.settle()
-				if last.violation != "" {
-					x.fail("run fairly from here: "+last.violation, append(x.path, a))
-					return nil
-				}
-				for was := x.longest.Load(); longest > was && !x.longest.CompareAndSwap(was, longest); was = x.longest.Load() {
-				}
-			}
+			s.report.Longest = max(s.report.Longest, time.Duration(longest))
 		}
 	}
-	return found
 }
 
-// world makes the world of a node.
-func (x *expander) world(i int) *world {
+// world makes the world of a node again.
+func (s *search) world(i int) *world {
 	var path []action
-	for ; i > 0; i = int(x.nodes[i].parent) {
-		path = append(path, x.nodes[i].action)
+	for ; i > 0; i = int(s.nodes[i].parent) {
+		path = append(path, s.nodes[i].action)
 	}
-	if len(x.worlds) == 0 {
-		x.worlds = append(x.worlds, x.first)
-	}
+	slices.Reverse(path)
 	common := 0
-	for common < len(x.path) && common < len(path) && x.path[common] == path[len(path)-1-common] {
+	for common < len(s.path) && common < len(path) && s.path[common] == path[common] {
 		common++
 	}
-	x.path, x.worlds = x.path[:common], x.worlds[:common+1]
-	for j := len(path) - 1 - common; j >= 0; j-- {
-		x.worlds = append(x.worlds, x.worlds[len(x.worlds)-1].step(path[j]))
-		x.path = append(x.path, path[j])
+	s.path, s.worlds = s.path[:common], s.worlds[:common+1]
+	for _, a := range path[common:] {
+		s.worlds = append(s.worlds, s.worlds[len(s.worlds)-1].step(a))
+		s.path = append(s.path, a)
 	}
-	return x.worlds[len(x.worlds)-1]
+	return s.worlds[len(s.worlds)-1]
 }

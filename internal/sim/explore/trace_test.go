@@ -9,7 +9,7 @@ import (
 // A trace runs the steps to the root again, and then those of the exploration: a failover that loses all
 // writes since the root leaves what the root had.
 func TestTraceBeginsAtTheRoot(t *testing.T) {
-	queued := roots[slices.IndexFunc(roots, func(r root) bool { return r.name == "queued" })].steps
+	queued := from("queued")[0].steps
 	v := &Violation{
 		Plan: &Plan{Budget: Budget{Clients: 1, Failovers: 1}, Cluster: true, Prefix: queued},
 		Path: append(slices.Clip(queued), r0, x0, actionOf(loseSince, 0, 0)),
