@@ -25,6 +25,7 @@
 // rule, which the checker must detect. A world in which little happens proves little: each
 // Situation must be met.
 //
+//	go test ./internal/sim -run 'TestSimulation$'                                          the seeds of each commit
 //	go test ./internal/sim -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   search for a failure
 //	go test ./internal/sim -run 'TestSimulation$' -sim.seed=4711 -sim.trace                print all events of one seed
 //	go test ./internal/sim -run 'TestSimulation$' -sim.digest=2000 -v                      print one number for all effects of

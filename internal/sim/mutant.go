@@ -13,6 +13,7 @@ type Mutant struct {
 	Name     string
 	Rule     string // that it breaks
 	Detected string // what the violation says: a regular expression
+	From     uint64 // the seed at which to begin, where few seeds detect it; 0: the first
 
 	mutate            func(t *mutantTable)
 	withoutTokenFloor bool           // the mutant is not in the table, but in the store

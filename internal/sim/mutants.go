@@ -56,24 +56,28 @@ var Mutants = []Mutant{
 		Name:           "renewal-not-synced-counts",
 		Rule:           "a renewal that no replica confirmed extends no deadline",
 		Detected:       `is believed in until`,
+		From:           764,
 		ignoresReplica: redisop.Renew,
 	},
 	{
 		Name:           "lock-not-synced-granted",
 		Rule:           "a lock that no replica confirmed is not granted",
 		Detected:       `is believed in until|two owners`,
+		From:           298,
 		ignoresReplica: redisop.Take,
 	},
 	{
 		Name:            "transfer-not-synced-granted",
 		Rule:            "a lock that another host passed on is granted when a replica has confirmed it",
 		Detected:        `is believed in until|two owners`,
+		From:            1431,
 		grantsTransfers: true,
 	},
 	{
 		Name:             "withheld-result-delivered",
 		Rule:             "a result that is withheld when the connection ends is unknown",
 		Detected:         `is believed in until|two owners`,
+		From:             89,
 		deliversWithheld: true,
 	},
 	{
@@ -279,6 +283,7 @@ var Mutants = []Mutant{
 		Name:          "origin-not-compared",
 		Rule:          "a transfer is accepted only from the server that executed it",
 		Detected:      `two owners|was used before`,
+		From:          599,
 		withoutOrigin: true,
 	},
 
@@ -287,18 +292,21 @@ var Mutants = []Mutant{
 		Name:          "copy-of-a-transfer-accepted",
 		Rule:          "a transfer is not accepted from a shard that passes the message on",
 		Detected:      `two owners|was used before`,
+		From:          599,
 		acceptsCopies: true,
 	},
 	{
 		Name:       "floor-stays-at-a-move",
 		Rule:       "a host knows of tokens that it has seen at another shard",
 		Detected:   `Redis gives token \d+ after|token \d+ after`,
+		From:       1187,
 		keepsFloor: true,
 	},
 	{
 		Name:            "keys-not-declared",
 		Rule:            "a script declares each key that it may make",
 		Detected:        `is believed in until|two owners`,
+		From:            84,
 		declaresNothing: true,
 	},
 	{
@@ -357,6 +365,7 @@ var Mutants = []Mutant{
 		Name:           "place-by-clock-alone",
 		Rule:           "a ticket comes behind all others, also if Redis's clock was set back",
 		Detected:       `is number \d+ of \d+ in the queue`,
+		From:           76,
 		arrivesByClock: true,
 	},
 	{
@@ -364,6 +373,7 @@ var Mutants = []Mutant{
 		Name:             "late-place-lowered",
 		Rule:             "a ticket comes behind all others, also before their hosts have asked again after Redis's clock was set back",
 		Detected:         `is number \d+ of \d+ in the queue`,
+		From:             207,
 		arrivesByClock:   true,
 		lowersLateScores: true,
 	},
@@ -604,6 +614,7 @@ var Mutants = []Mutant{
 		Name:     "first-of-the-queue-forgotten",
 		Rule:     "a host that has the lock keeps it only for acquires that arrived before the first ticket",
 		Detected: `out of order`,
+		From:     1586,
 		mutate: func(t *mutantTable) {
 			t.onResult = func(_ int64, r *redisop.Result) { r.FirstArrived = 0 }
 		},
@@ -612,6 +623,7 @@ var Mutants = []Mutant{
 		Name:     "arrival-not-kept",
 		Rule:     "the ticket of a host stands where its first acquire arrived",
 		Detected: `out of order`,
+		From:     1729,
 		mutate: func(t *mutantTable) {
 			t.onEffect = change(func(e *locktable.Effect) {
 				if e.Kind == locktable.Redis {
@@ -624,6 +636,7 @@ var Mutants = []Mutant{
 		Name:     "first-ticket-does-not-ask",
 		Rule:     "a host asks again when its ticket is the first of a lock that a program has",
 		Detected: `is the first since .* and the host is not subscribed`,
+		From:     957,
 		mutate: func(t *mutantTable) {
 			t.onMessage = func(_ int64, m *redisop.Message) bool { return m.Kind != redisop.Freed || m.PauseMS > 0 }
 		},
@@ -664,6 +677,7 @@ var Mutants = []Mutant{
 		Name:     "ticket-not-kept",
 		Rule:     "a host keeps its place in the queue, and learns of it",
 		Detected: `lost wake-up`,
+		From:     285,
 		mutate: func(t *mutantTable) {
 			t.onEffect = change(func(e *locktable.Effect) {
 				if e.Op.Kind == redisop.Take {
@@ -793,12 +807,14 @@ var Mutants = []Mutant{
 		Name:     "restored-without-max-hold",
 		Rule:     "a restored hold ends at its max_hold",
 		Detected: `has outlived its max_hold|the journal of host \d+ has`,
+		From:     113,
 		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.End = 0 }) },
 	},
 	{
 		Name:     "restored-without-crash-delay",
 		Rule:     "a restored hold has its crash delay",
 		Detected: `is given up early|is replaced while it lasts|does not show hold|two owners`,
+		From:     71,
 		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.CrashDelayMS = 0 }) },
 	},
 	{
@@ -811,6 +827,7 @@ var Mutants = []Mutant{
 		Name:     "restored-without-doubt",
 		Rule:     "a restored hold that Redis may have lost is asserted",
 		Detected: `and not asserted again`,
+		From:     204,
 		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.InDoubt = false }) },
 	},
 	{

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,67 +17,103 @@ import (
 var (
 	simSeed   = flag.Uint64("sim.seed", 0, "run this one seed (with -sim.steps: start a search there)")
 	simSteps  = flag.Int("sim.steps", 0, "search: run seeds until this many steps are done")
-	simDigest = flag.Uint64("sim.digest", 0, "run the seeds up to this one, and print a digest of all their effects")
+	simDigest = flag.Uint64("sim.digest", 0, "run the seeds up to this one; with -v, their digest is printed")
 	simTrace  = flag.Bool("sim.trace", false, "with -sim.seed: print everything that happens")
 )
 
+// ofACommit is what each commit runs: always the same seeds. make sim searches elsewhere.
+var ofACommit = sync.OnceValue(func() *search {
+	s := &search{first: 1, last: 6000, steps: math.MaxInt}
+	s.run()
+	return s
+})
+
 func TestSimulation(t *testing.T) {
-	steps := 5_000_000
-	if testing.Short() {
-		steps = 300_000
-	}
-	first, last := uint64(1), uint64(math.MaxUint64)
+	start := time.Now()
+	s := &search{first: 1, last: math.MaxUint64, steps: math.MaxInt}
 	switch {
 	case *simSteps > 0:
-		steps, first = *simSteps, max(first, *simSeed)
+		s.first, s.steps = max(s.first, *simSeed), *simSteps
+		s.run()
 	case *simSeed > 0:
 		runOne(t, *simSeed)
 		return
+	case *simDigest > 0:
+		s.last = *simDigest
+		s.run()
+	case testing.Short():
+		s.last = 60
+		s.run()
+	default:
+		s = ofACommit()
 	}
-	if *simDigest > 0 {
-		steps, last = math.MaxInt, *simDigest
+	if s.failed != 0 {
+		report(t, s.failed)
 	}
+	t.Logf("%d seeds from %d, %d steps, %s of virtual time, digest %016x, %.2f million steps/s", s.seeds, s.first, s.steps,
+		s.virtual.Round(time.Second), uint64(s.digest), float64(s.steps)/1e6/time.Since(start).Seconds())
+}
 
+// search runs seeds, on all processors.
+type search struct {
+	first, last uint64
+	steps       int // at most, but for the seeds that have begun; then those that were done
+
+	seeds   int
+	digest  sim.Digest // the sum of those of the seeds, which end in any order
+	virtual time.Duration
+	met     sim.Met
+	refused map[protocol.Code]int
+	lost    map[protocol.Reason]int
+	failed  uint64 // the smallest seed that broke a rule; 0: none did
+}
+
+func (s *search) run() {
 	var (
-		next    atomic.Uint64
-		digest  atomic.Uint64 // the sum of those of the seeds, which end in any order
-		done    atomic.Int64
-		virtual atomic.Int64
-		mu      sync.Mutex // guards failed
-		failed  []uint64
-		wg      sync.WaitGroup
+		mu   sync.Mutex // guards s and next
+		wg   sync.WaitGroup
+		next = s.first
+		left = s.steps
 	)
-	next.Store(first - 1)
-	start := time.Now()
+	s.steps, s.refused, s.lost = 0, make(map[protocol.Code]int), make(map[protocol.Reason]int)
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for done.Load() < int64(steps) {
-				seed := next.Add(1)
-				if seed > last {
-					return
-				}
+			mu.Lock()
+			defer mu.Unlock()
+			for next <= s.last && s.steps < left {
+				seed := next
+				next++
+				mu.Unlock()
 				r := sim.Run(seed, sim.Options{})
-				done.Add(int64(r.Steps))
-				virtual.Add(int64(r.Time))
-				digest.Add(uint64(r.Digest.Add(seed).Add(uint64(r.Steps)).Add(uint64(r.Time))))
-				if r.Violation != nil {
-					done.Store(1 << 60)
-					mu.Lock()
-					failed = append(failed, seed)
-					mu.Unlock()
-				}
+				mu.Lock()
+				s.add(seed, r)
 			}
 		})
 	}
 	wg.Wait()
-	if len(failed) > 0 {
-		report(t, slices.Min(failed))
+}
+
+// add adds what a seed did. Those after one that failed need not be run.
+func (s *search) add(seed uint64, r *sim.Result) {
+	if r.Violation != nil {
+		if s.last = min(s.last, seed-1); s.last == seed-1 {
+			s.failed = seed
+		}
+		return
 	}
-	if *simDigest > 0 {
-		t.Logf("digest of seeds %d to %d: %016x", first, last, digest.Load())
+	s.seeds++
+	s.steps += r.Steps
+	s.virtual += r.Time
+	s.digest += r.Digest.Add(seed).Add(uint64(r.Steps)).Add(uint64(r.Time))
+	for situation, n := range r.Met {
+		s.met[situation] += n
 	}
-	t.Logf("%d seeds, %d steps, %s of virtual time, %.2f million steps/s", min(next.Load(), last)-first+1, done.Load(),
-		time.Duration(virtual.Load()).Round(time.Second), float64(done.Load())/1e6/time.Since(start).Seconds())
+	for code, n := range r.Refused {
+		s.refused[code] += n
+	}
+	for reason, n := range r.Lost {
+		s.lost[reason] += n
+	}
 }
 
 // runOne runs one seed.
@@ -125,42 +159,35 @@ func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
 }
 
 func TestSimulationMeetsEverySituation(t *testing.T) {
-	const least = 10
-	var met sim.Met
-	refused, lost := make(map[protocol.Code]int), make(map[protocol.Reason]int)
-	for seed := uint64(1); seed <= 6000; seed++ {
-		r := sim.Run(seed, sim.Options{})
-		for s, n := range r.Met {
-			met[s] += n
-		}
-		for code, n := range r.Refused {
-			refused[code] += n
-		}
-		for reason, n := range r.Lost {
-			lost[reason] += n
-		}
+	if testing.Short() {
+		t.Skip("few seeds meet few situations")
 	}
-	for s, n := range met {
+	const least = 10
+	s := ofACommit()
+	if s.failed != 0 {
+		t.Fatalf("seed %d broke a rule, and none after it was run: see TestSimulation", s.failed)
+	}
+	for situation, n := range s.met {
 		if n < least {
-			t.Errorf("situation %v: met %d times, want %d", sim.Situation(s), n, least)
+			t.Errorf("situation %v: met %d times, want %d", sim.Situation(situation), n, least)
 		}
-		t.Logf("%-28v %d", sim.Situation(s), n)
+		t.Logf("%-28v %d", sim.Situation(situation), n)
 	}
 	for _, code := range []protocol.Code{
 		protocol.Timeout, protocol.Deadlock, protocol.Unavailable, protocol.Denied, protocol.Limit, protocol.Canceled,
 	} {
-		if refused[code] < least {
-			t.Errorf("acquires refused with %s: %d, want %d", code, refused[code], least)
+		if s.refused[code] < least {
+			t.Errorf("acquires refused with %s: %d, want %d", code, s.refused[code], least)
 		}
 	}
 	for _, reason := range []protocol.Reason{
 		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold, protocol.Forgotten,
 	} {
-		if lost[reason] < least {
-			t.Errorf("holds lost with reason %s: %d, want %d", reason, lost[reason], least)
+		if s.lost[reason] < least {
+			t.Errorf("holds lost with reason %s: %d, want %d", reason, s.lost[reason], least)
 		}
 	}
-	t.Log(refused, lost)
+	t.Log(s.refused, s.lost)
 }
 
 func TestSituationsHaveNames(t *testing.T) {
