@@ -42,7 +42,7 @@ var (
 func TestScriptsBehaveAsTheirModel(t *testing.T) {
 	withBackends(t, func(t *testing.T, b backend) {
 		d := newDifferential(t, b)
-		laps, first := 600, uint64(1)
+		laps, first := 300, uint64(1)
 		switch {
 		case *diffLaps > 0:
 			laps, first = *diffLaps, max(first, *diffSeed)
