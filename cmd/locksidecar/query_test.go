@@ -82,6 +82,7 @@ func TestPingPrintsTheRiskOfRedis(t *testing.T) {
 }
 
 func TestPingReportsTrouble(t *testing.T) {
+	t.Parallel()
 	f := startFake(t, func(f *fakeSidecar) { f.trouble = "the file system of the state is full" })
 	if out := expectExit(t, start(t, f, "ping"), exitDegraded, "its Redis serves, but the sidecar is in trouble: the file system of the state is full"); out != "" {
 		t.Errorf("printed %q", out)
@@ -135,6 +136,7 @@ func TestVersionFlagAndHelpCommandAreAliases(t *testing.T) {
 }
 
 func TestPingRetriesUntilRedisServes(t *testing.T) {
+	t.Parallel()
 	asked := 0
 	f := startFake(t, func(f *fakeSidecar) {
 		f.redis = func() string {

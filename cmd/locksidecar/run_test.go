@@ -228,6 +228,7 @@ func TestRunReturnsTheExitCodeAndReleasesTheLock(t *testing.T) {
 }
 
 func TestRunWarnsIfTheReleaseIsNotConfirmed(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		onConfirm protocol.Code
 		stderr    string
@@ -310,11 +311,13 @@ func TestRunReportsWhyTheLockWasNotAcquired(t *testing.T) {
 }
 
 func TestRunNamesTheSocketIfNoSidecarListens(t *testing.T) {
+	t.Parallel()
 	f := &fakeSidecar{path: filepath.Join(t.TempDir(), "none.sock")}
 	expectExit(t, start(t, f, "run", "job", "--", "true"), 69, f.path)
 }
 
 func TestRunReportsWhyItWaits(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct{ redis, want string }{
 		{"Redis at nowhere refuses connections", `waiting for the lock "waits forever": Redis at nowhere refuses connections`},
 		{"ok", "(the test) holds it and has started this command"}, // as a run inside of a run
@@ -425,6 +428,7 @@ func TestLostLockGivesTheCommandTimeToEnd(t *testing.T) {
 }
 
 func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{
 		"watchdog": {"run", "job", "--", "sh", "-c", ignoresSIGTERM},
 		"lease":    {"run", "--lease", "300ms", "job", "--", "sh", "-c", ignoresSIGTERM},
@@ -443,6 +447,7 @@ func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 }
 
 func TestCommandThatWasEndedBeforeTheLossIsReported(t *testing.T) {
+	t.Parallel()
 	f := startFake(t, func(f *fakeSidecar) { f.lease = 4 * time.Second })
 	p := start(t, f, "run", "job", "--", "sleep", "600")
 	expectExit(t, p, 79, "is not renewed; ending the command")
