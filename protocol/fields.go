@@ -64,6 +64,8 @@ const (
 	fieldCmd
 	fieldHeldMS
 	fieldAbsent
+	fieldAbsentMS
+	fieldAbsentLeftMS
 	fieldOrphan
 	fieldKeepLeftMS
 	fieldRemoteField
@@ -134,7 +136,7 @@ var fieldNames = [fields]string{
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason", fieldText: "text",
 	fieldDegraded: "degraded", fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldRedisRisk: "redis_risk", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
-	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
+	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldAbsentMS: "absent_ms", fieldAbsentLeftMS: "absent_left_ms", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
 	fieldWaitedMS: "waited_ms",
 	fieldEvents:   "events", fieldMissed: "missed", fieldHidden: "hidden", fieldAtNS: "at_ns", fieldKind: "kind",
@@ -259,6 +261,10 @@ func fieldOf(key []byte) field {
 		return fieldHeldMS
 	case "absent":
 		return fieldAbsent
+	case "absent_ms":
+		return fieldAbsentMS
+	case "absent_left_ms":
+		return fieldAbsentLeftMS
 	case "orphan":
 		return fieldOrphan
 	case "keep_left_ms":

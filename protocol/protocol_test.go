@@ -50,7 +50,7 @@ var everyRequest = []Request{
 // fullRow has more fields than a row of any state, and more than a fixmap can have.
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
-	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true, KeepLeftMS: 12,
+	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, AbsentMS: 13, AbsentLeftMS: 14, Orphan: true, KeepLeftMS: 12,
 	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), InCluster: true, Slot: MaxSlot, Shard: strings.Repeat("s", MaxField), Waiting: 11,
 	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, WaitedMS: 16}, {}},
 }
@@ -148,7 +148,7 @@ func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 23 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 25 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }

@@ -266,18 +266,20 @@ type LockRow struct {
 	State string // StateHeld, StateRemote, StateBusy, StateLingering or StateFree; of a later sidecar perhaps another one
 
 	// Held.
-	Hold, Token uint64
-	Count       uint32
-	Owner       uint64
-	Session     uint64
-	PID, UID    int64
-	Cmd         string // truncated to MaxCmd bytes
-	HeldMS      int64
-	DeadlineNS  int64
-	LeaseMS     int64 // 0: the watchdog's
-	Absent      bool  // the sidecar was restarted, and the client has not resumed its session yet
-	Orphan      bool  // no client has the hold any more, and it lasts for its crash_delay, for its keep, or until its deadline
-	KeepLeftMS  int64 // how much longer its keep lasts; 0: it has none, or it is over
+	Hold, Token  uint64
+	Count        uint32
+	Owner        uint64
+	Session      uint64
+	PID, UID     int64
+	Cmd          string // truncated to MaxCmd bytes
+	HeldMS       int64
+	DeadlineNS   int64
+	LeaseMS      int64 // 0: the watchdog's
+	Absent       bool  // the sidecar was restarted, and the client has not resumed its session yet
+	AbsentMS     int64 // for how long it has been so
+	AbsentLeftMS int64 // how much longer its holds are renewed, in ms; 0: they are not
+	Orphan       bool  // no client has the hold any more, and it lasts for its crash_delay, for its keep, or until its deadline
+	KeepLeftMS   int64 // how much longer its keep lasts; 0: it has none, or it is over
 
 	// Remote.
 	RemoteField string // truncated to MaxField bytes
@@ -661,6 +663,8 @@ func (w *writer) row(r *LockRow) {
 	w.intIf("deadline_ns", r.DeadlineNS)
 	w.intIf("lease_ms", r.LeaseMS)
 	w.boolIf("absent", r.Absent)
+	w.intIf("absent_ms", r.AbsentMS)
+	w.intIf("absent_left_ms", r.AbsentLeftMS)
 	w.boolIf("orphan", r.Orphan)
 	w.intIf("keep_left_ms", r.KeepLeftMS)
 	w.textIf("remote_field", r.RemoteField, MaxField)

@@ -451,27 +451,29 @@ type hostFields struct {
 }
 
 type rowFields struct {
-	Name, State string
-	Hold, Token uint64
-	Count       uint32
-	Owner       uint64
-	Session     uint64
-	PID, UID    int64
-	Cmd         string
-	HeldMS      int64 `json:"held_ms"`
-	DeadlineNS  int64 `json:"deadline_ns"`
-	LeaseMS     int64 `json:"lease_ms"`
-	Absent      bool
-	Orphan      bool
-	KeepLeftMS  int64  `json:"keep_left_ms"`
-	RemoteField string `json:"remote_field"`
-	RemoteTTLMS int64  `json:"remote_ttl_ms"`
-	Slot        *uint16
-	Shard       string
-	Grants      uint32
-	RemoteHost  string `json:"remote_host"`
-	Waiting     int
-	Waiters     []waiterFields
+	Name, State  string
+	Hold, Token  uint64
+	Count        uint32
+	Owner        uint64
+	Session      uint64
+	PID, UID     int64
+	Cmd          string
+	HeldMS       int64 `json:"held_ms"`
+	DeadlineNS   int64 `json:"deadline_ns"`
+	LeaseMS      int64 `json:"lease_ms"`
+	Absent       bool
+	Orphan       bool
+	AbsentMS     int64  `json:"absent_ms"`
+	AbsentLeftMS int64  `json:"absent_left_ms"`
+	KeepLeftMS   int64  `json:"keep_left_ms"`
+	RemoteField  string `json:"remote_field"`
+	RemoteTTLMS  int64  `json:"remote_ttl_ms"`
+	Slot         *uint16
+	Shard        string
+	Grants       uint32
+	RemoteHost   string `json:"remote_host"`
+	Waiting      int
+	Waiters      []waiterFields
 }
 
 type waiterFields struct {
@@ -486,7 +488,7 @@ func (r rowFields) row() LockRow {
 	row := LockRow{
 		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
-		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
+		LeaseMS: r.LeaseMS, Absent: r.Absent, AbsentMS: r.AbsentMS, AbsentLeftMS: r.AbsentLeftMS, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
 	}
 	if r.Slot != nil {
 		row.InCluster, row.Slot = true, *r.Slot

@@ -535,7 +535,7 @@ func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 			hidden++
 			return hidden < maxHidden
 		}
-		l.locate(&row)
+		l.locate(now, &row)
 		size += row.Size()
 		if size > pageSize && len(m.Locks) > 0 {
 			return false

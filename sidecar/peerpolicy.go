@@ -195,7 +195,7 @@ func (l *loop) info(now int64, cl *session, r *protocol.Info) {
 // rowFor returns what this sidecar knows of a lock, as far as a client may know it; false: nothing.
 func (l *loop) rowFor(now int64, cl *session, name string) (row protocol.LockRow, ok bool) {
 	row, ok = l.table.Info(now, name)
-	l.locate(&row)
+	l.locate(now, &row)
 	if ok && cl.policy != nil {
 		cl.policy.Terms().Redact(&row)
 	}

@@ -471,7 +471,7 @@ func (l *loop) answerHost(now int64, from string, body []byte) {
 	case *protocol.Info:
 		m := &protocol.InfoOK{ID: r.ID}
 		if row, ok := l.table.Info(now, r.Name); ok {
-			l.locate(&row)
+			l.locate(now, &row)
 			toRelative(now, &row)
 			m.Lock = &row
 		}

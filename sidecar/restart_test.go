@@ -167,7 +167,8 @@ func TestRestartLosesNoLock(t *testing.T) {
 		t.Errorf("the sidecar was %q, session %d; it is %q, session %d", first.Sidecar, first.Session, second.Sidecar, second.Session)
 	}
 	b.refused(b.acquire("kept", 0), protocol.Timeout, "held by pid")
-	if row := b.row("kept"); row == nil || !row.Absent || row.Token != kept.Token || row.Hold != kept.Hold {
+	if row := b.row("kept"); row == nil || !row.Absent || row.Token != kept.Token || row.Hold != kept.Hold ||
+		row.AbsentMS+row.AbsentLeftMS > sidecar.DefaultResumeWithin.Milliseconds() || row.AbsentMS+row.AbsentLeftMS < sidecar.DefaultResumeWithin.Milliseconds()-1 {
 		t.Errorf("before its client is back: %+v", row)
 	}
 	waiting := b.acquire("released in between", protocol.Forever)

@@ -36,6 +36,7 @@ type session struct {
 	policy    *policy.Session // nil: the policy says nothing about it
 
 	// While its client is away:
+	since  int64                      // the restart
 	until  int64                      // how long it is waited for
 	missed map[uint64]protocol.Reason // holds that it lost and does not know of
 
@@ -144,7 +145,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	for i := range recovered.Sessions {
 		r := &recovered.Sessions[i]
 		l.last = max(l.last, r.ID)
-		cl := &session{id: r.ID, peer: r.Peer, process: r.Process, pidfd: -1, resumable: r.Resumable, phase: r.RestoredPhase()}
+		cl := &session{id: r.ID, peer: r.Peer, process: r.Process, pidfd: -1, since: now, resumable: r.Resumable, phase: r.RestoredPhase()}
 		l.sessions[r.ID] = cl
 		process := peerUnwatched // in another pid namespace
 		if r.Peer.PID > 0 {

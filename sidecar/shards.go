@@ -88,7 +88,13 @@ func (l *loop) noteSilence(now int64, shards []Shard) (why string, all bool) {
 }
 
 // locate adds the address of the master that has the slot of a lock.
-func (l *loop) locate(row *protocol.LockRow) {
+func (l *loop) locate(now int64, row *protocol.LockRow) {
+	if cl := l.sessions[locktable.SessionID(row.Session)]; row.Absent && cl != nil {
+		row.AbsentMS = (now - cl.since) / int64(time.Millisecond)
+		if cl.phase.IsAway() {
+			row.AbsentLeftMS = max(0, (cl.until-now)/int64(time.Millisecond))
+		}
+	}
 	if !row.InCluster {
 		return
 	}

@@ -105,7 +105,7 @@ func (s *Server) Rows(ctx context.Context, names []string) ([]protocol.LockRow, 
 		var rows []protocol.LockRow
 		for _, name := range names {
 			if row, ok := s.table.Info(now, name); ok {
-				s.locate(&row)
+				s.locate(now, &row)
 				rows = append(rows, row)
 			}
 		}

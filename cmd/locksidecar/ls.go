@@ -52,8 +52,8 @@ Examples:
 Fields of --json; those in brackets are absent where they do not apply:
 
     name, state, waiting, waiters[], [grants]
-    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan,
-     keep_left_ms]
+    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent,
+     absent_ms, absent_left_ms, orphan, keep_left_ms]
     [remote_field, remote_ttl_ms, remote_host, remote_pid, remote_cmd]
     [slot, shard: of a Redis Cluster; the address of the master that has the slot, if one has it]
     of a waiter: session, pid, uid, user, cmd, owner, waited_ms
@@ -179,6 +179,8 @@ type lockView struct {
 	LeftMS      *int64                `json:"left_ms,omitempty"`
 	LeaseMS     int64                 `json:"lease_ms,omitempty"`
 	Absent      bool                  `json:"absent,omitempty"`
+	AbsentMS    int64                 `json:"absent_ms,omitempty"`
+	AbsentLeft  int64                 `json:"absent_left_ms,omitempty"`
 	Orphan      bool                  `json:"orphan,omitempty"`
 	KeepLeftMS  int64                 `json:"keep_left_ms,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
@@ -219,6 +221,7 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 			v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
 		}
 		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &held, &left, row.Lease.Milliseconds(), row.Absent, row.Orphan
+		v.AbsentMS, v.AbsentLeft = row.AbsentFor.Milliseconds(), row.AbsentLeft.Milliseconds()
 		v.KeepLeftMS = row.KeepLeft.Milliseconds()
 	case locksidecar.LockRemote:
 		ttl := row.RemoteTTL.Milliseconds()

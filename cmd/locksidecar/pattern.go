@@ -20,11 +20,14 @@ func (p namePattern) withStar() namePattern {
 }
 
 // whoCommand is the command that answers who has a lock.
-func whoCommand(name string) string {
+func whoCommand(name string) string { return commandFor("who", name) }
+
+// commandFor is the command line of a subcommand with the name of a lock.
+func commandFor(subcommand, name string) string {
 	if strings.HasPrefix(name, "-") {
-		return "locksidecar who -- " + quoteForShell(name)
+		subcommand += " --"
 	}
-	return "locksidecar who " + quoteForShell(name)
+	return "locksidecar " + subcommand + " " + quoteForShell(name)
 }
 
 // quoteForShell returns a word as a POSIX shell reads it back.

@@ -34,7 +34,38 @@ func lockTable(locks []lockView, width int) string {
 			rows = append(rows, []string{fmt.Sprintf("  … %d more", more), "", "", "", "", "", "", ""})
 		}
 	}
-	return alignRows(rows, width)
+	return alignRows(rows, width) + absentNote(locks)
+}
+
+// absentNote explains the state absent, below a table with such locks.
+func absentNote(locks []lockView) string {
+	var last *lockView // the one that is renewed for the longest time
+	for i := range locks {
+		if l := &locks[i]; l.Absent && !l.Orphan && (last == nil || l.AbsentLeft > last.AbsentLeft) {
+			last = l
+		}
+	}
+	if last == nil {
+		return ""
+	}
+	return "\nabsent: " + absence(last) + "; locksidecar who NAME says how to end it\n"
+}
+
+// absence says since when the process of a hold is absent, and until when it is renewed.
+func absence(l *lockView) string {
+	text := "the process lives and has not come back since the daemon was restarted"
+	if l.AbsentMS > 0 {
+		text += ", " + display.Duration(ms(l.AbsentMS)) + " ago"
+	}
+	switch {
+	case l.LeaseMS > 0:
+		return text + "; the lock ends with its lease"
+	case l.AbsentLeft > 0:
+		return text + "; the lock is renewed for another " + display.Duration(ms(l.AbsentLeft))
+	case l.AbsentMS > 0: // or else the daemon is older, and does not say it
+		text += "; the lock is not renewed any more"
+	}
+	return text
 }
 
 func lockRow(l lockView) []string {

@@ -38,7 +38,7 @@ func someLocks() []lockView {
 		},
 		{
 			Name: "restarted", State: locksidecar.LockHeld, Hold: 20, Token: 11, Count: 1,
-			Session: 8, PID: 979, UID: 1001, Cmd: "busy", Held: ms(4_000), Deadline: at(20_000), Absent: true,
+			Session: 8, PID: 979, UID: 1001, Cmd: "busy", Held: ms(4_000), Deadline: at(20_000), Absent: true, AbsentFor: ms(720_000), AbsentLeft: ms(2_880_000),
 		},
 		{
 			Name: "elsewhere", State: locksidecar.LockRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", RemoteTTL: ms(12_000),

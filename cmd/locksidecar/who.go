@@ -207,7 +207,13 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		case h.Orphan:
 			line("", "its process is gone, and the lock is kept a little longer")
 		case h.Absent:
-			line("", "its process lives and has not come back since the daemon was restarted")
+			line("ABSENT", "%s", absence(h))
+			line("", "a program that is busy or idle comes back with its next use of a lock; one that has replaced the holder (exec) does not")
+			there := ""
+			if !v.isHere {
+				there = "on its host "
+			}
+			line("", "to end the hold, end the process, or use %s%s", there, commandFor("force-release", v.Name))
 		}
 		if !v.isHere && h.Waiting > 0 {
 			line("WAITING", "%d on the host of the holder", h.Waiting)

@@ -36,6 +36,12 @@ func someOwnerships(now time.Time) (names []string, all []locksidecar.Ownership)
 	add("held here", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &fixed, Lock: &fixed})
 	kept := hold
 	kept.Orphan, kept.KeepLeft, kept.Waiting = true, 24*time.Second, 0
+	absent := hold
+	absent.Absent, absent.AbsentFor, absent.AbsentLeft, absent.Waiting = true, 12*time.Minute, 48*time.Minute, 0
+	add("absent here", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &absent, Lock: &absent})
+	givenUp := absent
+	givenUp.AbsentLeft = 0
+	add("-absent", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &givenUp})
 	add("kept", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &kept})
 	add("silent", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Trouble: "the daemon of host db-7 did not answer within 800ms: it hangs"})
 	lingering := locksidecar.LockInfo{State: locksidecar.LockLingering}

@@ -26,8 +26,11 @@ type LockInfo struct {
 	Deadline time.Time     // until when it is known to be held; renewals move it
 	Lease    time.Duration // of WithLease; 0: the sidecar renews the hold
 	Absent   bool          // the sidecar was restarted, and the holder has not connected to it yet
-	Orphan   bool          // no client has the hold any more: WithCrashDelay or WithKeep keeps the lock
-	KeepLeft time.Duration // how much longer WithKeep keeps the lock; 0: it does not
+	// If it is absent: for how long, which is since the restart; and how much longer the sidecar renews the
+	// hold, 0: it does not.
+	AbsentFor, AbsentLeft time.Duration
+	Orphan                bool          // no client has the hold any more: WithCrashDelay or WithKeep keeps the lock
+	KeepLeft              time.Duration // how much longer WithKeep keeps the lock; 0: it does not
 
 	// Of LockRemote.
 	RemoteField      string        // owner field in Redis; that of a sidecar begins with its uuid
@@ -256,7 +259,7 @@ func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 		Hold: row.Hold, Token: row.Token, Count: int(row.Count), Owner: row.Owner,
 		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Held: durationOf(row.HeldMS), Deadline: now.timeOf(row.DeadlineNS), Lease: durationOf(row.LeaseMS),
-		Absent: row.Absent, Orphan: row.Orphan, KeepLeft: durationOf(row.KeepLeftMS),
+		Absent: row.Absent, AbsentFor: durationOf(row.AbsentMS), AbsentLeft: durationOf(row.AbsentLeftMS), Orphan: row.Orphan, KeepLeft: durationOf(row.KeepLeftMS),
 		RemoteField: row.RemoteField, RemoteHost: row.RemoteHost,
 		InCluster: row.InCluster, Slot: int(row.Slot), Shard: row.Shard,
 		Grants: uint64(row.Grants), Waiting: row.Waiting, Waiters: convertRows(row.Waiters, now, newWaiterInfo),

@@ -162,7 +162,11 @@ func verdict(l *lockRow, r *protocol.LockRow) string {
 	case "orphan":
 		return "The process that held it is gone, and it is kept a little longer."
 	case "absent":
-		return "A process of this host holds it, which has not come back since the daemon was restarted."
+		text := "A process of this host holds it, which has not come back since the daemon was restarted"
+		if r.AbsentLeftMS > 0 {
+			text += ", and it is renewed for another " + display.Duration(time.Duration(r.AbsentLeftMS)*time.Millisecond)
+		}
+		return text + "."
 	case protocol.StateRemote:
 		return "It is " + l.Cmd + "."
 	case protocol.StateBusy:

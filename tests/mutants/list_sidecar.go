@@ -881,6 +881,13 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestReusedPIDIsNotTheClient"),
 	},
 	{
+		rule: "an absent lock says for how long it is renewed",
+		file: "sidecar/shards.go",
+		old:  "			row.AbsentLeftMS = max(0, (cl.until-now)/int64(time.Millisecond))\n",
+		new:  "",
+		by:   test("sidecar", "TestRestartLosesNoLock"),
+	},
+	{
 		rule: "a session whose ticket was shown in vain is not renewed",
 		file: "sidecar/session.go",
 		old:  "		refusedClaim = l.endRefusedClaim(now, c, m.Resume, err.Msg)\n",

@@ -289,9 +289,9 @@ class LockInfo:
 
     A later sidecar may have other states.
 
-    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted, and the holder has not
-    reconnected yet. orphan: no client has the hold any more, and the lock is still kept. keep_left_ms: how much
-    longer the keep of the hold lasts; 0: it has none, or it is over. grants: how often an owner
+    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted absent_ms ago, and
+    the holder has not reconnected yet; the hold is renewed for another absent_left_ms, 0: not any more. orphan: no
+    client has the hold any more, and the lock is still kept. keep_left_ms: how much longer the keep of the hold lasts; 0: it has none, or it is over. grants: how often an owner
     on this host got the lock since the sidecar knows the name. If Redis is a Cluster, slot is that of the name, and
     shard is host and port of the master that has it; "" if none has it. Otherwise slot is None.
     """
@@ -320,6 +320,8 @@ class LockInfo:
     keep_left_ms: int = 0
     slot: int | None = None
     shard: str = ""
+    absent_ms: int = 0
+    absent_left_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -854,6 +856,8 @@ def _lock(f: Fields) -> LockInfo:
         deadline_ns=f.integer("deadline_ns", 0),
         lease_ms=f.integer("lease_ms", 0),
         absent=f.flag("absent", False),
+        absent_ms=f.integer("absent_ms", 0),
+        absent_left_ms=f.integer("absent_left_ms", 0),
         orphan=f.flag("orphan", False),
         keep_left_ms=f.integer("keep_left_ms", 0),
         remote_field=f.text("remote_field", ""),
@@ -1016,6 +1020,8 @@ _KNOWN: Final = frozenset(
         "cmd",
         "held_ms",
         "absent",
+        "absent_ms",
+        "absent_left_ms",
         "orphan",
         "keep_left_ms",
         "remote_field",
