@@ -664,8 +664,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a probe is sent between two batches, each of which has a WAIT",
 		file: "sidecar/store/durable.go",
-		old:  "	p.checkProbe(p.now) //",
-		new:  "	//",
+		old:  "if at := p.checkProbe(p.now); at",
+		new:  "if at := p.nextCheck; at",
 		by:   test("sidecar/store", "TestProbesAreSentBetweenBatches"),
 	},
 	{
