@@ -244,10 +244,9 @@ func TestServeAndCheckRefuseSettingsThatCannotWork(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "public"), nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
+			t.Setenv("LOCKSIDECAR_SOCKET", filepath.Join(dir, "s.sock"))
 			for _, mode := range []string{"serve", "serve --check"} {
-				f := &fakeSidecar{path: filepath.Join(dir, "s.sock")}
-				p := start(t, f, append(strings.Fields(mode), tt.args(dir)...)...)
-				expectExit(t, p, exitUsage, tt.want)
+				refused(t, append(strings.Fields(mode), tt.args(dir)...), tt.want)
 			}
 		})
 	}

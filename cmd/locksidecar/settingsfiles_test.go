@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,13 +141,22 @@ func TestFaultNamesFileAndLine(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)
 			dir := writeTree(t, map[string]string{"s.toml": tt.main, "conf.d/50-x.toml": tt.dropIn})
-			f := &fakeSidecar{path: filepath.Join(dir, "s.sock")}
+			t.Setenv("LOCKSIDECAR_SOCKET", filepath.Join(dir, "s.sock"))
 			main, dropIn := filepath.Join(dir, "s.toml"), filepath.Join(dir, "conf.d/50-x.toml")
 			want := strings.NewReplacer("MAIN", main, "DROPIN", dropIn).Replace(tt.want)
 			for _, mode := range []string{"serve", "serve --check"} {
-				expectExit(t, start(t, f, append(strings.Fields(mode), "--config", main)...), exitUsage, want)
+				refused(t, append(strings.Fields(mode), "--config", main), want)
 			}
 		})
+	}
+}
+
+// refused has the settings of serve refused, in this process: a process for each would be most of the time.
+func refused(t *testing.T, args []string, want string) {
+	t.Helper()
+	var stderr strings.Builder
+	if code := dispatch(args, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), want) {
+		t.Errorf("%q: exit code %d, stderr %q; want %d and %q", args, code, stderr.String(), exitUsage, want)
 	}
 }
 
