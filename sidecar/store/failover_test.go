@@ -180,6 +180,16 @@ func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 	}
 }
 
+// Any Sentinel may lead the failover.
+func TestMessagesOfAllSentinelsAreReceived(t *testing.T) {
+	nowhere := func(int) (string, int) { return "127.0.0.1:1", 1 }
+	a, b := startFakeSentinel(t, nowhere), startFakeSentinel(t, nowhere)
+	open(t, "redis+sentinel://"+a.address+","+b.address+"/mymaster")
+	for _, s := range []*fakeSentinel{a, b} {
+		s.await(t, "a client subscribes to the steps of a failover", func() bool { return s.full > 0 })
+	}
+}
+
 func TestReviewOfFailovers(t *testing.T) {
 	s := newSentinels(group(t, "redis+sentinel://a:1,b:1/mymaster"), slog.New(slog.DiscardHandler))
 	defer s.close()

@@ -384,8 +384,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a message proves nothing if it names another server",
 		file: "sidecar/store/pipeline.go",
-		old:  `if from.isSame(p.origin) && p.`,
-		new:  `if from.isKnown && p.`,
+		old:  `if from.isSame(p.origin) && !p.`,
+		new:  `if from.isKnown && !p.`,
 		by:   test("sidecar/store", "TestMessageOverReplicationProvesNothing"),
 	},
 	{
@@ -719,9 +719,9 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "a transfer proves nothing while replicas are to confirm",
-		file: "sidecar/store/pipeline.go",
-		old:  ` && p.durability.replicas == 0 {`,
-		new:  ` {`,
+		file: "sidecar/store/failover.go",
+		old:  `		return p.durability.replicas > 0`,
+		new:  `		return false`,
 		by:   test("sidecar/store", "TestTransferIsNoProofWhileReplicasConfirm"),
 	},
 	{
