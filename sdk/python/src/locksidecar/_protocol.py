@@ -289,11 +289,12 @@ class LockInfo:
 
     A later sidecar may have other states.
 
-    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted absent_ms ago, and
-    the holder has not reconnected yet; the hold is renewed for another absent_left_ms, 0: not any more. orphan: no
-    client has the hold any more, and the lock is still kept. keep_left_ms: how much longer the keep of the hold lasts; 0: it has none, or it is over. grants: how often an owner
-    on this host got the lock since the sidecar knows the name. If Redis is a Cluster, slot is that of the name, and
-    shard is host and port of the master that has it; "" if none has it. Otherwise slot is None.
+    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted absent_ms ago, and the
+    holder has not reconnected yet; the hold is renewed for another absent_left_ms, 0: not any more. orphan: no
+    client has the hold any more, and the lock is still kept. keep_left_ms: how much longer the keep of the hold
+    lasts; 0: it has none, or it is over. grants: how often an owner on this host got the lock since the sidecar
+    knows the name. If Redis is a Cluster, slot is that of the name, and shard is host and port of the master that
+    has it; "" if none has it. Otherwise slot is None.
     """
 
     name: str
