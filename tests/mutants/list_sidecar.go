@@ -809,13 +809,6 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestStopExecutesReleasesThatHaveArrived"),
 	},
 	{
-		rule: "a sidecar that stops reads also from a client that does not read",
-		file: "sidecar/conn.go",
-		old:  "	return !c.isEnding() || c.isDraining.Load()\n",
-		new:  "	return !c.isEnding()\n",
-		by:   test("sidecar", "TestStopExecutesReleasesThatHaveArrived"),
-	},
-	{
 		rule: "a client that ended its connection before the stop holds nothing",
 		file: "sidecar/session.go",
 		old:  "	case c.isDraining.Load() && !c.isOver, ",
