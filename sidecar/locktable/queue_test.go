@@ -173,6 +173,49 @@ func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
 // The danger: a sidecar that has died, or hangs, keeps its place and is handed the lock, which
 // no host then has until the lease ends. So each sidecar asks again while it waits, with its
 // ticket, so that Redis knows of each ticket that its sidecar lives.
+// An operation that was sent for a hold, or for a request that does not wait, makes no ticket. If it finds
+// that another host has the lock, a waiter has to queue at once, as others may come before it.
+func TestWaiterQueuesAtOnceWhenAnotherHostIsFound(t *testing.T) {
+	queues := func(t *testing.T, r *rig) {
+		t.Helper()
+		r.collect()
+		if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || !r.ops[0].Enqueue {
+			t.Fatalf("operations in flight: %+v, want a Take that enqueues", r.ops)
+		}
+		r.queued(0)
+		r.quiet()
+	}
+	t.Run("by a renewal", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.redis(redisop.Take, redisop.Done)
+		r.acquire(2, "a")
+		r.redis(redisop.Take, redisop.Done) // that draws tokens for the waiter
+		r.pass(time.Second)
+		r.want("s1 granted hold=1 token=1 count=1", "subscribe a")
+		r.tb.Subscribed(r.now, 0, "a")
+		r.pass(renewed)
+		r.redis(redisop.Renew, redisop.HeldByOther)
+		r.want("s1 lost hold=1 stolen")
+		queues(t, r)
+	})
+	t.Run("by a try", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a", wait(0))
+		r.acquire(2, "a")
+		r.redis(redisop.Take, redisop.HeldByOther)
+		r.want("s1 refused timeout")
+		queues(t, r)
+	})
+	t.Run("not if the sidecar receives no messages", func(t *testing.T) {
+		r := newRig(t)
+		r.acquire(1, "a", wait(0))
+		r.acquire(2, "a")
+		r.redis(redisop.Take, redisop.HeldByOther)
+		r.quiet()
+	})
+}
+
 func TestTicketIsRefreshed(t *testing.T) {
 	for _, tt := range []struct{ lease, poll, least time.Duration }{
 		{30 * time.Second, 0, 5 * time.Second},

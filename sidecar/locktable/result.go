@@ -249,8 +249,11 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *claim.InFlight, r *redisop
 		t.endRequest(req)
 		t.refuseAcquire(l, req.session, req.id, protocol.Timeout, q.contest.Remote().Describe(&t.contests))
 	}
-	if q.firstTries() {
+	switch {
+	case q.firstTries():
 		q.contest.TryNow(now) // it came after the operation was sent
+	case !op.Enqueue && l.waiting() > 0 && t.shardOf(l).isListening:
+		q.contest.TryBy(now) // the operation was for a hold, or for a request that did not wait, and made no ticket
 	}
 }
 

@@ -118,6 +118,20 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestLocalPollersLeaveTheKeyFreeNowAndThen"),
 	},
 	{
+		rule: `a waiter queues at once after an operation without a ticket finds another owner`,
+		file: "sidecar/locktable/result.go",
+		old:  "case !op.Enqueue && l.waiting() > 0",
+		new:  "case false && l.waiting() > 0",
+		by:   tableTest("TestWaiterQueuesAtOnceWhenAnotherHostIsFound"),
+	},
+	{
+		rule: `a sidecar that receives no messages does not ask again and again for a ticket`,
+		file: "sidecar/locktable/result.go",
+		old:  "l.waiting() > 0 && t.shardOf(l).isListening:",
+		new:  "l.waiting() > 0:",
+		by:   tableTest("TestWaiterQueuesAtOnceWhenAnotherHostIsFound"),
+	},
+	{
 		rule: `the holder of a lock is not known after Redis refused an operation`,
 		file: "sidecar/locktable/result.go",
 		old:  "\t\t\tq.contest.OnRefused()\n",
