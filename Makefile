@@ -327,6 +327,14 @@ topology: redis venv redisson ## the scripts, Cluster, Sentinel and durability w
 			go test -count 1 -timeout 10m ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$/^redis$$' || exit 1; \
 	done
 
+# One lock may not have two owners; in the configurations without a guarantee, some must have had.
+FAILOVERS ?= 10
+.PHONY: failovers
+failovers: redis venv ## planned failovers by Sentinel under load: FAILOVERS in each configuration, with this machine's Redis and Valkey 9.1
+	go test -count 1 -timeout 30m -v ./tests/topology -run '^TestPlannedFailoversOfHotLocks$$' -failovers $(FAILOVERS) -failovers.of 0,1,2,3,4,5,6
+	dir=$$(.ci/servers valkey-9.1) && PATH=$$dir:$$PATH \
+		go test -count 1 -timeout 30m -v ./tests/topology -run '^TestPlannedFailoversOfHotLocks$$' -failovers $(FAILOVERS) -failovers.of 0,4,7,8
+
 # The status page in a browser; the tests say what they need.
 .PHONY: test-page
 test-page: redis chromium ## the status page of the daemon in a headless Chromium
