@@ -688,6 +688,7 @@ const switchMaster = "+switch-master"
 // listen receives the messages of one Sentinel until its connection ends. False: it was not
 // subscribed to them.
 func (s *sentinels) listen(ctx context.Context, m *sentinelMember) (wasSubscribed bool) {
+	ctx, cancel := context.WithCancel(ctx)
 	sub := m.client.Subscribe(ctx, switchMaster)
 	defer sub.Close()
 	stop := context.AfterFunc(ctx, func() { sub.Close() })
@@ -696,6 +697,7 @@ func (s *sentinels) listen(ctx context.Context, m *sentinelMember) (wasSubscribe
 	questions := make(chan func(), maxQuestions)
 	var asking sync.WaitGroup
 	defer asking.Wait()
+	defer cancel() // the questions that are left are of no use
 	defer close(questions)
 	asking.Go(func() {
 		for ask := range questions {
