@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -251,7 +252,9 @@ func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return
 	}
-	if err := os.Chown(path, 65534, 65534); err != nil || lastServed(path) != "" {
+	if err := os.Chown(path, 65534, 65534); errors.Is(err, os.ErrPermission) {
+		t.Skip("this root may not give files to another user: ", err)
+	} else if err != nil || lastServed(path) != "" {
 		t.Errorf("the file of another user is read: %v", err)
 	}
 }

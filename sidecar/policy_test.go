@@ -1,6 +1,7 @@
 package sidecar_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -249,7 +250,9 @@ func TestPeerIsMatchedByItsGroupsAndCgroup(t *testing.T) {
 		groups = append(groups, 60_000+i)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 0, Gid: 54322, Groups: append(groups, 54321)}}
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+	if out, err := cmd.CombinedOutput(); errors.Is(err, os.ErrPermission) {
+		t.Skip("this root may not start a process with other groups: ", err)
+	} else if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -222,7 +223,9 @@ func TestConfDOfAnotherUserIsRefused(t *testing.T) {
 			cleanEnv(t)
 			dir := writeTree(t, map[string]string{"s.toml": "", "conf.d/a.toml": "max_locks = 7"})
 			for path, uid := range map[string]int{"s.toml": tt.main, "conf.d": tt.dir, "conf.d/a.toml": tt.file} {
-				if err := os.Chown(filepath.Join(dir, path), uid, 0); err != nil {
+				if err := os.Chown(filepath.Join(dir, path), uid, 0); errors.Is(err, os.ErrPermission) {
+					t.Skip("this root may not give files to another user: ", err)
+				} else if err != nil {
 					t.Fatal(err)
 				}
 			}
