@@ -161,9 +161,9 @@ func TestSessionSurvivesDisconnectAtEveryByte(t *testing.T) {
 		runs++
 		return isComplete
 	}
-	step := 3
-	if testing.Short() {
-		step = 23
+	step := 23
+	if os.Getenv("LOCKSIDECAR_LONG") != "" {
+		step = 3
 	}
 	for k := 0; !run([2]int{k, -1}); k += step {
 	}
