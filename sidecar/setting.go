@@ -88,10 +88,14 @@ func (c Config) Check() error {
 	return asSettingError(errors.Join(errs...))
 }
 
-// TryRedis connects to Redis with these settings, and again until ctx ends if that fails.
-func (c Config) TryRedis(ctx context.Context) (store.Found, error) {
+// FoundRedis is what TryRedis found.
+type FoundRedis = store.Found
+
+// TryRedis connects to Redis with these settings, and again until ctx ends if that fails, or if it
+// reaches some masters of a Cluster only, and that is not enough.
+func (c Config) TryRedis(ctx context.Context, isEnough func(*FoundRedis) bool) (FoundRedis, error) {
 	or(&c.Redis, DefaultRedis)
-	return store.Try(ctx, store.Config{URL: c.Redis, KeyPrefix: c.KeyPrefix, TLS: c.tls(), Replicas: c.Replicas})
+	return store.Try(ctx, store.Config{URL: c.Redis, KeyPrefix: c.KeyPrefix, TLS: c.tls(), Replicas: c.Replicas}, isEnough)
 }
 
 // CheckInherited is Check for a sidecar whose Listener will be a socket with this address, which

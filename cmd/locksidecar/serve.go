@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,7 +29,8 @@ import (
 type serveCmd struct {
 	Config    string `help:"Read settings from this TOML file, and then from the files *.toml in the directory conf.d beside it; the keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
 	Check     bool   `xor:"mode" help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
-	SkipRedis bool   `help:"With --check: do not connect to Redis."`
+	SkipRedis bool   `xor:"redis" help:"With --check: do not connect to Redis."`
+	Connect   bool   `xor:"redis" help:"With --check: connect to Redis also if no daemon runs, as before the first start."`
 	Print     bool   `xor:"mode" help:"Print the settings, each with its place, and end. Passwords are left out."`
 	JSON      bool   `help:"With --print: print a JSON object."`
 	settings  `embed:""`
@@ -52,7 +55,9 @@ free memory to the system after ten seconds in which it did little.
 --check looks at settings, Redis URL, group, directories and files, as the user that runs it and with the
 environment that it has. If a daemon runs that can use its Redis, --check connects to Redis with these settings, for 4 s
 at most: it refuses settings with which the next daemon would lose the locks, because it could not connect, or would
-find other data (another server, database or key prefix). --skip-redis leaves that out.
+find other data (another server, database or key prefix). A master of a Cluster that the running daemon cannot use
+either is named, and permitted. --connect connects also if no daemon runs, and then all masters must answer.
+--skip-redis never connects. The last line says whether Redis was asked.
 --print prints a settings file with the same effect, and behind each value the place that it comes from. Run it as the
 daemon runs: with its user, command line and environment. Its hash is the same on two hosts if they have the same
 settings; it leaves out host_name, metrics, users and passwords. locksidecar metrics | grep settings_info shows that of
@@ -251,39 +256,88 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 // redisCheckTimeout bounds how long --check tries to connect to Redis.
 const redisCheckTimeout = 4 * time.Second
 
-// checkRedis returns why the daemon that runs at a socket should not be replaced by one with cfg:
-// it can use its Redis, and the next one could not, or would find other data.
-func checkRedis(ctx context.Context, cfg sidecar.Config, socket string) (risk string, err error) {
+// checkRedis connects to Redis with cfg, if mustConnect, or if a daemon runs at a socket that can use its
+// Redis. It returns what it found and what Redis risks, for people; or why that daemon should not be replaced by one with cfg,
+// which could not use Redis, or would find other data; or why Redis cannot be used.
+func checkRedis(ctx context.Context, cfg sidecar.Config, socket string, mustConnect bool) (found, risk string, err error) {
 	asking, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	running, err := locksidecar.Dial(asking, socket)
-	if err != nil {
-		return "", nil // no daemon runs
+	var health locksidecar.Health
+	if err == nil {
+		defer running.Close()
+		health, err = running.Health(asking)
 	}
-	defer running.Close()
-	health, err := running.Health(asking)
-	if err != nil || health.Redis != "ok" && !health.Degraded {
-		return "", nil // it is not worse afterwards
+	serves := err == nil && (health.Redis == "ok" || health.Degraded)
+	skip := "; the daemon that runs is connected, and would lose its locks; --skip-redis leaves this check out"
+	switch {
+	case serves:
+	case mustConnect:
+		skip = ""
+	case running == nil:
+		return "was not asked, because no daemon runs; --connect asks it", "", nil
+	default:
+		return "was not asked, because the daemon that runs cannot use its own; --connect asks it", "", nil
 	}
-	const skip = "; the daemon that runs is connected, and would lose its locks; --skip-redis leaves this check out"
 	trying, cancel := context.WithTimeout(ctx, redisCheckTimeout)
 	defer cancel()
-	found, err := cfg.TryRedis(trying)
+	var shards []locksidecar.ShardStatus // of the daemon that runs
+	worse := func(to *sidecar.FoundRedis) error {
+		if serves && to.Nodes != nil {
+			asking, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if status, err := running.Status(asking); err == nil {
+				shards = status.Shards
+			}
+		}
+		return firstWorse(to.Down, shards)
+	}
+	to, err := cfg.TryRedis(trying, func(to *sidecar.FoundRedis) bool { return worse(to) == nil })
 	if err != nil {
-		return "", coded{exitUnavailable, fmt.Errorf("these settings do not lead to Redis: %w%s", err, skip)}
+		return "", "", coded{exitUnavailable, fmt.Errorf("these settings do not lead to Redis: %w%s", err, skip)}
 	}
+	if err := worse(&to); err != nil {
+		return "", "", coded{exitUnavailable, fmt.Errorf("these settings do not lead to all of Redis: %w%s", err, skip)}
+	}
+	found = "answers"
+	for _, address := range slices.Sorted(maps.Keys(to.Down)) {
+		found += fmt.Sprintf("; the daemon that runs cannot use this either: %v", to.Down[address])
+	}
+	if serves {
+		if err := otherData(cfg, &to, &health, shards); err != nil {
+			return "", "", coded{exitUsage, fmt.Errorf("%w%s", err, skip)}
+		}
+	}
+	return found, to.Risk, nil
+}
+
+// firstWorse returns why the first master cannot be used that a daemon with these shards uses; nil: there is none.
+func firstWorse(down map[string]error, shards []locksidecar.ShardStatus) error {
+	for _, address := range slices.Sorted(maps.Keys(down)) {
+		isDown := func(s locksidecar.ShardStatus) bool { return s.Address == address && s.Redis != "ok" && !s.Degraded }
+		if !slices.ContainsFunc(shards, isDown) {
+			return down[address]
+		}
+	}
+	return nil
+}
+
+// otherData returns how the locks that cfg leads to are others than those of a daemon that runs; nil: they
+// are the same. shards are those of the daemon.
+func otherData(cfg sidecar.Config, to *sidecar.FoundRedis, health *locksidecar.Health, shards []locksidecar.ShardStatus) error {
 	database := func(address string) string { return address[strings.LastIndexByte(address, '/')+1:] }
+	isSame := to.RunID == "" || health.RedisRunID == "" || to.RunID == health.RedisRunID ||
+		// The smallest id of a Cluster changes when nodes come and go.
+		to.Nodes[health.RedisRunID] || slices.ContainsFunc(shards, func(s locksidecar.ShardStatus) bool { return slices.Contains(to.Masters, s.Address) })
 	switch {
-	case found.RunID != "" && health.RedisRunID != "" && found.RunID != health.RedisRunID:
-		err = fmt.Errorf("the settings lead to another server, at %s (run id %s), than that of the daemon, at %s (run id %s)", found.Address, found.RunID, health.RedisAddress, health.RedisRunID)
-	case database(found.Address) != database(health.RedisAddress):
-		err = fmt.Errorf("the settings lead to another database, %s, than that of the daemon, at %s", found.Address, health.RedisAddress)
+	case !isSame:
+		return fmt.Errorf("the settings lead to another server, at %s (run id %s), than that of the daemon, at %s (run id %s)", to.Address, to.RunID, health.RedisAddress, health.RedisRunID)
+	case database(to.Address) != database(health.RedisAddress):
+		return fmt.Errorf("the settings lead to another database, %s, than that of the daemon, at %s", to.Address, health.RedisAddress)
 	case cfg.KeyPrefix != health.KeyPrefix:
-		err = fmt.Errorf("the key prefix %q is another one than %q of the daemon", cfg.KeyPrefix, health.KeyPrefix)
-	default:
-		return found.Risk, nil
+		return fmt.Errorf("the key prefix %q is another one than %q of the daemon", cfg.KeyPrefix, health.KeyPrefix)
 	}
-	return "", coded{exitUsage, fmt.Errorf("%w%s", err, skip)}
+	return nil
 }
 
 // check is serve --check.
@@ -301,15 +355,20 @@ func (c *serveCmd) check(ctx context.Context, cfg sidecar.Config, target redisTa
 	if err != nil {
 		return coded{exitUsage, c.resolver.placeValues(err)}
 	}
-	risk := ""
-	if !target.embedded && !c.SkipRedis {
-		if risk, err = checkRedis(ctx, cfg, socket); err != nil {
-			return err
-		}
-	}
-	redis := cmp.Or(target.shown, "embedded")
+	redis, risk := cmp.Or(target.shown, "embedded"), ""
 	if c.KeyPrefix != "" {
 		redis += fmt.Sprintf(", key prefix %q", c.KeyPrefix)
+	}
+	switch {
+	case target.embedded:
+	case c.SkipRedis:
+		redis += ", which was not asked (--skip-redis)"
+	default:
+		var found string
+		if found, risk, err = checkRedis(ctx, cfg, socket, c.Connect); err != nil {
+			return err
+		}
+		redis += ", which " + found
 	}
 	_, err = fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", socket, redis)
 	if err == nil && risk != "" {

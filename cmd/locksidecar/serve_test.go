@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,6 +14,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/sidecar"
 )
 
 // daemonUnderTest is a `locksidecar serve` whose service manager is the test.
@@ -330,5 +334,52 @@ func TestServeRefusesPassedSocketsThatItCannotUse(t *testing.T) {
 		if code := exitCodeOf(t, err); code != exitUsage || !strings.Contains(string(out), want) {
 			t.Errorf("%s sockets: exit code %d, %q; want %q", fds, code, out, want)
 		}
+	}
+}
+
+// The smallest id of the nodes of a Cluster, which is its run id, changes when nodes come and go.
+func TestClusterWithOtherNodesIsTheSame(t *testing.T) {
+	nodes := func(ids ...string) map[string]bool {
+		all := make(map[string]bool)
+		for _, id := range ids {
+			all[id] = true
+		}
+		return all
+	}
+	shards := []locksidecar.ShardStatus{{Address: "10.0.0.1:6379"}, {Address: "10.0.0.2:6379"}}
+	for _, tt := range []struct {
+		name   string
+		to     sidecar.FoundRedis
+		shards []locksidecar.ShardStatus
+		isSame bool
+	}{
+		{"the same nodes", sidecar.FoundRedis{RunID: "b", Nodes: nodes("b", "c")}, nil, true},
+		{"a node with a smaller id", sidecar.FoundRedis{RunID: "a", Nodes: nodes("a", "b", "c")}, nil, true},
+		{"the node with the smallest id has left", sidecar.FoundRedis{RunID: "c", Nodes: nodes("c"), Masters: []string{"10.0.0.2:6379"}}, shards, true},
+		{"another Cluster", sidecar.FoundRedis{RunID: "c", Nodes: nodes("c"), Masters: []string{"10.0.0.3:6379"}}, shards, false},
+		{"another server", sidecar.FoundRedis{RunID: "c"}, nil, false},
+		{"a server that does not tell", sidecar.FoundRedis{}, nil, true},
+	} {
+		tt.to.Address = "redis:6379/0"
+		err := otherData(sidecar.Config{}, &tt.to, &locksidecar.Health{RedisRunID: "b", RedisAddress: "redis:6379/0"}, tt.shards)
+		if (err == nil) != tt.isSame {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+func TestCheckPermitsWhatTheRunningDaemonCannotUseEither(t *testing.T) {
+	refuses := errors.New("it refuses connections")
+	shards := []locksidecar.ShardStatus{
+		{Address: "", Redis: "no master has the slot"}, {Address: "down:1", Redis: "it refuses connections"},
+		{Address: "degraded:1", Redis: "it is out of memory", Degraded: true}, {Address: "up:1", Redis: "ok"},
+	}
+	for address, isPermitted := range map[string]bool{"": true, "down:1": true, "degraded:1": false, "up:1": false, "unknown:1": false} {
+		if err := firstWorse(map[string]error{address: refuses}, shards); (err == nil) != isPermitted {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+	if err := firstWorse(map[string]error{"down:1": refuses}, nil); err == nil {
+		t.Error("a master is down, and no daemon runs that cannot use it either")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -309,32 +310,46 @@ func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
 	return text, err
 }
 
-// tryCluster connects to each master of a Cluster, and ends the connections.
-func tryCluster(ctx context.Context, cfg Config, d *dialer) (found Found, err error) {
+// tryCluster connects to each master of a Cluster, and ends the connections. It fails if it reaches none.
+func tryCluster(ctx context.Context, cfg Config, d *dialer) (Found, error) {
 	cl := newCluster(cfg, d, nil)
 	defer cl.stop()
 	defer context.AfterFunc(ctx, cl.stop)()
 	var t *topology
+	var err error
 	for _, node := range cl.askable() {
 		if t, err = cl.ask(node); err == nil {
 			break
 		}
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return Found{}, err
-	case t.covered < redisop.Slots:
-		return Found{}, unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.address, t.covered, redisop.Slots)
 	}
-	for master := range t.masters {
-		s, err := d.at(master).connect(ctx, &lostAddresses{}, Identity{})
+	found := Found{Address: d.place(), RunID: t.id, Nodes: t.nodes, Masters: slices.Sorted(maps.Keys(t.masters)), Down: make(map[string]error)}
+	if t.covered < redisop.Slots {
+		found.Down[""] = unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.address, t.covered, redisop.Slots)
+	}
+	errs, risks := make([]error, len(found.Masters)), make([]string, len(found.Masters))
+	var connecting sync.WaitGroup
+	for i, master := range found.Masters {
+		connecting.Go(func() {
+			s, err := d.at(master).connect(ctx, &lostAddresses{}, Identity{})
+			if errs[i] = err; err == nil {
+				s.close()
+				risks[i] = s.replication.risk(s.dial)
+			}
+		})
+	}
+	connecting.Wait()
+	for i, err := range errs {
 		if err != nil {
-			return Found{}, err
+			found.Down[found.Masters[i]] = err
 		}
-		s.close()
-		found.Risk = cmp.Or(found.Risk, s.replication.risk(s.dial))
 	}
-	found.Address, found.RunID = d.place(), t.id
+	found.Risk = cmp.Or(risks...)
+	if !slices.Contains(errs, nil) {
+		return Found{}, cmp.Or(errors.Join(errs[:min(1, len(errs))]...), found.Down[""])
+	}
 	return found, nil
 }
 

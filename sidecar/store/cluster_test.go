@@ -648,12 +648,14 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 	}
 }
 
+func neverEnough(*Found) bool { return false }
+
 func TestTryOfACluster(t *testing.T) {
 	nodes := startFakeCluster(t, 3)
 	patient, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	found, err := Try(patient, Config{URL: nodes.url()})
-	if err != nil || found.Address != strings.TrimPrefix(nodes.url(), "redis+cluster://")+"/0" || found.RunID == "" {
+	found, err := Try(patient, Config{URL: nodes.url()}, neverEnough)
+	if err != nil || found.Address != strings.TrimPrefix(nodes.url(), "redis+cluster://")+"/0" || !found.Nodes[found.RunID] || len(found.Masters) != 3 || len(found.Down) != 0 {
 		t.Errorf("%+v, %v", found, err)
 	}
 	for i, n := range nodes {
@@ -663,10 +665,23 @@ func TestTryOfACluster(t *testing.T) {
 		n.mu.Unlock()
 	}
 	nodes.know(nodes.topology(1, map[uint16]int{7: -1}))
-	wantTry(t, Config{URL: nodes.url()}, "for 16383 of its 16384 slots only", false)
+	oneIsDown := func(f *Found) bool { return len(f.Down) == 1 }
+	found, err = Try(patient, Config{URL: nodes.url()}, oneIsDown)
+	if err != nil || !oneIsDown(&found) || !strings.Contains(found.Down[""].Error(), "for 16383 of its 16384 slots only") {
+		t.Errorf("%+v, %v", found, err)
+	}
 	text := nodes.topology(1, nil)
 	nodes.know(strings.ReplaceAll(text, nodes[2].address, "127.0.0.1:1"))
-	wantTry(t, Config{URL: "redis+cluster://" + nodes[0].address}, "127.0.0.1:1 refuses connections", false)
+	const refuses = "127.0.0.1:1 refuses connections"
+	found, err = Try(patient, Config{URL: "redis+cluster://" + nodes[0].address}, oneIsDown)
+	if err != nil || !oneIsDown(&found) || !strings.Contains(found.Down["127.0.0.1:1"].Error(), refuses) {
+		t.Errorf("%+v, %v", found, err)
+	}
+	for _, n := range nodes {
+		text = strings.ReplaceAll(text, n.address, "127.0.0.1:1")
+	}
+	nodes.know(text)
+	wantTry(t, Config{URL: "redis+cluster://" + nodes[0].address}, refuses, false)
 }
 
 // Close with operations under way returns when ctx ends, with their results, and leaves no goroutine:

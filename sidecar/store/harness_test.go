@@ -379,7 +379,7 @@ func wantTry(t *testing.T, cfg Config, reason string, late bool) {
 		if late {
 			ends = lateContext{ends, time.Now().Add(within / 2)}
 		}
-		_, err = Try(ends, cfg)
+		_, err = Try(ends, cfg, neverEnough)
 		cancel()
 		if err != nil && strings.Contains(err.Error(), reason) {
 			return

@@ -68,7 +68,7 @@ func TestTryReturnsTheServerOrTheReason(t *testing.T) {
 	r := connected(t, "redis://:right@"+s.tcp())
 	bound, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	found, err := Try(bound, Config{URL: "redis://:right@" + s.tcp() + "/3"})
+	found, err := Try(bound, Config{URL: "redis://:right@" + s.tcp() + "/3"}, neverEnough)
 	if err != nil || found.Address != s.tcp()+"/3" || found.RunID != r.id.RunID {
 		t.Errorf("got %s, %s, %v", found.Address, found.RunID, err)
 	}

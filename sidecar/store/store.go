@@ -172,16 +172,22 @@ func Check(cfg Config) error {
 	return err
 }
 
-// Found is what Try finds.
+// Found is what Try found.
 type Found struct {
-	Address string // of Redis, with the number of the database
-	RunID   string // of the server; "": it is not known
+	Address string // of Redis, and the number of the database
+	RunID   string // of the server, or the smallest id of the nodes of a Cluster; "": it is not known
 	Risk    string // as Config.OnRisk has it; of a Cluster, that of one master
+
+	// Of a Cluster:
+	Nodes   map[string]bool  // the ids of all nodes
+	Masters []string         // the addresses of those that have slots
+	Down    map[string]error // why a master cannot be used, by address; "": some slots have no master
 }
 
-// Try connects to Redis as a Store would, and ends the connection. It tries again until ctx ends,
-// and returns what it found, and the last error. Of a Cluster, it connects to each master.
-func Try(ctx context.Context, cfg Config) (found Found, err error) {
+// Try connects to Redis as a Store would, and ends the connection. It tries again until ctx ends. Of a
+// Cluster, it connects to each master, and it fails if it reached none. If it reached some, it ends at once if
+// that is enough.
+func Try(ctx context.Context, cfg Config, isEnough func(*Found) bool) (Found, error) {
 	cfg.UUID = uuid.NewString() // a channel of its own
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 2 * time.Second
@@ -204,22 +210,28 @@ func Try(ctx context.Context, cfg Config) (found Found, err error) {
 				return Found{}, err
 			}
 			s.close()
-			return Found{s.dial.place(), s.id.RunID, s.replication.risk(s.dial)}, nil
+			return Found{Address: s.dial.place(), RunID: s.id.RunID, Risk: s.replication.risk(s.dial)}, nil
 		}
 	}
+	var part Found // some masters of a Cluster
 	for {
 		found, failed := try()
-		if failed == nil {
+		if failed == nil && (len(found.Down) == 0 || isEnough(&found)) {
 			return found, nil
 		}
 		// An attempt that the end of ctx cut explains nothing. The network notices a deadline
 		// before ctx does.
 		deadline, bounded := ctx.Deadline()
-		if cut := ctx.Err() != nil || bounded && !time.Now().Before(deadline); !cut || err == nil {
-			err = failed
+		cut := ctx.Err() != nil || bounded && !time.Now().Before(deadline)
+		switch {
+		case cut && (err != nil || part.Down != nil):
+		case failed != nil:
+			part, err = Found{}, failed
+		default:
+			part, err = found, nil
 		}
 		if !pause(ctx, 4*backoffMin) {
-			return Found{Address: d.place()}, err
+			return part, err
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/tests/harness"
@@ -35,7 +36,22 @@ func TestCheckBeforeAReloadConnectsToRedis(t *testing.T) {
 		}
 		return got
 	}
-	check(0, url)
+	asked := func(got harness.Result, says string) {
+		t.Helper()
+		if !strings.HasSuffix(got.Stdout, "which "+says+"\n") {
+			t.Errorf("the check printed %q, want %q", got.Stdout, says)
+		}
+	}
+	asked(check(0, url), "answers")
+	asked(check(0, url, "--skip-redis"), "was not asked (--skip-redis)")
+	check(64, url, "--skip-redis", "--connect")
+	free := filepath.Join(t.TempDir(), "s.sock")
+	asked(check(0, url, "--socket", free), "was not asked, because no daemon runs; --connect asks it")
+	asked(check(0, url, "--socket", free, "--connect"), "answers")
+	before := make(chan harness.Result, 1) // the first start; the check takes some seconds
+	go func() {
+		before <- d.Run("serve", "--check", "--connect", "--socket", free, "--redis", "redis://"+silent.Addr().String())
+	}()
 	for _, tt := range []struct {
 		code  int
 		url   string
@@ -55,8 +71,11 @@ func TestCheckBeforeAReloadConnectsToRedis(t *testing.T) {
 		harness.CheckContains(t, got.Stderr, tt.words, "--skip-redis")
 		check(0, tt.url, append(tt.flags, "--skip-redis")...)
 	}
+	if got := <-before; got.Code != 69 || !strings.Contains(got.Stderr, "did not answer") || strings.Contains(got.Stderr, "the daemon that runs") {
+		t.Errorf("before the first start: status %d, %s", got.Code, got.Stderr)
+	}
 	// A daemon without Redis loses nothing.
 	r.Stop()
 	d.AwaitRedis("refuses connections")
-	check(0, "redis://:wrong@"+address)
+	asked(check(0, "redis://:wrong@"+address), "was not asked, because the daemon that runs cannot use its own; --connect asks it")
 }

@@ -4,6 +4,34 @@ package main
 
 var commandMutants = []mutant{
 	{
+		rule: "serve --check knows a Cluster that has got a node with a smaller id",
+		file: "cmd/locksidecar/serve.go",
+		old:  `to.Nodes[health.RedisRunID] ||`,
+		new:  ``,
+		by:   test("cmd/locksidecar", "TestClusterWithOtherNodesIsTheSame"),
+	},
+	{
+		rule: "serve --check knows a Cluster that has lost the node with the smallest id",
+		file: "cmd/locksidecar/serve.go",
+		old:  `return slices.Contains(to.Masters, s.Address)`,
+		new:  `return false`,
+		by:   test("cmd/locksidecar", "TestClusterWithOtherNodesIsTheSame"),
+	},
+	{
+		rule: "serve --check permits a master to be down only if the daemon that runs cannot use it either",
+		file: "cmd/locksidecar/serve.go",
+		old:  `s.Address == address && s.Redis != "ok" && !s.Degraded`,
+		new:  `s.Address == address && s.Redis != "ok"`,
+		by:   test("cmd/locksidecar", "TestCheckPermitsWhatTheRunningDaemonCannotUseEither"),
+	},
+	{
+		rule: "serve --check names the masters of a Cluster that do not answer",
+		file: "sidecar/store/cluster.go",
+		old:  `			found.Down[found.Masters[i]] = err`,
+		new:  `			_ = err`,
+		by:   test("sidecar/store", "TestTryOfACluster"),
+	},
+	{
 		rule: "the guard of run keeps the descriptors of the runtime, and lives",
 		file: "cmd/locksidecar/deathpipe.go",
 		old:  `flags&unix.FD_CLOEXEC == 0 {`,
@@ -90,7 +118,7 @@ var commandMutants = []mutant{
 	{
 		rule: "a reload to a Redis with other data is refused",
 		file: "cmd/locksidecar/serve.go",
-		old:  `case found.RunID != "" && health.RedisRunID != "" && found.RunID != health.RedisRunID:`,
+		old:  `case !isSame:`,
 		new:  `case false:`,
 		by:   test("tests/messages", "TestCheckBeforeAReloadConnectsToRedis"),
 	},

@@ -545,15 +545,15 @@ var topologyMutants = []mutant{
 	{
 		rule: "Try connects to each master of a Cluster",
 		file: "sidecar/store/cluster.go",
-		old:  "\tfor master := range t.masters {\n\t\ts,",
-		new:  "\tfor master := range map[string]int{d.nodes[0]: 1} {\n\t\ts,",
+		old:  `for i, master := range found.Masters {`,
+		new:  `for i, master := range found.Masters[:1] {`,
 		by:   test("sidecar/store", "TestTryOfACluster"),
 	},
 	{
-		rule: "Try refuses a Cluster without all slots",
+		rule: "Try names that a Cluster has slots without a master",
 		file: "sidecar/store/cluster.go",
-		old:  `case t.covered < redisop.Slots:`,
-		new:  `case false:`,
+		old:  "if t.covered < redisop.Slots {\n\t\tfound",
+		new:  "if false {\n\t\tfound",
 		by:   test("sidecar/store", "TestTryOfACluster"),
 	},
 	{

@@ -117,6 +117,13 @@ func TestClusterStatusNamesTheMasterThatIsDown(t *testing.T) {
 	if !s.Degraded || !strings.Contains(s.Redis, "2 of 3 masters of the Cluster are connected") || !strings.Contains(s.Redis, dead) {
 		t.Errorf("Redis is %q, degraded: %v", s.Redis, s.Degraded)
 	}
+	// The next daemon could use no less than this one, and other settings are others still.
+	if got := d.Run("serve", "--check", "--redis", c.URL()); got.Code != 0 || !strings.Contains(got.Stdout, "answers; the daemon that runs cannot use this either: Redis at "+dead+" refuses connections") {
+		t.Errorf("a check while one master is down: %d, %s%s", got.Code, got.Stdout, got.Stderr)
+	}
+	if got := d.Run("serve", "--check", "--redis", c.URL(), "--key-prefix", "app:"); got.Code != 64 {
+		t.Errorf("a check with another key prefix: %d, %s%s", got.Code, got.Stdout, got.Stderr)
+	}
 	if got := d.Run("ping"); got.Code != 74 || !strings.Contains(got.Stderr, dead) {
 		t.Errorf("ping ends with %d: %s%s", got.Code, got.Stdout, got.Stderr)
 	}
