@@ -288,7 +288,7 @@ func (v *whoView) state() string {
 func (v *whoView) stateHere() string {
 	h := v.Here
 	switch {
-	case h == nil:
+	case h == nil, h.State == locksidecar.LockFree && h.Waiting == 0: // which says nothing of other hosts
 		return "not known: no process of this host holds it or waits for it"
 	case h.HeldMS != nil:
 		user, cmd := h.holderOf()

@@ -798,12 +798,16 @@ func (cl *cluster) refuse(results []redisop.Result) {
 	}
 }
 
+// shardOf returns the connection to the node that a redirect names; nil: there is no room for one.
+func (cl *cluster) shardOf(r redirect) *commands {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	return cl.get(cl.shardAt(cl.named(r.address)))
+}
+
 // askThere sends operations to the node that has their keys already, although another one has the slot.
 func (cl *cluster) askThere(r redirect, ops []redisop.Op) {
-	cl.mu.Lock()
-	n := cl.shardAt(cl.named(r.address))
-	cl.mu.Unlock()
-	if c := cl.get(n); c != nil && c.doAsking(ops) {
+	if c := cl.shardOf(r); c != nil && c.doAsking(ops) {
 		return
 	}
 	cl.onResults(unsent(ops, "a node of the Cluster that has the lock cannot be connected"), nil)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -47,6 +48,16 @@ func TestRealCluster(t *testing.T) {
 		renewed := r.do(renewOp(name, 1))[0]
 		if renewed.Outcome != redisop.Done || renewed.Shard != from || len(m.To.FieldsAsking(name)) != 1 {
 			t.Errorf("%+v", renewed)
+		}
+		keys := make(chan Key, 1)
+		r.Key(name, func(k Key, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			keys <- k
+		})
+		if k := recv(t, keys, "key"); k.State != protocol.KeyLock || len(k.Owners) != 1 || UUIDOf(k.Owners[0].Field) != ourUUID {
+			t.Errorf("%+v", k)
 		}
 		// The keys of a Take are not all there, so it waits for the end of the migration.
 		if res := r.do(takeOp(name, 2))[0]; res.Outcome != redisop.Retryable || res.Shard != from {

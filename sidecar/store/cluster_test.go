@@ -530,6 +530,64 @@ func TestQueryOfKeysOnSeveralNodes(t *testing.T) {
 	}
 }
 
+// The keys of a slot that is open are at two nodes.
+func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	r := openCluster(t, nodes.url()).settled()
+	name := nodes.names(0, 1)[0]
+	ask := fmt.Sprintf("-ASK %d %s\r\n", slotOf(name), nodes[1].address)
+	nodes[0].set(func() {
+		nodes[0].onOther = func([]string) string { return ask }
+		nodes[0].onRun = func(*nodeRun) string { return ask }
+	})
+	isKnown := false
+	nodes[1].set(func() {
+		nodes[1].onOther = func([]string) string { return bulk("there") }
+		nodes[1].onRun = func(run *nodeRun) string {
+			switch {
+			case !run.isAsking:
+				return "-MOVED 1 127.0.0.1:1\r\n"
+			case !isKnown:
+				isKnown = true
+				return "-NOSCRIPT No matching script\r\n"
+			}
+			return array(bulk("lock"), bulk(""), ":9000\r\n", ":1\r\n", ":0\r\n", bulk(field(otherUUID, 1)), bulk("1"))
+		}
+	})
+	texts := make(chan string, 1)
+	r.Store.ask([][]string{{"hget", name, "about"}, {"hget", name, "about"}}, func(replies []reply, err error) {
+		texts <- fmt.Sprint(err, " ", len(replies), " ", replies[0].text, " ", replies[1].text)
+	})
+	if got := recv(t, texts, "replies"); got != "<nil> 2 there there" {
+		t.Errorf("the replies are %q", got)
+	}
+	keys, errs := make(chan Key, 1), make(chan error, 1)
+	key := func() (Key, error) {
+		r.Key(name, func(k Key, err error) { keys <- k; errs <- err })
+		return recv(t, keys, "key"), recv(t, errs, "error")
+	}
+	if k, err := key(); err != nil || k.State != protocol.KeyLock || len(k.Owners) != 1 {
+		t.Errorf("%+v, %v", k, err)
+	}
+	// Neither node has all keys, or the other one sends it back.
+	nodes[1].set(func() { nodes[1].onOther = nodes[0].onOther })
+	r.Store.ask([][]string{{"hget", name, "about"}}, func(replies []reply, _ error) { texts <- refusal(replies).Error() })
+	if got := recv(t, texts, "replies"); got != slotIsMoving {
+		t.Errorf("the refusal is %q", got)
+	}
+	for _, says := range []string{"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", strings.Replace(ask, nodes[1].address, nodes[0].address, 1)} {
+		nodes[1].set(func() { nodes[1].onRun = func(*nodeRun) string { return says } })
+		if _, err := key(); err == nil || !strings.Contains(err.Error(), "its slot moves to another node of the Cluster") {
+			t.Errorf("%v", err)
+		}
+		drops := make(chan error, 1)
+		r.DropOrphaned(name, field(ourUUID, 1), time.Second, 0, func(_ OrphanOutcome, _ bool, err error) { drops <- err })
+		if err := recv(t, drops, "outcome"); err == nil {
+			t.Error("an orphaned lock of an open slot was dropped")
+		}
+	}
+}
+
 func TestProbeLockIsOneOfTheNode(t *testing.T) {
 	nodes := startFakeCluster(t, 3)
 	given := map[uint16]int{}

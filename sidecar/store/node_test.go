@@ -217,7 +217,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		return ":0\r\n"
 	}
 	run := nodeRun{keys: words[3 : 3+keys], args: words[3+keys:], isAsking: isAsking}
-	for _, s := range clusterScripts {
+	for _, s := range slices.Concat(clusterScripts, []*script{who, dropOrphaned}) {
 		if words[1] == s.sha || words[1] == s.text {
 			run.script = s
 		}
@@ -250,6 +250,8 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		for range run.locks {
 			run.statuses = append(run.statuses, ":0\r\n")
 		}
+	case who, dropOrphaned:
+		run.locks = run.keys[:1]
 	default:
 		return "-NOSCRIPT No matching script\r\n"
 	}

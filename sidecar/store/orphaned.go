@@ -62,7 +62,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 				done(OrphanPublished, false, err)
 				return
 			}
-			s.dropOrphaned(name, field, id, hold, keys.ours(hostPrefix, name), lease, latest, done)
+			s.dropOrphaned(name, field, id, hold, "", lease, latest, done)
 		})
 		return
 	}
@@ -70,7 +70,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 }
 
 // dropOrphaned is DropOrphaned, where published is the key that shows that the sidecar of the field was
-// connected; or one in the slot of the lock that there is not, because it was looked for before.
+// connected; "": it was looked for before.
 func (s *Store) dropOrphaned(name, field, id string, hold uint64, published string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	args := func(p *pipeline) []string {
 		keys := &s.dial.keys
@@ -125,6 +125,9 @@ func (s *Store) dropOrphaned(name, field, id string, hold uint64, published stri
 
 // refusedOrphaned is the sentence for a script that Redis refused with text before it changed anything.
 func (d *dialer) refusedOrphaned(name, text string) string {
+	if isMoving(text) {
+		return slotIsMoving
+	}
 	if deniesKey(text) || deniedInScript(text) {
 		return fmt.Sprintf("Redis at %s does not permit this user to look for signs of life of another sidecar; let its ACL have +hkeys +exists +publish and the keys %s (%s)",
 			d.address, d.keys.queuePatterns(), clip(text))

@@ -2,6 +2,7 @@ package store
 
 import (
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -64,7 +65,8 @@ func (c *commands) askAtOnce(q *query) bool {
 }
 
 // ask sends commands that have one key or channel each, as their first argument: in a Cluster, each to
-// the node that has its slot, those of one node in their order. done gets one reply for each command; it
+// the node that has its slot, those of one node in their order. A command whose key is on its way to another
+// node is sent there. done gets one reply for each command; it
 // is called as that of a query is.
 func (s *Store) ask(list [][]string, done func(replies []reply, err error)) {
 	parts := make(map[*commands][]int) // the indices of the commands, by connection
@@ -97,7 +99,7 @@ func (s *Store) ask(list [][]string, done func(replies []reply, err error)) {
 			case failed != nil:
 				done(nil, failed)
 			default:
-				done(replies, nil)
+				s.askThere(0, list, replies, done)
 			}
 		}}
 		for _, i := range part {
@@ -107,14 +109,60 @@ func (s *Store) ask(list [][]string, done func(replies []reply, err error)) {
 	}
 }
 
-// runScript runs a script for a lock, as commands.runScript does.
+// askThere sends the commands, from an index on, that a node answered with ASK to the nodes that have their keys
+// already. Each is sent once more: nodes may name each other.
+func (s *Store) askThere(from int, list [][]string, replies []reply, done func(replies []reply, err error)) {
+	for i := from; i < len(list); i++ {
+		to := s.asked(list[i][1], replies[i])
+		if to == nil {
+			continue
+		}
+		to.ask(&query{commands: [][]string{{"asking"}, list[i]}, done: func(got []reply, err error) {
+			if err != nil {
+				done(nil, err)
+				return
+			}
+			replies[i] = got[1]
+			s.askThere(i+1, list, replies, done)
+		}})
+		return
+	}
+	done(replies, nil)
+}
+
+// asked returns the connection to the node that the answer ASK about a key names; nil: it is none, or there is no
+// such node.
+func (s *Store) asked(key string, answer reply) *commands {
+	if s.cluster == nil || answer.kind != '-' || code(answer.text) != "ASK" {
+		return nil
+	}
+	from := ""
+	if c := s.ofKey(key); c != nil {
+		from = c.dial.address
+	}
+	r, ok := parseRedirect(answer.text, from)
+	if !ok {
+		return nil
+	}
+	return s.cluster.shardOf(r)
+}
+
+// runScript runs a script for a lock, as commands.runScript does. If the key is on its way to another node, that
+// one runs it.
 func (s *Store) runScript(name string, sc *script, latest int64, args func(p *pipeline) []string, done func(answer reply, err error)) {
-	c := s.ofKey(s.dial.keys.key(name))
+	key := s.dial.keys.key(name)
+	c := s.ofKey(key)
 	if c == nil {
 		go done(reply{}, unavailableError("no node of the Cluster is known yet"))
 		return
 	}
-	c.runScript(sc, latest, args, done)
+	c.runScript(sc, latest, false, args, func(answer reply, err error) {
+		if to := s.asked(key, answer); err == nil && to != nil {
+			to.runScript(sc, latest, true, args, done)
+			return
+		}
+		done(answer, err)
+	})
 }
 
 // pumpQueries queues queries on the pipeline. The caller holds mu, and flushes.
@@ -140,12 +188,21 @@ func (c *commands) pumpQueries(p *pipeline) {
 	}
 }
 
-// runScript runs a script as a query. Redis is sent one command, or a second time with the text of
+// runScript runs a script as a query, behind ASKING if isAsking. Redis is sent one command, or a second time with the text of
 // the script, if it does not know that: it has executed nothing then. args makes the arguments after
 // the script's name; mu is held. latest: as in query. done gets the reply, which may be an error of
 // Redis.
-func (c *commands) runScript(s *script, latest int64, args func(p *pipeline) []string, done func(answer reply, err error)) {
-	run := func(p *pipeline) []string { return append([]string{"evalsha", s.sha}, args(p)...) }
+func (c *commands) runScript(s *script, latest int64, isAsking bool, args func(p *pipeline) []string, done func(answer reply, err error)) {
+	run := func(p *pipeline, before [][]string, command ...string) [][]string {
+		if isAsking {
+			before = append(before, []string{"asking"})
+		}
+		lifts := p.encoder.lifts
+		p.encoder.lifts = lifts || isAsking // as in queueCommand
+		command = append(command, args(p)...)
+		p.encoder.lifts = lifts
+		return append(before, command)
+	}
 	last := func(replies []reply, err error) {
 		if err != nil {
 			done(reply{}, err)
@@ -153,18 +210,20 @@ func (c *commands) runScript(s *script, latest int64, args func(p *pipeline) []s
 		}
 		done(replies[len(replies)-1], nil)
 	}
-	c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return [][]string{run(p)} }, done: func(replies []reply, err error) {
-		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {
+	c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return run(p, nil, "evalsha", s.sha) }, done: func(replies []reply, err error) {
+		if end := len(replies) - 1; err != nil || replies[end].kind != '-' || code(replies[end].text) != "NOSCRIPT" {
 			last(replies, err)
 			return
 		}
-		c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return [][]string{{"script", "load", s.text}, run(p)} }, done: func(replies []reply, err error) {
+		c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string {
+			return run(p, [][]string{{"script", "load", s.text}}, "evalsha", s.sha)
+		}, done: func(replies []reply, err error) {
 			if err != nil || replies[0].kind != '-' {
 				last(replies, err)
 				return
 			}
 			// A user may have the permission to run a text, and none to load it.
-			c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return [][]string{append([]string{"eval", s.text}, args(p)...)} }, done: last})
+			c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return run(p, nil, "eval", s.text) }, done: last})
 		}})
 	}})
 }
@@ -209,9 +268,21 @@ func (p *pipeline) unansweredQueries() (queries []*query) {
 	return queries
 }
 
+// slotIsMoving says that no node of a Cluster has all that a question is about.
+const slotIsMoving = "its slot moves to another node of the Cluster at this moment; try again when that has ended (CLUSTER NODES shows the slot in brackets)"
+
+// isMoving reports whether a node refused a command because the slot of its keys is on its way.
+func isMoving(text string) bool {
+	word := code(text)
+	return word == "ASK" || word == "TRYAGAIN" || strings.Contains(text, "non local key")
+}
+
 // refusal returns the first error among replies, or nil.
 func refusal(replies []reply) error {
 	for _, r := range replies {
+		if r.kind == '-' && isMoving(r.text) {
+			return unavailableError(slotIsMoving)
+		}
 		if r.kind == '-' {
 			return unavailableError("Redis refused it: " + clip(r.text))
 		}

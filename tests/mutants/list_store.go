@@ -601,8 +601,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a script that returned an error is not run again",
 		file: "sidecar/store/query.go",
-		old:  `		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {`,
-		new:  `		if err != nil || replies[0].kind != '-' {`,
+		old:  `		if end := len(replies) - 1; err != nil || replies[end].kind != '-' || code(replies[end].text) != "NOSCRIPT" {`,
+		new:  `		if end := len(replies) - 1; err != nil || replies[end].kind != '-' {`,
 		by:   test("sidecar/store", "TestScriptThatFailedIsNotRunAgain"),
 	},
 	{

@@ -543,6 +543,27 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestScriptsOfAClusterDeclareTheirKeys"),
 	},
 	{
+		rule: "a question about a key that has gone ahead of its slot follows it",
+		file: "sidecar/store/query.go",
+		old:  `to.runScript(sc, latest, true, args, done)`,
+		new:  `to.runScript(sc, latest, false, args, done)`,
+		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),
+	},
+	{
+		rule: "a command about a key that has gone ahead of its slot follows it",
+		file: "sidecar/store/query.go",
+		old:  `[][]string{{"asking"}, list[i]}`,
+		new:  `[][]string{{"ping"}, {"ping"}}`,
+		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),
+	},
+	{
+		rule: "a question that no node answers says that the slot moves",
+		file: "sidecar/store/query.go",
+		old:  `if r.kind == '-' && isMoving(r.text) {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),
+	},
+	{
 		rule: "Try connects to each master of a Cluster",
 		file: "sidecar/store/cluster.go",
 		old:  `for i, master := range found.Masters {`,

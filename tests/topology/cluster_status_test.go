@@ -188,6 +188,10 @@ func TestClusterCountsRedirects(t *testing.T) {
 	if shard := harness.Info(t, d, name).Shard; shard != from {
 		t.Errorf("while the slot migrates, it is of %s, want %s", shard, from)
 	}
+	// Another host finds it there, too.
+	if got := harness.StartDaemon(t, c.URL()).Run("who", name); got.Code != 0 || !strings.Contains(got.Stdout, "held") {
+		t.Errorf("who on another host: %d, %s%s", got.Code, got.Stdout, got.Stderr)
+	}
 	m.Close()
 	harness.Eventually(t, "the source answers MOVED", counts("moved"))
 	harness.Eventually(t, "the slot is of the target", func() bool { return harness.Info(t, d, name).Shard == to })

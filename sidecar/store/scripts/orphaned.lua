@@ -6,7 +6,7 @@
 -- ARGV[1]   prefix of the owner fields of that sidecar
 -- ARGV[10]  number of its hold
 -- ARGV[12]  the owner field that was examined
--- ARGV[13]  key of what that sidecar published of its host
+-- ARGV[13]  key of what that sidecar published of its host; empty: there is none
 -- ARGV[14]  channel of that sidecar
 -- ARGV[15]  recall of the lock: a message that a sidecar may receive at any time
 --
@@ -20,7 +20,7 @@ do
   local fields = redis.pcall('HLEN', KEYS[1])
   if type(fields) == 'table' and string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then return fields end
   if fields ~= 1 or redis.call('HKEYS', KEYS[1])[1] ~= ARGV[12] then return redis.status_reply('changed') end
-  local published = redis.pcall('EXISTS', ARGV[13])
+  local published = ARGV[13] == '' and 0 or redis.pcall('EXISTS', ARGV[13])
   if type(published) == 'table' then return published end
   if published ~= 0 then return redis.status_reply('published') end
   -- Not PUBSUB NUMSUB, which may be not permitted: then a sidecar that lives would not be found.
