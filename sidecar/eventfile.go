@@ -273,20 +273,38 @@ func (f *eventFile) writeWaiting() {
 	}
 }
 
-// rotate begins a new file if the present one has no room.
+// rotate begins a new file if the present one has no room, or if another program has shortened or removed it:
+// what is written behind its end would not be read.
 func (f *eventFile) rotate(room int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.file.Fd()), &st); err != nil {
+		return err
+	}
+	switch {
+	case st.Nlink == 0:
+		return f.renew()
+	case st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size < f.size:
+		if err := f.file.Truncate(0); err != nil {
+			return err
+		}
+		f.size = 0
+	}
 	if f.size+int64(room) <= maxEventFile {
 		return f.begin() // the disk may have had no room for the header
 	}
 	if err := os.Rename(f.path, f.oldPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	return f.renew()
+}
+
+// renew makes a new file.
+func (f *eventFile) renew() error {
 	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	f.end()
 	if err != nil {
-		f.end()
 		return err
 	}
-	f.end()
 	f.file, f.size = file, 0
 	if err := f.begin(); err != nil {
 		return err

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -110,6 +111,30 @@ func TestEventsOfAnotherBootAreNotRead(t *testing.T) {
 	}
 }
 
+// Operators shorten files that look like logs. What is written behind the end of such a file is not read.
+func TestFileOfEventsThatIsShortenedBeginsAgain(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"emptied": func(p string) error { return os.Truncate(p, 0) },
+		"halved":  func(p string) error { return os.Truncate(p, 100) },
+		"removed": os.Remove,
+	} {
+		path := writeEvents(t)
+		f, _, _ := keptEvents(t, path)
+		if err := change(path + ".events"); err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range []string{"d", "e"} {
+			f.add(numberedEvent{number: uint64(20 + i), row: lostEvent(name)})
+		}
+		f.close()
+		f, names, log := keptEvents(t, path)
+		f.close()
+		if names != "de" || log != "" {
+			t.Errorf("%s: %q; logged %s", name, names, log)
+		}
+	}
+}
+
 // What another program or user may have put there is neither read nor changed, and the daemon runs.
 func TestForeignFileOfEventsIsNotChanged(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
@@ -118,6 +143,10 @@ func TestForeignFileOfEventsIsNotChanged(t *testing.T) {
 		"a directory":       func(p string) error { return os.Mkdir(p, 0o700) },
 		"a pipe":            func(p string) error { return unix.Mkfifo(p, 0o600) },
 		"a symbolic link":   func(p string) error { return os.Symlink("/dev/null", p) },
+		"a link to a file that would do": func(p string) error {
+			target := p + " elsewhere"
+			return errors.Join(os.WriteFile(target, []byte(eventFileMagic), 0o600), os.Symlink(target, p))
+		},
 	} {
 		for _, suffix := range []string{".events", ".events.old"} {
 			path := filepath.Join(t.TempDir(), "state")

@@ -251,6 +251,31 @@ func TestSubscriptionMovesWithItsSlot(t *testing.T) {
 	}
 }
 
+// The master that a slot has left ends the subscription there, which may be known late.
+func TestEndOfTheSubscriptionAtTheShardBeforeChangesNothing(t *testing.T) {
+	for _, n := range []redisop.Shard{1, 2} {
+		c := newCluster(t)
+		c.tb.Up(c.now, 1, false, false)
+		c.tb.Up(c.now, 2, false, false)
+		held := redisop.Result{Outcome: redisop.HeldByOther, Field: "other:1", TTLMS: 60_000}
+		c.acquire(1, "a")
+		c.answer(c.next(), held)
+		c.tb.Subscribed(c.now, 1, "a")
+		c.answer(c.next(), held)
+		c.tb.Route(c.now, []redisop.SlotRange{{First: 1, Last: 1, Shard: 2}})
+		c.answer(c.next(), held)
+		c.tb.Subscribed(c.now, 2, "a")
+		c.answer(c.next(), held)
+		c.tb.Unsubscribed(c.now, n, "a")
+		c.now += int64(1 * time.Second)
+		c.tb.Advance(c.now)
+		c.effects()
+		if asks := len(c.sent) > 0; asks != (n == 2) {
+			t.Errorf("the subscription at shard %d ended, and the table polls: %v", n, asks)
+		}
+	}
+}
+
 // One run of a script has locks of one slot, so these are renewed together.
 func TestLocksOfOneSlotAreRenewedTogether(t *testing.T) {
 	c := newCluster(t)

@@ -530,6 +530,83 @@ func TestQueryOfKeysOnSeveralNodes(t *testing.T) {
 	}
 }
 
+// The danger: a node without slots is tried each half minute, and its slots wait when it gets some.
+func TestNodeThatGetsSlotsAgainIsConnectedAtOnce(t *testing.T) {
+	cl := newCluster(Config{}, &dialer{}, nil)
+	defer cl.stop()
+	shard := &commands{hurry: make(chan struct{}, 1)}
+	cl.shards.Store(&[]*commands{nil, shard})
+	hurries := func(slots ...uint16) int {
+		for slot := range uint16(3) {
+			cl.owners[slot].Store(0)
+		}
+		for _, slot := range slots {
+			cl.owners[slot].Store(1)
+		}
+		cl.countSlots()
+		defer func() {
+			for len(shard.hurry) > 0 {
+				<-shard.hurry
+			}
+		}()
+		return len(shard.hurry)
+	}
+	if first, more, none, again := hurries(0), hurries(0, 1), hurries(), hurries(2); first != 1 || more != 0 || none != 0 || again != 1 {
+		t.Errorf("a pause ended for the first slot %d times, for another %d, for none %d, for one again %d", first, more, none, again)
+	}
+}
+
+// The slot of the probe's lock may be on its way, which says nothing of the locks.
+func TestProbeOfAnOpenSlotIsNoRefusal(t *testing.T) {
+	for _, says := range []string{"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", "-ASK 7 127.0.0.1:1\r\n"} {
+		nodes := startFakeCluster(t, 1)
+		var probes atomic.Int64
+		nodes[0].set(func() {
+			nodes[0].onRun = func(run *nodeRun) string {
+				if isProbeLock(run.locks[0]) {
+					probes.Add(1)
+				}
+				return says
+			}
+		})
+		r := openCluster(t, nodes.url(), often).settled()
+		r.await("probes", func() bool { return probes.Load() > 3 })
+		if len(r.degraded) > 0 {
+			t.Errorf("%q: OnDegraded(%q)", says, <-r.degraded)
+		}
+	}
+}
+
+// A Cluster brings each message to all nodes, and this host is connected to each.
+func TestCopiesOfARecallAreNotDelivered(t *testing.T) {
+	nodes := startFakeCluster(t, 2)
+	received := make(chan redisop.Message, 4)
+	r := openCluster(t, nodes.url(), func(c *Config) {
+		c.OnMessages = func(ms []redisop.Message) {
+			for _, m := range ms {
+				received <- m
+			}
+		}
+	}).settled()
+	for _, sender := range nodes { // each sends a recall of its own, which the other one passes on before
+		from := originOf(fmt.Sprintf("%08x%032x", sender.number, sender.number), "master")
+		for _, n := range nodes {
+			if n != sender {
+				n.push(">3\r\n" + bulk("message") + bulk(ownChannel(r.cfg.UUID)) + bulk(fmt.Sprintf("recall:%v copy", from)))
+			}
+		}
+	}
+	for _, n := range nodes {
+		from := originOf(fmt.Sprintf("%08x%032x", n.number, n.number), "master")
+		n.push(">3\r\n" + bulk("message") + bulk(ownChannel(r.cfg.UUID)) + bulk(fmt.Sprintf("recall:%v sent", from)))
+	}
+	for range nodes {
+		if m := recv(t, received, "recall"); m.Kind != redisop.Recalled || m.Name != "sent" {
+			t.Errorf("%+v", m)
+		}
+	}
+}
+
 // The keys of a slot that is open are at two nodes.
 func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 	nodes := startFakeCluster(t, 2)

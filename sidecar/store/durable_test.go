@@ -182,6 +182,21 @@ func TestResultsAreWithheldUntilReplicasConfirm(t *testing.T) {
 	}
 }
 
+func TestEachReplicaThatIsAskedForMustConfirm(t *testing.T) {
+	s := startSlow(t)
+	r := connected(t, s.url, replicated(2))
+	for confirmed, want := range []redisop.Outcome{redisop.NotSynced, redisop.NotSynced, redisop.Done} {
+		r.Do([]redisop.Op{takeOp("a", 1)})
+		if got := recv(t, s.waits, "WAIT"); got[0] != "2" {
+			t.Errorf("WAIT %v", got)
+		}
+		s.answers <- fmt.Sprintf(":%d\r\n", confirmed)
+		if got := recv(t, r.results, "result"); len(got) != 1 || got[0].Outcome != want {
+			t.Errorf("%d of 2 replicas: %+v", confirmed, got)
+		}
+	}
+}
+
 // A script that is sent again is executed after the WAIT of its batch.
 func TestScriptThatIsSentAgainHasAWaitOfItsOwn(t *testing.T) {
 	s := startSlow(t)

@@ -179,6 +179,24 @@ func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
 	}
 }
 
+// A refusal that may pass is looked at again soon.
+func TestProbeFollowsSoonAfterARefusal(t *testing.T) {
+	const now, interval = int64(time.Hour), int64(time.Minute)
+	oom := reply{kind: '-', text: "OOM command not allowed when used memory > 'maxmemory'."}
+	p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}, now: now, readyConn: &readyConn{dial: &dialer{}}}
+	p.probe = probe{interval: interval}
+	for _, tt := range []struct {
+		answer reply
+		after  time.Duration
+	}{{reply{kind: '*'}, time.Minute}, {oom, probeConfirm}, {oom, probeDegraded}, {reply{kind: '*'}, time.Minute}} {
+		p.calls.push(call{form: probing})
+		p.onProbeReply(tt.answer)
+		if got := time.Duration(p.probe.next - now); got != tt.after {
+			t.Errorf("after %+v, the next probe is %v later, want %v", tt.answer, got, tt.after)
+		}
+	}
+}
+
 // A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
 // probe sent a second after the last one, and not after the interval.
 func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {

@@ -181,6 +181,7 @@ type fakeSentinel struct {
 
 	mu     sync.Mutex
 	master func(round int) (address string, epoch int) // by how often it was asked
+	flags  string                                      // of the master, beside "master"
 	rounds int
 	subs   []net.Conn
 	full   int             // how many are subscribed to the steps of a failover
@@ -263,7 +264,7 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 	case "sentinel get-master-addr-by-name":
 		return bulk(host, port)
 	case "sentinel master":
-		flags := "master"
+		flags := "master" + s.flags
 		if s.leads != "" {
 			flags += ",failover_in_progress"
 			host, port, _ = net.SplitHostPort(s.leads)
@@ -332,6 +333,24 @@ func (s *fakeSentinel) send(channel, text string) {
 	defer s.mu.Unlock()
 	for _, conn := range s.subs {
 		fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(channel), channel, len(text), text)
+	}
+}
+
+// A master that its Sentinels see down is none to move to: the connection to the server before stays.
+func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
+	for flags, want := range map[string]bool{"": true, ",s_down,o_down": false} {
+		s := startFakeSentinel(t, func(int) (string, int) { return "127.0.0.1:2", 1 })
+		s.flags = flags
+		d, err := parse(Config{URL: s.url(), Timeout: patience})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := newSentinels(d.group, slog.New(slog.DiscardHandler))
+		defer all.close()
+		all.last = "127.0.0.1:1"
+		if address, isOther := all.other(ctx); address != "127.0.0.1:2" || isOther != want {
+			t.Errorf("%q: at %s, and another one to move to: %v", flags, address, isOther)
+		}
 	}
 }
 

@@ -106,6 +106,16 @@ func TestParseTopology(t *testing.T) {
 	}
 }
 
+// The id of a node in handshake is one that this node has made up, until the other one tells its own.
+func TestNodeInHandshakeIsNotCounted(t *testing.T) {
+	line := nodeLine("10.0.0.1:6379@16379", "myself,master", 3, "0-16383")
+	greeting := strings.Replace(nodeLine("10.0.0.2:6379@16379", "handshake", 0), "07c37dfe", "00000000", 1)
+	got, err := parseTopology(greeting+line, askedNode)
+	if err != nil || len(got.nodes) != 1 || !got.nodes[got.id] || !strings.HasPrefix(got.id, "07c37dfe") {
+		t.Errorf("the nodes are %v, the smallest id is %s: %v", got.nodes, got.id, err)
+	}
+}
+
 var garbageTopologies = map[string]string{
 	"too few fields":        "07c37dfe 10.0.0.1:6379@16379 master - 0 0 3\n",
 	"an empty line":         nodeLine("10.0.0.1:6379@16379", "master", 3, "1") + "\n" + nodeLine("10.0.0.1:6379@16379", "master", 3, "2"),

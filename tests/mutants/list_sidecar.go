@@ -4,6 +4,27 @@ package main
 
 var sidecarMutants = []mutant{
 	{
+		rule: "a file of events is no link",
+		file: "sidecar/eventfile.go",
+		old:  `flags|unix.O_NOFOLLOW|`,
+		new:  `flags|`,
+		by:   test("sidecar", "TestForeignFileOfEventsIsNotChanged"),
+	},
+	{
+		rule: "a file of events that was shortened begins again",
+		file: "sidecar/eventfile.go",
+		old:  `&& st.Size < f.size:`,
+		new:  `&& st.Size < 0:`,
+		by:   test("sidecar", "TestFileOfEventsThatIsShortenedBeginsAgain"),
+	},
+	{
+		rule: "a file of events that was removed is made again",
+		file: "sidecar/eventfile.go",
+		old:  `case st.Nlink == 0:`,
+		new:  `case false:`,
+		by:   test("sidecar", "TestFileOfEventsThatIsShortenedBeginsAgain"),
+	},
+	{
 		rule: "only administrators force locks of other hosts free",
 		file: "sidecar/question.go",
 		old:  "		case *protocol.HostForceRelease:\n			return nil, ",

@@ -5,6 +5,20 @@ package main
 
 var storeMutants = []mutant{
 	{
+		rule: "each replica that durability names must confirm",
+		file: "sidecar/store/durable.go",
+		old:  `case answer.num < int64(d.replicas):`,
+		new:  `case answer.num < 1:`,
+		by:   test("sidecar/store", "TestEachReplicaThatIsAskedForMustConfirm"),
+	},
+	{
+		rule: "a probe follows soon after a refusal that may pass",
+		file: "sidecar/store/probe.go",
+		old:  `p.now + min(int64(probeConfirm), b.interval)`,
+		new:  `p.now + b.interval`,
+		by:   test("sidecar/store", "TestProbeFollowsSoonAfterARefusal"),
+	},
+	{
 		rule: "the send time of an operation is from before it was written",
 		file: "sidecar/store/pipeline.go",
 		old:  `redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: cl.sent, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",

@@ -4,6 +4,55 @@ package main
 
 var topologyMutants = []mutant{
 	{
+		rule: "a node that gets slots again is connected at once",
+		file: "sidecar/store/cluster.go",
+		old:  "\t\t\tc.connectNow()\n",
+		new:  "\t\t\t_ = c.connectNow\n",
+		by:   test("sidecar/store", "TestNodeThatGetsSlotsAgainIsConnectedAtOnce"),
+	},
+	{
+		rule: "a probe whose slot is on its way is not refused",
+		file: "sidecar/store/probe.go",
+		old:  `(word == "ASK" || word == "TRYAGAIN")`,
+		new:  `false`,
+		by:   test("sidecar/store", "TestProbeOfAnOpenSlotIsNoRefusal"),
+	},
+	{
+		rule: "a recall that another node sent is a copy",
+		file: "sidecar/store/pipeline.go",
+		old:  `if p.commands.cluster != nil && from.isKnown && p.origin.isKnown && !from.isSame(p.origin) {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestCopiesOfARecallAreNotDelivered"),
+	},
+	{
+		rule: "the master that Sentinels see down is none to move to",
+		file: "sidecar/store/sentinel.go",
+		old:  `address != s.last && !isDown`,
+		new:  `address != s.last`,
+		by:   test("sidecar/store", "TestAddressOfAMasterThatIsDownIsNotMovedTo"),
+	},
+	{
+		rule: "a node in handshake has no id yet",
+		file: "sidecar/store/topology.go",
+		old:  "\t\tif !has(\"handshake\") {\n\t\t\tt.nodes",
+		new:  "\t\tif true {\n\t\t\tt.nodes",
+		by:   test("sidecar/store", "TestNodeInHandshakeIsNotCounted"),
+	},
+	{
+		rule: "a node in handshake has not the smallest id",
+		file: "sidecar/store/topology.go",
+		old:  `if !has("handshake") && (t.id`,
+		new:  `if true && (t.id`,
+		by:   test("sidecar/store", "TestNodeInHandshakeIsNotCounted"),
+	},
+	{
+		rule: "the end of a subscription at the shard before changes nothing",
+		file: "sidecar/locktable/connection.go",
+		old:  `l.shard == n && l.queue != nil && l.queue.contest.IsSubscribed()`,
+		new:  `l.queue != nil && l.queue.contest.IsSubscribed()`,
+		by:   tableTest("TestEndOfTheSubscriptionAtTheShardBeforeChangesNothing"),
+	},
+	{
 		rule: "a master that the Sentinels name no more after the greeting is not used",
 		file: "sidecar/store/sentinel.go",
 		old:  `	case now != address:`,
