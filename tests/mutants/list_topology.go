@@ -28,7 +28,7 @@ var topologyMutants = []mutant{
 		rule: "the master that Sentinels see down is none to move to",
 		file: "sidecar/store/sentinel.go",
 		old:  `address != s.last && !isDown`,
-		new:  `address != s.last`,
+		new:  `address != s.last && (true || !isDown)`,
 		by:   test("sidecar/store", "TestAddressOfAMasterThatIsDownIsNotMovedTo"),
 	},
 	{
