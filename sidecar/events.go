@@ -79,7 +79,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 			return
 		}
 		l.losses.add(l.stepAt, e.Reason, 1)
-		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6}
+		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6, Msg: l.whyGone(e)}
 	case locktable.Forced:
 		row = protocol.EventRow{Kind: protocol.EventForced}
 	case locktable.Refusal:

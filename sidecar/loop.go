@@ -699,7 +699,18 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 			args = append(args, "host", host)
 		}
 	}
+	if why := l.whyGone(e); why != "" {
+		args = append(args, "redis", why)
+	}
 	l.logAbout(kind, e.Name, args...)
+}
+
+// whyGone returns what Redis is known to do to keys of locks, of a loss because the key was gone; "": nothing.
+func (l *loop) whyGone(e *locktable.Effect) string {
+	if e.Reason != protocol.Deleted && e.Reason != protocol.Stolen {
+		return ""
+	}
+	return l.store.OnKeysGone(e.Name)
 }
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}

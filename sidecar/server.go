@@ -307,7 +307,7 @@ func (s *Server) redisDegraded(n redisop.Shard, why string) {
 	}, s.setHealth)
 }
 
-// redisRisk has what the numbers of replicas are wrong for; "": nothing.
+// redisRisk has why two owners of one lock are possible; "": nothing is known.
 func (s *Server) redisRisk(n redisop.Shard, risk string) {
 	s.shards.set(n, func(h *redisHealth) { h.risk = risk }, s.setHealth)
 }

@@ -55,7 +55,7 @@ func (e *Event) text() string {
 		if e.RemoteField != "" {
 			text += "; now " + Elsewhere(e.RemoteHost, e.RemoteField)
 		}
-		return text
+		return text + suffixIf("; ", e.Msg)
 	case protocol.EventForced:
 		return fmt.Sprintf("%s  by %s%s", e.Name, e.requester(), suffixIf(" ", e.Msg))
 	case protocol.EventRefused:

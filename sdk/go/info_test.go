@@ -22,8 +22,9 @@ var leftOut = map[string]string{
 
 // renamed are the fields whose name in the API is not that of the row without its unit.
 var renamed = map[string]string{
-	"EventRow.Msg": "Message",
-	"WhoRow.Msg":   "Message",
+	"LockRow.AbsentMS": "AbsentFor",
+	"EventRow.Msg":     "Message",
+	"WhoRow.Msg":       "Message",
 }
 
 func TestEveryFieldOfARowIsConverted(t *testing.T) {

@@ -336,7 +336,7 @@ func tryCluster(ctx context.Context, cfg Config, d *dialer) (Found, error) {
 			s, err := d.at(master).connect(ctx, &lostAddresses{}, Identity{})
 			if errs[i] = err; err == nil {
 				s.close()
-				risks[i] = s.replication.risk(s.dial)
+				risks[i] = s.riskNow()
 			}
 		})
 	}

@@ -72,6 +72,8 @@ type commands struct {
 	unsentOps atomic.Int64 // the length of others
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
+	evicts atomic.Pointer[string] // what the server does to the keys of locks; nil: not known
+
 	ignored ignoredMessages
 
 	// Owned by the pipeline's reader: what was logged as not permitted.
@@ -94,6 +96,9 @@ type commands struct {
 	noQueue  bool          // that the queues of locks are not permitted was logged
 
 	isClusterTold bool // that the server is a node of a Cluster was logged
+
+	policyLogged  string // the last maxmemory-policy whose risk was logged; of the reader, too, while there is one
+	evictedLogged bool   // that keys were evicted by that policy was logged; the same
 
 	riskLogged int // the largest number of replicas that a logged risk was about; of the reader, too, while there is one
 }
@@ -504,7 +509,7 @@ func (c *commands) onConnected(s *readyConn) {
 		c.reportDegraded(p.reported)
 	}
 	if p.risk != "" {
-		c.reportRisk(p.risk, p.replication.replicas)
+		c.reportRisk(p.riskReport(p.risk))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

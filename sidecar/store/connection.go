@@ -240,6 +240,7 @@ type readyConn struct {
 	killed error // why the earlier connection could not be ended; nil if it was, or there was none
 
 	replication replication
+	eviction    eviction
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
@@ -343,13 +344,14 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	hello := redis.NewSliceCmd(ctx, "hello", 2) // version, role and id, even where INFO is not permitted
 	server := redis.NewStringCmd(ctx, "info", "server")
 	replication := redis.NewStringCmd(ctx, "info", "replication")
+	memory, stats := redis.NewStringCmd(ctx, "info", "memory"), redis.NewStringCmd(ctx, "info", "stats")
 	clock := redis.NewTimeCmd(ctx, "time")
 	needed := scripts
 	if d.isNode {
 		needed = clusterScripts
 	}
 	exists := redis.NewCmd(ctx, append([]any{"script", "exists"}, digests(needed)...)...)
-	if err := s.exec(hello, server, replication, clock, exists); err != nil {
+	if err := s.exec(hello, server, replication, memory, stats, clock, exists); err != nil {
 		return d.handshakeError(err)
 	}
 	answered := protocol.Now()
@@ -401,6 +403,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	s.id.ClientID, _ = greeting["id"].(int64)
 	s.origin = originOf(s.id.RunID, role)
 	s.replication.onInfo(info)
+	s.eviction.onInfo(infoFields(memory.Val() + "\n" + stats.Val()))
 	s.clock, s.clockAt = s.id.Floor, answered
 	if last.known() {
 		// If a new master's clock is behind the old one's, tokens still grow.

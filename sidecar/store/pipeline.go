@@ -60,7 +60,8 @@ type pipeline struct {
 	queryCalls    int              // how many of the calls are commands of queries
 	probe         probe
 	reported      string // why Redis is degraded, as it was reported last; "": it is not
-	risk          string // of the numbers of replicas, as it was reported last; "": there is none
+	risk          string // as it was reported last; "": there is none
+	evictionNext  int64  // when the numbers of evicted keys may be read again because locks were lost
 
 	durability durability
 
@@ -125,7 +126,8 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	p.durability.replicas = s.dial.replicas
 	p.durability.why = s.tooFewReplicas()
 	p.reported = p.durability.why
-	p.risk = s.replication.risk(s.dial)
+	p.risk = s.riskNow()
+	p.noteEviction()
 	p.beginProbes()
 	if s.origin.isKnown {
 		p.conn = redisop.NewConn(c.number)
@@ -721,13 +723,16 @@ func (p *pipeline) onReply(answer reply) error {
 	of := p.calls.front().form
 	err := p.onResults(answer)
 	risk, changed := "", false
-	if of == reading || of == alive && (p.replication.replicas == 0 || p.replication.isDenied) {
+	if of == reading || of == informing || of == alive && (p.replication.replicas == 0 || p.replication.isDenied) {
 		risk, changed = p.riskChange()
 	}
-	replicas := p.replication.replicas
+	var report riskReport
+	if changed {
+		report = p.riskReport(risk)
+	}
 	mu.Unlock()
 	if changed {
-		p.commands.reportRisk(risk, replicas)
+		p.commands.reportRisk(report)
 	}
 	return err
 }
@@ -749,6 +754,8 @@ func (p *pipeline) onResults(answer reply) error {
 		p.onClock(answer)
 	case reading:
 		p.onMinimum(answer)
+	case informing:
+		p.onInfo(answer)
 	}
 	p.served = true
 	if cl.ops > 0 { // something on the way may answer a ping

@@ -91,6 +91,7 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 	p.queueWait(now)
 	if b.passed {
 		p.ping(now) // a busy connection is asked for its role, too
+		p.askEviction(now)
 	}
 	return now + int64(time.Hour)
 }

@@ -108,19 +108,33 @@ func (p *pipeline) onMinimum(answer reply) {
 // riskChange returns the sentence for the numbers, and whether that is not what was reported last. The caller
 // holds mu, and reports it.
 func (p *pipeline) riskChange() (risk string, changed bool) {
-	risk = p.replication.risk(p.dial)
+	risk = p.riskNow()
 	changed = risk != p.risk
 	p.risk = risk
 	return risk, changed
 }
 
-// reportRisk reports what the numbers of replicas are wrong for; "": they are right. It is logged once for each
+// A riskReport is what is reported of a risk.
+type riskReport struct {
+	risk        string
+	replication replication
+	eviction    eviction
+	dial        *dialer
+}
+
+func (s *readyConn) riskReport(risk string) riskReport {
+	return riskReport{risk, s.replication, s.eviction, s.dial}
+}
+
+// reportRisk reports why two owners are possible; "": nothing is known. That of the replicas is logged once for each
 // number of replicas that is larger than before: in a failover they come and go.
-func (c *commands) reportRisk(risk string, replicas int) {
-	if risk != "" && replicas > c.riskLogged {
-		c.riskLogged = replicas
-		c.cfg.Log.Warn("two owners may have one lock after a failover", "reason", risk)
+func (c *commands) reportRisk(r riskReport) {
+	risk := r.risk
+	if failover := r.replication.risk(r.dial); failover != "" && r.replication.replicas > c.riskLogged {
+		c.riskLogged = r.replication.replicas
+		c.cfg.Log.Warn("two owners may have one lock after a failover", "reason", failover)
 	}
+	c.reportEviction(&r.eviction, r.dial)
 	if c.cfg.OnRisk != nil {
 		c.cfg.OnRisk(c.shard, risk)
 	}

@@ -43,7 +43,7 @@ const runMax = redisop.RenewalGroupSize
 // shape.
 type call struct {
 	form     form
-	script   *script          // nil: a ping, subscribing, querying, probing, syncing or reading
+	script   *script          // nil: a ping, subscribing, querying, probing, syncing, reading or informing
 	ops      int              // how many operations it carries out
 	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
 	from     int64            // where in the stream of the connection it begins, bytes
@@ -68,6 +68,7 @@ const (
 	permitting              // ASKING: the next command may be of a slot that another node has
 	timing                  // TIME: see pipeline.askClock
 	reading                 // CONFIG GET: see pipeline.onReplicas
+	informing               // INFO: see pipeline.askEviction
 )
 
 // encoder turns operations into commands.

@@ -93,8 +93,8 @@ type Config struct {
 	// reads; "": it does not any more. After OnUp it does not, until this is called.
 	OnDegraded func(n redisop.Shard, why string)
 
-	// OnRisk: two owners may have one lock after a failover, as the numbers of replicas stand, with the sentence that an
-	// operator reads; "": these numbers are right, or it is not known. After OnUp it is "", until this is called.
+	// OnRisk: two owners may have one lock, after a failover as the numbers of replicas stand, or because Redis evicts
+	// keys, with the sentence that an operator reads; "": nothing is known. After OnUp it is "", until this is called.
 	OnRisk func(n redisop.Shard, risk string)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
@@ -210,7 +210,7 @@ func Try(ctx context.Context, cfg Config, isEnough func(*Found) bool) (Found, er
 				return Found{}, err
 			}
 			s.close()
-			return Found{Address: s.dial.place(), RunID: s.id.RunID, Risk: s.replication.risk(s.dial)}, nil
+			return Found{Address: s.dial.place(), RunID: s.id.RunID, Risk: s.riskNow()}, nil
 		}
 	}
 	var part Found // some masters of a Cluster

@@ -64,6 +64,29 @@ func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
 	}
 }
 
+// A Redis that deletes keys when its memory is full serves; what that means for locks is shown.
+func TestRedisThatEvictsIsShown(t *testing.T) {
+	r := harness.StartRedis(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease", "1s")
+	d.Log.AwaitWords(t, "Redis may delete locks that are held", "maxmemory-policy allkeys-lru")
+	for _, args := range [][]string{{"ping"}, {"status"}, {"status", "--json"}, {"serve", "--check", "--redis", r.UnixURL()}} {
+		if out := d.Run(args...); out.Code != 0 || !strings.Contains(out.Stdout, "set maxmemory-policy noeviction there") {
+			t.Errorf("%v exits with %d and prints %q %s", args, out.Code, out.Stdout, out.Stderr)
+		}
+	}
+	l, err := harness.Dial(t, d).TryLock(t.Context(), "job")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.MustDo("DEL", "job") // as an eviction does
+	<-l.Done()
+	const why = "Redis evicts keys (maxmemory-policy allkeys-lru)"
+	d.Log.AwaitWords(t, "lock lost", "reason=deleted", why)
+	if out := d.Run("events"); !strings.Contains(out.Stdout, "deleted") || !strings.Contains(out.Stdout, why) {
+		t.Errorf("events prints %s", out.Stdout)
+	}
+}
+
 // A master that grants locks with fewer replicas than it has serves; what that means in a failover is shown.
 func TestTooFewReplicasThatAreNeededAreShown(t *testing.T) {
 	t.Parallel()
