@@ -94,6 +94,7 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 		{"an address of another host", "192.0.2.1:9377", "this host does not have that address", false},
 		{"no address", "nine", "write an IP address of this host and a port", true},
 		{"a file", file, "there is a file that is not a socket", true},
+		{"a directory", filepath.Dir(file), "it is a directory; name a file in it", true},
 		{"no directory", filepath.Join(file, "m"), file + "/m", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -151,6 +151,9 @@ func checkSocketFile(path string) error {
 	case err != nil:
 		return fmt.Errorf("socket %s: %w", path, err)
 	case st.Mode().Type() != fs.ModeSocket:
+		if st.IsDir() {
+			return fmt.Errorf("socket %s: it is a directory; name a file in it, such as %s", path, filepath.Join(path, "locksidecar.sock"))
+		}
 		return fmt.Errorf("socket %s: there is a file that is not a socket; remove it, or choose another socket", path)
 	}
 	return nil

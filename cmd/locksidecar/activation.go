@@ -36,6 +36,10 @@ func inheritedListener() (*net.UnixListener, error) {
 		l.Close()
 		return nil, errors.New("the socket that systemd passes is not a Unix socket; ListenStream= must be a path")
 	}
+	if unix.Addr().Network() != "unix" {
+		l.Close()
+		return nil, errors.New("the socket that systemd passes keeps the borders of messages; the socket unit must have ListenStream=, not ListenSequentialPacket=")
+	}
 	return unix, nil
 }
 

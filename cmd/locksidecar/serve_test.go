@@ -326,10 +326,25 @@ func TestServeRefusesPassedSocketsThatItCannotUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	for fds, want := range map[string]string{"1": "not a Unix socket", "2": "2 sockets"} {
+	packets, err := net.Listen("unixpacket", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	sequential, err := packets.(*net.UnixListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sequential.Close()
+	for _, tt := range []struct {
+		fds  string
+		file *os.File
+		want string
+	}{{"1", file, "not a Unix socket"}, {"2", file, "2 sockets"}, {"1", sequential, "not ListenSequentialPacket="}} {
+		fds, want := tt.fds, tt.want
 		cmd := command(&fakeSidecar{}, "serve")
 		cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=` + fds + ` exec "$0" serve`, os.Args[0]}
-		cmd.ExtraFiles = []*os.File{file, file}
+		cmd.ExtraFiles = []*os.File{tt.file, file}
 		out, err := cmd.CombinedOutput()
 		if code := exitCodeOf(t, err); code != exitUsage || !strings.Contains(string(out), want) {
 			t.Errorf("%s sockets: exit code %d, %q; want %q", fds, code, out, want)

@@ -71,9 +71,28 @@ var publicOptions = []string{
 	"protocol", "read_timeout", "skip_verify", "username", "write_timeout",
 }
 
-// errUnreadable is for a text that is no URL.
-var errUnreadable = errors.New("the Redis URL cannot be read: want " + Forms +
-	"; characters like / : @ # & in a password must be percent-encoded")
+// unreadable is the error for a text that is no URL. It names the part that is wrong, and does not repeat it: it
+// may be of a password.
+func unreadable(err error) error {
+	what := "it is no URL"
+	for found, part := range map[string]string{
+		"invalid port":                "the port is not a number",
+		"invalid URL escape":          "a % is not followed by two hexadecimal digits",
+		"invalid userinfo":            "the user or the password has a character that must be percent-encoded",
+		"missing protocol scheme":     "it has no redis:// at its beginning",
+		"first path segment":          "it has no redis:// at its beginning",
+		"in host name":                "the host has a character that hosts do not have",
+		"missing ']'":                 "the IPv6 address has no ] at its end",
+		"invalid control character":   "it has a control character, such as a line break at its end",
+		"invalid semicolon separator": "its options are separated by ; and not by &",
+	} {
+		if strings.Contains(err.Error(), found) {
+			what = part
+		}
+	}
+	return errors.New("the Redis URL cannot be read: " + what + "; want " + Forms +
+		"; characters like / : @ # & in a password must be percent-encoded")
+}
 
 // Parse reads a URL. Its errors never repeat a part that may be a password.
 func Parse(raw string) (*URL, error) {
@@ -90,10 +109,16 @@ func Parse(raw string) (*URL, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return nil, errUnreadable
+		return nil, unreadable(err)
 	}
-	switch u.Scheme {
-	case "redis", "rediss", "unix":
+	switch {
+	case u.Scheme == "":
+		return nil, errors.New("the Redis URL has no redis:// at its beginning: want " + Forms)
+	case u.Scheme == "unix" && u.Path == "":
+		return nil, errors.New("the Redis URL names no socket path: want " + Forms)
+	case u.Scheme == "unix" && u.Hostname() != "" && u.User == nil:
+		return nil, errors.New("the Redis URL has unix:// with two slashes before the path of the socket, and not three: want " + Forms)
+	case u.Scheme == "redis", u.Scheme == "rediss", u.Scheme == "unix":
 		return &URL{Server: *u}, nil
 	}
 	return nil, errors.New("the Redis URL begins with \"" + u.Scheme + "\": want " + Forms)
@@ -132,7 +157,7 @@ func parseCluster(scheme, rest string) (*URL, error) {
 	}
 	u, err := url.Parse(scheme + "://" + user + nodes[0] + tail)
 	if err != nil {
-		return nil, errUnreadable
+		return nil, unreadable(err)
 	}
 	if db := strings.Trim(u.Path, "/") + strings.TrimPrefix(u.Query().Get("db"), "0"); db != "" && db != "0" {
 		return nil, errors.New("the Redis URL names a database, and a Cluster has database 0 only: want redis+cluster://[user:password@]node[:port],…")
@@ -154,12 +179,12 @@ func parseSentinel(scheme, rest string, isLettuce bool) (*URL, error) {
 	s := &Sentinel{Addresses: addresses}
 	u, err := url.Parse(scheme + "://" + user + s.Addresses[0] + tail)
 	if err != nil {
-		return nil, errUnreadable
+		return nil, unreadable(err)
 	}
 	// A plus in a password is one, and no space.
 	options, err := url.ParseQuery(strings.ReplaceAll(u.RawQuery, "+", "%2B"))
 	if err != nil {
-		return nil, errUnreadable
+		return nil, unreadable(err)
 	}
 	path := strings.Split(strings.TrimSuffix(strings.TrimPrefix(u.Path, "/"), "/"), "/")
 	if options.Has(optionMaster) {

@@ -190,7 +190,7 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 		{"loading, and says nothing else", fake(func([]string) string { return "-LOADING Redis is loading the dataset in memory\r\n" }), []string{"is loading its data"}},
 		{"replica", replica.url(), []string{"read-only replica of 127.0.0.1:" + redisServer.port, "an endpoint that fails over leads to the master soon", "point redis to the master"}},
 		{"a Sentinel", fake(info("redis_version:7.0.15\r\nredis_mode:sentinel\r\n")), []string{"is a Sentinel, which has no locks", "write redis+sentinel://"}},
-		{"full", "redis://" + crowded.tcp(), []string{"maxclients"}},
+		{"full", "redis://" + crowded.tcp(), []string{"has no connection to spare", "raise its maxclients"}},
 		{"no EVALSHA", setUser("noevalsha", "-evalsha"), []string{"does not permit this user to run scripts", "+evalsha"}},
 		{"no scripts at all", setUser("noscript", "-@scripting"), []string{"does not permit this user to run scripts", "+evalsha"}},
 		{"no TIME", setUser("notime", "-time"), []string{"does not permit", "+time"}},

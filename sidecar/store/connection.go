@@ -108,12 +108,20 @@ type netConn struct {
 	raw      syscall.RawConn // of the socket
 	secure   bool            // TLS is between Conn and socket
 	patience time.Duration   // of a session that is greeted; 0: the caller sets the deadlines
+
+	hasRead bool
+	first   string // what the peer has sent first, if that is an error: the greeting may drop it
 }
 
 // Read grants the peer time as long as it goes on talking: a long batch is not
 // given up because Redis is slow, only because it is silent.
 func (w *netConn) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
+	if n > 0 && !w.hasRead {
+		if w.hasRead = true; p[0] == '-' {
+			w.first = string(p[:n])
+		}
+	}
 	if n > 0 && w.patience > 0 {
 		w.Conn.SetReadDeadline(time.Now().Add(w.patience))
 	}
@@ -295,6 +303,9 @@ func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last Identity
 		err = d.subscribe(s)
 	}
 	if err != nil {
+		if hasNoPlace(l.wire.first) {
+			err = d.noPlace()
+		}
 		lost.note(l.wire)
 		s.close()
 		return nil, err

@@ -82,9 +82,11 @@ func (d *dialer) answered(name, text string) string {
 	c, _, _ := strings.Cut(text, " ")
 	switch c {
 	case "WRONGTYPE":
-		return fmt.Sprintf("the token counter %q of the lock %q in Redis at %s holds something that is not a counter; find out which program wrote it, and choose another name or delete the key (%s)",
-			d.keys.counter(name), name, d.address, text)
+		return d.notACounter(name, text)
 	case "NOPERM":
+		if !deniesKey(text) {
+			return fmt.Sprintf("Redis at %s does not permit this user a command that the lock %q needs; let its ACL have +evalsha and the commands of the scripts (%s)", d.address, name, text)
+		}
 		return fmt.Sprintf("Redis at %s does not permit this user the lock %q; let its ACL have the keys %q and %q (%s)",
 			d.address, name, d.keys.key(name), d.keys.counter(name), text)
 	case "READONLY":
@@ -115,7 +117,19 @@ func (d *dialer) answered(name, text string) string {
 		return fmt.Sprintf("Redis at %s does not permit this user a command that the lock %q needs; let its ACL have the commands of the scripts (%s)",
 			d.address, name, text)
 	}
+	switch {
+	case strings.Contains(text, "Unknown Redis command"): // Redis does not say which one
+		return fmt.Sprintf("Redis at %s does not know a command that the lock %q needs, such as HDEL, INCRBY or PEXPIRE: remove its rename-command from redis.conf; docs/redis-commands.md has all (%s)", d.address, name, text)
+	case strings.Contains(text, "value is not an integer"):
+		return d.notACounter(name, text)
+	}
 	return fmt.Sprintf("Redis at %s refuses the lock %q: %s", d.address, name, text)
+}
+
+// notACounter is the sentence for a token counter with which Redis cannot count, as text says.
+func (d *dialer) notACounter(name, text string) string {
+	return fmt.Sprintf("the token counter %q of the lock %q in Redis at %s holds something that is not a counter; find out which program wrote it, and choose another name or delete the key (%s)",
+		d.keys.counter(name), name, d.address, text)
 }
 
 // deniedInScript reports whether an error says that the ACL denies a command inside of a
@@ -207,13 +221,20 @@ func (d *dialer) handshakeError(err error) error {
 		return d.loading()
 	case strings.Contains(text, "DB index"), strings.Contains(text, "invalid DB"):
 		return unavailablef("Redis at %s has no database %d; check the Redis URL", d.address, d.options.DB)
-	case strings.Contains(text, "max number of clients"):
-		return unavailablef("Redis at %s has no connection to spare; raise its maxclients", d.address)
+	case hasNoPlace(text):
+		return d.noPlace()
 	case strings.Contains(text, "NOPERM"):
 		return unavailablef("Redis at %s does not permit %s what locksidecar needs; let its ACL have +time +evalsha +eval +script|load and the commands of the scripts (%s)",
 			d.address, user, clip(d.scrub(err)))
 	}
 	return unavailablef("Redis at %s does not accept us: %s", d.address, clip(d.scrub(err)))
+}
+
+// hasNoPlace reports whether Redis has said that it has as many clients as maxclients permits.
+func hasNoPlace(text string) bool { return strings.Contains(text, "max number of clients") }
+
+func (d *dialer) noPlace() error {
+	return unavailablef("Redis at %s has no connection to spare (max number of clients); raise its maxclients", d.address)
 }
 
 func (d *dialer) loading() error {
