@@ -9,14 +9,41 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
+// logBuffer is what a Client has logged. Its goroutines write while a test reads.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *logBuffer) Len() int { return len(b.String()) }
+
+func (b *logBuffer) Reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.buf.Reset()
+}
+
 // logTo makes the Client of a virtual network log into the buffer.
-func logTo(c *Client) *bytes.Buffer {
-	var buf bytes.Buffer
+func logTo(c *Client) *logBuffer {
+	var buf logBuffer
 	c.dialer.log = slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
@@ -28,7 +55,7 @@ func logTo(c *Client) *bytes.Buffer {
 	return &buf
 }
 
-func wantLog(t *testing.T, buf *bytes.Buffer, lines ...string) {
+func wantLog(t *testing.T, buf *logBuffer, lines ...string) {
 	t.Helper()
 	synctest.Wait()
 	got := strings.Split(strings.TrimSpace(buf.String()), "\n")
