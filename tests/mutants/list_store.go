@@ -19,6 +19,20 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestProbeFollowsSoonAfterARefusal"),
 	},
 	{
+		rule: "a Redis that evicts nothing is not named as one that evicts",
+		file: "sidecar/store/eviction.go",
+		old:  `e.policy == "noeviction" || `,
+		new:  "",
+		by:   test("sidecar/store", "TestRedisThatEvictsIsNamed"),
+	},
+	{
+		rule: "a Redis without a place for this client is named, although the greeting drops its answer",
+		file: "sidecar/store/connection.go",
+		old:  "		if hasNoPlace(l.wire.first) {\n",
+		new:  "		if false {\n",
+		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
+	},
+	{
 		rule: "the send time of an operation is from before it was written",
 		file: "sidecar/store/pipeline.go",
 		old:  `redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard, Sent: cl.sent, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
