@@ -212,7 +212,10 @@ func TestNumbersOfAnotherDaemonMeanTheOldestEvent(t *testing.T) {
 // The last requests that may wait for events are for root and the user of the sidecar.
 func TestUserHasAShareOfTheRequestsThatWaitForEvents(t *testing.T) {
 	s, end := unserved(t)
-	defer end()
+	defer func() {
+		s.followers = nil // their connections cannot be written to, and that Redis is away is an event
+		end()
+	}()
 	const user, other = 1 << 20, 1<<20 + 1
 	follow := func(uid int64) {
 		cl := &session{peer: locktable.Peer{UID: uid}}
