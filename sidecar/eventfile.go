@@ -288,6 +288,7 @@ func (f *eventFile) rotate(room int) error {
 			return err
 		}
 		f.size = 0
+		return f.beginAgain()
 	}
 	if f.size+int64(room) <= maxEventFile {
 		return f.begin() // the disk may have had no room for the header
@@ -306,6 +307,11 @@ func (f *eventFile) renew() error {
 		return err
 	}
 	f.file, f.size = file, 0
+	return f.beginAgain()
+}
+
+// beginAgain writes the header of an empty file, and the incidents of the one before.
+func (f *eventFile) beginAgain() error {
 	if err := f.begin(); err != nil {
 		return err
 	}
