@@ -230,7 +230,9 @@ fmt-check:
 # The tests of a package run one after the other, and most of them wait: so several packages are tested at a
 # time. The linters vet.
 REQUIRE := $(foreach what,REDIS PYTHON REDISSON CC READERS NODE PROMTOOL,LOCKSIDECAR_REQUIRE_$(what)=1)
-TEST_FLAGS := -vet=off -count 1 -timeout 10m
+# The race detector delays the exit of each process by a second otherwise.
+export GORACE := atexit_sleep_ms=0
+TEST_FLAGS := -vet=off -count 1 -timeout 30m
 
 .PHONY: test
 test: fmt-check prepare ## every test that a commit must keep; installs what they need
@@ -268,7 +270,7 @@ test-wasm:
 TEST_SEED ?= 1
 .PHONY: test-long
 test-long: prepare ## all tests in their long forms, with the race detector: an hour; TEST_SEED=4711
-	LOCKSIDECAR_LONG=1 LOCKSIDECAR_TEST_SEED=$(TEST_SEED) $(REQUIRE) go test $(TEST_FLAGS) -race -p 2 -timeout 60m $$(go list ./... | grep -v /internal/sim)
+	LOCKSIDECAR_LONG=1 LOCKSIDECAR_TEST_SEED=$(TEST_SEED) $(REQUIRE) go test $(TEST_FLAGS) -timeout 60m -race -p 2 $$(go list ./... | grep -v /internal/sim)
 	LOCKSIDECAR_LONG=1 $(REQUIRE) go test $(TEST_FLAGS) -timeout 60m ./internal/sim/...
 	cd tests/bench && $(REQUIRE) go test $(TEST_FLAGS) -race ./...
 	LOCKSIDECAR_LONG=1 $(MAKE) test-python
