@@ -399,6 +399,42 @@ def test_threads_and_processes_exclude_each_other_over_restarts(restartable: Dae
     assert counter.value() == 300
 
 
+CLOSES_ALL = """
+import locksidecar, os, sys
+client = locksidecar.connect(sys.argv[1])
+with client.lock("kept") as kept:
+    lock = client.lock("n")
+    lock.acquire()
+    token = lock.token
+    os.closerange(3, 256)
+    files = [os.open("/dev/null", os.O_WRONLY) for _ in range(20)]  # which get the numbers
+    with locksidecar.connect(sys.argv[1]) as other, other.lock("n", timeout=30) as held:
+        assert held.token > token
+    assert kept.lost == "closed", kept.lost
+    try:
+        lock.release()
+    except locksidecar.LockLost as e:
+        assert e.reason == "closed", e
+    else:
+        raise AssertionError("the release of a lost lock")
+    for _ in range(3):
+        with lock as held:
+            held.check()
+    assert all(os.fstat(f) for f in files)
+    os._exit(0)
+"""
+
+
+def test_client_works_after_all_descriptors_were_closed(daemon: Daemon) -> None:
+    """As by DaemonContext(detach_process=False) of python-daemon."""
+    subprocess.run(
+        [sys.executable, "-c", CLOSES_ALL, daemon.socket],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=60,
+        check=True,
+    )
+
+
 SLEEPERS = {
     "threads": """
 import locksidecar, sys

@@ -36,6 +36,7 @@ from locksidecar import (
     ProtocolError,
     Unavailable,
     Unsupported,
+    _shared_session,
     _transport,
     aio,
 )
@@ -507,7 +508,7 @@ def test_process_out_of_descriptors_raises_unavailable(sidecar: FakeSidecar, mon
         with pytest.raises(Unavailable, match="ulimit -n"):
             locksidecar.connect(sidecar.path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "eventfd", refuse)
+        patch.setattr(_shared_session, "socket_pair", refuse)
         with pytest.raises(Unavailable, match="ulimit -n"):
             locksidecar.connect(sidecar.path)
 

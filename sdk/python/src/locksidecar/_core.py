@@ -218,6 +218,23 @@ class Session:
 
     def on_disconnected(self, now: int) -> None:
         """The connection ended, and this client did not end it."""
+        what = "the sidecar at %s has closed the connection; locks held: %d"
+        self._disconnect(now, (_log.INFO, what, (self.path, self.live_holds)))
+
+    def on_descriptor_closed(self, now: int) -> None:
+        """Other code of this process has closed the connection: the sidecar releases the locks of this session.
+
+        Idempotent: if this is interrupted, it is called again.
+        """
+        what = (
+            "other code of this program has closed the descriptor of the connection to the sidecar at %s, as "
+            "os.closerange() does: connect after it; locks lost: %d"
+        )
+        record = (_log.WARNING, what, (self.path, self.live_holds))
+        self._lose_all()
+        self._disconnect(now, record)
+
+    def _disconnect(self, now: int, record: _log.Record) -> None:
         if self.stage > Stage.DISCONNECTED:
             if self._last_release_end > self._acknowledged:  # the sidecar may have died before it read it
                 self._note_unreleased(now + 2 * self._watchdog_lease_ns)
@@ -225,13 +242,7 @@ class Session:
             since = self._away_since
             if self.stage is Stage.SERVING and self._bye is None:
                 since = now
-                log = [
-                    (
-                        _log.INFO,
-                        "the sidecar at %s has closed the connection; locks held: %d",
-                        (self.path, self.live_holds),
-                    )
-                ]
+                log = [record]
             # Commit:
             self.log += log
             self._away_since = since
@@ -635,6 +646,14 @@ class Session:
         self.lost_holds += [hold]
         self.log += [record]
 
+    def _lose_all(self) -> None:
+        """The sidecar releases the locks of this session, because this process ends it."""
+        for hold in self._holds.values():
+            hold.epoch = NO_EPOCH
+            if not hold.lost_reason:
+                self._mark_lost(hold, "closed")
+        self._holds = {}
+
     def latest_deadline(self) -> int:
         """The latest deadline of all holds that are neither RELEASED nor LOST; 0 if there are none."""
         return max((self.deadline(h) for h in self._holds.values() if not h.lost_reason), default=0)
@@ -858,11 +877,7 @@ class Session:
                 self._note_unreleased(
                     max(self.latest_deadline(), now + self._watchdog_lease_ns) + self._watchdog_lease_ns
                 )
-            for hold in self._holds.values():
-                hold.epoch = NO_EPOCH
-                if not hold.lost_reason:
-                    self._mark_lost(hold, "closed")
-            self._holds = {}
+            self._lose_all()
             if self.failure is None:
                 self.failure = ClientClosed("The client was closed.")
             self.fail_pending()
@@ -1076,5 +1091,5 @@ _LOSS_TEXTS: Final = {
     "forced": "an operator ended it (forced)",
     "max_hold": "its max_hold passed (max_hold)",
     "forgotten": "the sidecar was restarted and knows nothing of it (forgotten)",
-    "closed": "this client was closed (closed)",
+    "closed": "this process closed the client, or its connection (closed)",
 }

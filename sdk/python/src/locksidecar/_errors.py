@@ -51,7 +51,7 @@ class LockLost(LocksidecarError):
     - "forced": an operator ended the hold;
     - "max_hold": max_hold passed;
     - "forgotten": the sidecar was restarted and does not know the hold;
-    - "closed": this client was closed while it held the lock.
+    - "closed": this client was closed while it held the lock, or other code of the process closed its descriptor.
     """
 
     def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:

@@ -68,7 +68,17 @@ from . import _fork, _log
 from ._calls import DONE, Call, Confirm, confirm_call, ping_call, watch_call
 from ._core import ENDED, SERVING, Entry
 from ._errors import LockLost, LocksidecarError, Unavailable
-from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, ReusedPoll, Timeouts, Transport, wait_ready
+from ._transport import (
+    ANSWER_GRACE,
+    BYE_WAIT,
+    NO_WAIT,
+    ReusedPoll,
+    Socket,
+    Timeouts,
+    Transport,
+    socket_pair,
+    wait_ready,
+)
 from ._waits import SLOW, WaitWatch
 
 T = TypeVar("T")
@@ -80,6 +90,8 @@ INTERRUPT_RETRIES: Final = (1, 2, 3, 4, 5)
 _DROPPED_WAIT: Final = 0.002
 # Seconds between two attempts of the releaser.
 _RELEASER_PAUSE: Final = 0.1
+# The leader then looks whether its descriptors are still its own: other code may have replaced them before the poll.
+_LONGEST_POLL: Final = 5.0
 # The longest sleep of the watcher after the session has failed.
 _WATCHER_PAUSE: Final = 0.5
 
@@ -264,7 +276,7 @@ class SharedSession:
                     raise transport.timeout_error(call)
                 left = min(left, look_at - now)
                 if leading:
-                    self._poll_as_leader(waiter, min(left, backoff, 3600.0))
+                    self._poll_as_leader(waiter, min(left, backoff, _LONGEST_POLL))
                 else:
                     waiter.wakeup.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
                 if not waiter.registered:  # the call is DONE, and this thread is not the leader
@@ -283,6 +295,7 @@ class SharedSession:
 
     def _look(self, watch: WaitWatch, now: float) -> float:
         look_at = watch.look(self.session, now, self._clock())
+        self.transport.verify()
         self._flush()
         if self.session.log:
             self._run_in_background(self._log.write)  # a handler of the log must not keep the leader from reading
@@ -295,20 +308,20 @@ class SharedSession:
                 self._hand_over(waiter)
 
     def _poll_as_leader(self, waiter: _CallWaiter, seconds: float) -> None:
-        sock = self.transport.sock
+        waker, sock = self._waker, self.transport.sock
         if sock is None:
-            wait_ready([self._waker], [], seconds)
+            ready = wait_ready([waker], [], seconds)
         elif (
             not self.session.unsent and waiter.leads_for is None
         ):  # the frame of a displaced leader may be inside of it
-            self._reused_poll.wait((self._waker, sock), seconds)
+            ready = self._reused_poll.wait((waker, sock), seconds)
         else:
             # A thread that leaves bytes unsent, or connects, after unsent was read here wakes the leader.
-            wait_ready([self._waker, sock], [sock] if self.session.unsent else [], seconds)
+            ready = wait_ready([waker, sock], [sock] if self.session.unsent else [], seconds)
         with self.mutex:
             self._polling = False
-            if self._waker.woken:
-                self._waker.drain()
+            if waker.woken or len(ready) != 1 or ready[0][0] == waker.fileno():
+                self._drain_waker()
             self._receive()
             if waiter.leads_for is None:  # no frame polls an ended socket
                 self.transport.close_ended_sockets()
@@ -331,6 +344,7 @@ class SharedSession:
             self._flush()
 
     def _flush(self) -> None:
+        """As Transport.flush(): the caller has just processed what has arrived."""
         try:
             if not self.transport.flush():
                 self._wake_leader()
@@ -420,7 +434,7 @@ class SharedSession:
             while next_leader is not None and not next_leader.registered:
                 next_leader = next_leader.leads_for
             if next_leader is not None:
-                self._waker.wake()  # its frame may be inside of the poll
+                self._wake_poll()  # its frame may be inside of the poll
             else:
                 next_leader = self._next_leader(waiter)
             if next_leader is not None:
@@ -451,8 +465,17 @@ class SharedSession:
 
     def _wake_leader(self) -> None:
         if self._polling:
-            self._waker.wake()
+            self._wake_poll()
             self._polling = False  # in this order: an interrupt in between must not leave the leader asleep
+
+    def _wake_poll(self) -> None:
+        if not self._waker.wake():
+            self._waker = _Waker()  # the end of the other one has ended the poll
+            self._waker.wake()
+
+    def _drain_waker(self) -> None:
+        if not self._waker.drain():
+            self._waker = _Waker()
 
     def _close_if_unneeded(self) -> None:
         # Not while the leader polls the socket: the number of a closed file may be reused at once.
@@ -724,6 +747,7 @@ class SharedSession:
             return
         try:
             with self.mutex:
+                self.transport.verify()
                 bye = self.session.close(self._clock())
                 self._flush()
                 if not bye.done:
@@ -750,6 +774,7 @@ class SharedSession:
             return
         transport, clock = self.transport, self._clock
         try:
+            transport.verify()
             session.close(clock())
             transport.flush()
             transport.receive_within(_DROPPED_WAIT)
@@ -827,6 +852,7 @@ class SharedSession:
         with self.mutex:
             if self.session.failure is None:
                 return next(iter(self.session.unanswered_cancels.values()), None)
+            self.transport.verify()
             bye = self.session.close(self._clock())
             self._flush()
             return bye
@@ -872,14 +898,17 @@ def _wake_thread(wakeup: threading.Lock) -> None:
 
 
 class _Waker:
-    """Wakes the leader, which polls it together with the socket."""
+    """Wakes the leader, which polls it together with the socket.
 
-    _fd = -1
+    A pair of sockets: if other code closes all descriptors of the process, the poll of the leader ends.
+    """
+
+    _ends: tuple[Socket, Socket] | None = None  # what the leader polls, and what wakes it
 
     def __init__(self) -> None:
         if sys.platform == "linux":
             try:
-                self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self._ends = socket_pair()
             except OSError as e:
                 raise Unavailable(
                     f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
@@ -887,22 +916,29 @@ class _Waker:
         self.woken = False
 
     def fileno(self) -> int:
-        return self._fd
+        return -1 if self._ends is None else self._ends[0].fileno()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
+        """Returns False if other code has closed it."""
         self.woken = True
-        if sys.platform == "linux":
-            os.eventfd_write(self._fd, 1)
+        if self._ends is not None:
+            if not self._ends[1].is_own():
+                return False
+            with contextlib.suppress(BlockingIOError):  # it is full, so the leader is awake
+                self._ends[1].send(b"x")
+        return True
 
-    def drain(self) -> None:
-        if self.woken and sys.platform == "linux":
-            self.woken = False
+    def drain(self) -> bool:
+        """Returns False if other code has closed it."""
+        self.woken = False
+        if self._ends is not None:
+            if not self._ends[0].is_own():
+                return False
             with contextlib.suppress(BlockingIOError):  # wake() was interrupted
-                os.eventfd_read(self._fd)
+                return self._ends[0].recv(4096) != b""
+        return True
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    __del__ = close
+        ends, self._ends = self._ends, None
+        for end in ends or ():
+            end.close()

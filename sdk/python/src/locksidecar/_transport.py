@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from ._calls import UNREPEATABLE, Call, Confirm, check_number
 from ._core import DISCONNECTED, ENDED, SERVING, Session, Stage
@@ -40,6 +40,9 @@ GREETING_WAIT: Final = 1.0
 BYE_WAIT: Final = 1.0
 
 _MAX_PATH: Final = 107  # bytes of the path of a socket
+_SOL_SOCKET: Final = socket.SOL_SOCKET
+_SO_COOKIE: Final = 57  # asm-generic/socket.h; the socket module does not have it
+
 _RECV_SIZE: Final = 65_536
 _RECV_SIZES: Final = (_RECV_SIZE,)  # for map()
 # Used only for polls that hardly wait, so it does not matter if monkey patching replaces select.poll later. None:
@@ -94,7 +97,38 @@ class Socket(_socket.socket):
     A client may live as long as its process, and does not have to be closed. The base class is the one in C: the class
     of the socket module makes a socket in several steps, between which a signal handler may raise, and monkey patching
     replaces it.
+
+    Other code may close the descriptor, as a daemon does that closes all of them when it starts. The number may then be
+    that of another file. So is_own() comes before each send, recv and close.
     """
+
+    _cookie: bytes | None = None  # of the kernel, for this socket only; None: not known yet; b"": it gives none
+    _inode: tuple[int, int] | None = None  # takes three times as long to read
+
+    def identify(self) -> None:
+        """To be called when the socket is made."""
+        try:
+            self._cookie = self.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)
+        except OSError:  # Linux before 4.12, gVisor
+            status = os.fstat(self.fileno())
+            self._inode = status.st_dev, status.st_ino
+            self._cookie = b""
+
+    def is_own(self) -> bool:
+        """Whether the descriptor still refers to this socket."""
+        try:
+            if self._cookie:
+                return self.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8) == self._cookie
+            status = os.fstat(self.fileno())
+        except OSError:
+            return False
+        return self._cookie is None or (status.st_dev, status.st_ino) == self._inode
+
+    def close(self) -> None:
+        if self.is_own():
+            super().close()
+        else:
+            self.detach()
 
     def __del__(self) -> None:
         self.close()
@@ -107,10 +141,26 @@ def dial(path: str) -> Socket:
     sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         sock.connect(path)
+        sock.identify()
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def socket_pair() -> tuple[Socket, Socket]:
+    """Two connected sockets, which do not wait."""
+    if sys.platform != "linux":
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    pair = _socket.socketpair(socket.AF_UNIX, kind)
+    ends = []
+    for sock in pair:
+        end = Socket(socket.AF_UNIX, kind, 0, sock.fileno())
+        sock.detach()
+        end.identify()
+        ends.append(end)
+    return ends[0], ends[1]
 
 
 def may_be_starting(error: OSError) -> bool:
@@ -135,10 +185,15 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds: float) -> None:
+# What poll() returns: descriptors with events.
+Ready: TypeAlias = "list[tuple[int, int]]"
+
+
+def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds: float) -> Ready:
     """Waits until one of reads is readable, or one of writes is writable, or the seconds have passed.
 
-    A closed file counts as readable: its owner has to notice that it was closed.
+    A closed file counts as readable: its owner has to notice that it was closed. Returns the descriptors of the files
+    that are ready, without the events where there is no poll().
 
     The functions are looked up at each call, because monkey patching may replace them at any time: gevent installs its
     own poll(); eventlet removes poll() and installs its own select().
@@ -148,11 +203,18 @@ def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds:
         for file in reads:
             fd = file.fileno()
             if fd < 0:
-                return
+                return []
             poll.register(fd, select.POLLIN | (select.POLLOUT if file in writes else 0))
-        poll.poll(seconds * 1000)
-    elif all(file.fileno() >= 0 for file in reads):
-        select.select(reads, writes, [], seconds)
+        return poll.poll(seconds * 1000)
+    if any(file.fileno() < 0 for file in reads):
+        return []
+    try:
+        ready, _, _ = select.select(reads, writes, [], seconds)
+    except OSError as e:
+        if e.errno != errno.EBADF:
+            raise
+        return [(file.fileno(), 0) for file in reads]
+    return [(file.fileno(), 0) for file in ready]
 
 
 class ReusedPoll:
@@ -168,14 +230,13 @@ class ReusedPoll:
         self._made_by: object = None  # what select.poll was: monkey patching may replace it at any time
         self._poll: Any = None
 
-    def wait(self, reads: tuple[HasFileno, ...], seconds: float) -> None:
+    def wait(self, reads: tuple[HasFileno, ...], seconds: float) -> Ready:
         make = getattr(select, "poll", None)
         if make is None or sys.platform == "win32":
-            wait_ready(reads, [], seconds)
-            return
+            return wait_ready(reads, [], seconds)
         for file in reads:
             if file.fileno() < 0:
-                return
+                return []
         if self._made_by is not make or self._files != reads:
             poll = make()
             for file in reads:
@@ -184,7 +245,8 @@ class ReusedPoll:
             self._poll = poll
             self._files = reads
             self._made_by = make
-        self._poll.poll(seconds * 1000)
+        ready: Ready = self._poll.poll(seconds * 1000)
+        return ready
 
 
 @dataclass(slots=True)
@@ -408,15 +470,30 @@ class Transport:
         return type(error)(what)
 
     def readable(self) -> bool:
-        """Whether receive() may have something to do. This costs less than a recv() that finds nothing."""
+        """Whether receive() may have something to do. This costs less than a recv() that finds nothing.
+
+        If it returns False, the socket is verified.
+        """
         session = self.session
-        if session.stage is not SERVING or session.has_work() or self._poll is None:
+        sock = self.sock
+        if session.stage is not SERVING or session.has_work() or self._poll is None or sock is None:
             return True
-        return bool(self._poll.poll(0))
+        return not sock.is_own() or bool(self._poll.poll(0))
+
+    def verify(self) -> None:
+        """Notices that other code has closed the socket, whose number may be that of another file now.
+
+        To the sidecar that was a disconnect, so to this client, too.
+        """
+        session = self.session
+        if self.sock is not None and session.stage > DISCONNECTED and not self.sock.is_own():
+            session.on_descriptor_closed(self._clock())
+            self._follow_stage()
 
     def receive(self) -> None:
         """Reads and processes everything that has arrived. If it is interrupted, it is called again."""
         session = self.session
+        self.verify()
         size = _RECV_SIZE
         while size == _RECV_SIZE:
             size = -1  # nothing was read
@@ -447,7 +524,10 @@ class Transport:
         self.receive()
 
     def flush(self) -> bool:
-        """Sends what can be sent without waiting. Returns whether nothing is left."""
+        """Sends what can be sent without waiting. Returns whether nothing is left.
+
+        The caller has just called readable(), receive() or verify(): nothing is sent into another file.
+        """
         session = self.session
         while session.unsent and self.sock is not None:
             sent: list[int] = []
@@ -481,11 +561,12 @@ class Transport:
         self._greeting_budget -= time.monotonic() - started
 
     def _has_ended(self, error: OSError) -> bool:
-        """Whether error means that the sidecar has closed the connection, or that the socket object was closed here.
+        """Whether error means that the sidecar has closed the connection, or that the socket was closed here.
 
-        The interpreter closes a socket that is collected together with its client and its event loop.
+        The interpreter closes a socket that is collected together with its client and its event loop. Other code may
+        close the descriptor.
         """
-        return isinstance(error, _PEER_CLOSED) or (self.sock is not None and self.sock.fileno() < 0)
+        return isinstance(error, _PEER_CLOSED) or (self.sock is not None and not self.sock.is_own())
 
     def _on_disconnected(self) -> None:
         """The connection has ended."""
@@ -543,5 +624,5 @@ class Transport:
         self.closed = True
         sock, self.sock = self.sock, None
         for inherited in (sock, *self._ended_sockets):
-            if inherited is not None and inherited.fileno() >= 0:
-                os.close(inherited.detach())
+            if inherited is not None:
+                inherited.close()

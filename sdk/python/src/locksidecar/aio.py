@@ -276,6 +276,7 @@ class _AsyncSession:
         outer = self._inside
         self._inside = True
         try:
+            self.transport.verify()
             done = self.transport.flush()
             if self.transport.sock is not self._socket:
                 self._update_reader()
@@ -547,6 +548,7 @@ class _AsyncSession:
         if self.loop.is_closed():  # no task waits in it, and no callback can be scheduled
             self._waiting.clear()
             self._bodies.clear()
+        self.transport.verify()
         self.transport.flush()
         self._notify()
         self._handed_over = True
