@@ -23,7 +23,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final
 
-from . import _log
+from . import _dropped, _log
 from . import _protocol as protocol
 from ._calls import (
     DONE,
@@ -1018,6 +1018,17 @@ class Entry:
     def has_been_released(self) -> bool:
         return self.released or self.given_up
 
+    @property
+    def name(self) -> str:
+        return self.hold.name
+
+    def is_held(self) -> bool:
+        """Whether it is known to be held now, without a look at what has arrived."""
+        session, hold = self.session, self.hold
+        if self.has_been_released or session.inherited or session._holds.get(hold.number) is not hold:
+            return False
+        return not session.loss_at(hold, clock_of(session.path)())
+
     def has_lost_its_hold(self) -> bool:
         """Whether its hold was LOST before it was released."""
         return self.was_lost if self.released else bool(self.hold.lost_reason)
@@ -1035,6 +1046,7 @@ class Entry:
             self.require_unreleased()
         reason = self.session.update_lost(self.hold, read_at)
         self.session.release_entry(self.hold, read_at, entry=self)
+        _dropped.release_was_called(self)
         if reason:
             raise self.loss_error(reason)
 

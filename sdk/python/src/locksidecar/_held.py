@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NoReturn, Protocol
 
+from . import _dropped
 from ._core import Entry
 from ._handles import Block
 
@@ -23,7 +24,7 @@ class EntryReader(Protocol):
 class Held:
     """One acquired lock, from its acquire to its release. The subclass of each client has its own release()."""
 
-    __slots__ = ("_block", "_entry", "_scoped", "_shared", "name", "token")
+    __slots__ = ("__weakref__", "_block", "_entry", "_scoped", "_shared", "name", "token")
 
     name: Final[str]
     """The name of the lock."""
@@ -37,6 +38,7 @@ class Held:
         self._block = block
         self.name = entry.hold.name
         self.token = entry.hold.token
+        _dropped.watch(self, entry)
 
     def check(self) -> None:
         """Raises LockLost if the lock was lost, NotHeld if it was released."""
