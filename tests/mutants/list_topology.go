@@ -196,7 +196,7 @@ var topologyMutants = []mutant{
 		rule: "an announced failover ends while its Sentinel is silent",
 		file: "sidecar/store/failover.go",
 		old:  `time.Since(f.heardAt) > failoverSilence {`,
-		new:  `false {`,
+		new:  `f == nil {`,
 		by:   test("sidecar/store", "TestReviewOfFailovers"),
 	},
 	{
