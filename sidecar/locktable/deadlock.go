@@ -64,7 +64,12 @@ func (s *session) describeCycle(locks []*lock) string {
 		h := locks[i].holds
 		fmt.Fprintf(&b, ", held by %s, who waits for %s", s.describeOwner(locks[i].name, h), s.nameInCycle(locks, i-1))
 	}
-	b.WriteString(", which you hold; release it first, or take the two in one order everywhere")
+	b.WriteString(", which you hold; release it first, or ")
+	if last == 0 {
+		b.WriteString("acquire it as a re-entrant lock")
+	} else {
+		b.WriteString("take the two in one order everywhere")
+	}
 	if b.Len() <= protocol.MaxMessage {
 		return b.String()
 	}

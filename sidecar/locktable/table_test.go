@@ -835,6 +835,13 @@ func TestWaitCycleIsRefusedWithItsOwners(t *testing.T) {
 	r.want("s3 refused timeout") // a try waits for nobody
 	r.acquire(1, "a", owner(5), notReentrant)
 	r.want("s1 refused deadlock")
+
+	r.ids++
+	r.tb.Acquire(r.now, 1, protocol.Acquire{ID: r.ids, Name: "a", Owner: 5, NotReentrant: true, WaitMS: protocol.Forever})
+	want = `waiting would never end: you ask for "a", which you hold; release it first, or acquire it as a re-entrant lock`
+	if effects := r.tb.Effects(); len(effects) != 1 || effects[0].Msg != want {
+		t.Errorf("got  %+v\nwant %s", effects, want)
+	}
 }
 
 func TestACancelEndsAWaitOrComesTooLate(t *testing.T) {

@@ -10,7 +10,7 @@ import socket
 import weakref
 from collections.abc import Callable
 
-from locksidecar._core import boottime
+from locksidecar._clock import boottime
 from locksidecar._fake import Connection, Lock, Message, Server, ServerSocket, Session, Table, frame
 
 __all__ = ["TIMEOUT", "Connection", "FakeSidecar", "Message", "Session", "Sidecar", "boottime", "frame"]

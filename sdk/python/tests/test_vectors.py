@@ -218,6 +218,17 @@ def test_truncated_body_is_refused(vector: Vector) -> None:
             protocol.decode(body[:n])
 
 
+def levels(value: object) -> int:
+    """How deep arrays and maps nest."""
+    values: list[object] = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + max(map(levels, values), default=0) if isinstance(value, dict | list) else 0
+
+
+def test_senders_nest_as_deep_as_the_specification_says() -> None:
+    sent = [v for v in VECTORS if v["kind"] in ("request", "reply") and v.get("canonical")]
+    assert max(levels(value) for v in sent for value in v["message"].values()) == 4
+
+
 @pytest.mark.parametrize("vector", BAD, ids=named)
 def test_bad_frame_is_refused(vector: Vector) -> None:
     with pytest.raises(ProtocolError):

@@ -20,6 +20,8 @@ If a statement changes no row, stop: a later holder has written its token. Each 
 second statement, or all of them are one transaction, which ends before the release.
 """
 
+from typing import Final, Literal  # noqa: F401 - typing.get_type_hints() looks for them here: see the end
+
 from . import aio
 from ._errors import (
     BadRequest,
@@ -30,6 +32,7 @@ from ._errors import (
     LockLost,
     LocksidecarError,
     LockTimeout,
+    LossReason,
     NotHeld,
     ProtocolError,
     Unavailable,
@@ -38,10 +41,12 @@ from ._errors import (
 )
 from ._protocol import (
     Event,
+    EventKind,
     EventPage,
     HostInfo,
     LockInfo,
     LockOwner,
+    LockState,
     Oldest,
     OrphanedLock,
     Ownership,
@@ -61,6 +66,7 @@ __all__ = [
     "Deadlock",
     "Denied",
     "Event",
+    "EventKind",
     "EventPage",
     "Held",
     "HostInfo",
@@ -69,8 +75,10 @@ __all__ = [
     "LockInfo",
     "LockLost",
     "LockOwner",
+    "LockState",
     "LockTimeout",
     "LocksidecarError",
+    "LossReason",
     "NotHeld",
     "Oldest",
     "OrphanedLock",
@@ -89,3 +97,10 @@ __all__ = [
     "aio",
     "connect",
 ]
+
+# Tracebacks, pickles and documentation show where a program finds a name, and not the module that defines it.
+for _name in __all__:
+    _public = globals()[_name]
+    if getattr(_public, "__module__", "").startswith(f"{__name__}._"):
+        _public.__module__ = __name__
+del _name, _public

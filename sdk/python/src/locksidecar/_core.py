@@ -15,13 +15,10 @@ applies a received frame also counts the frame as processed.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from . import _dropped, _log
 from . import _protocol as protocol
@@ -38,6 +35,7 @@ from ._calls import (
     bye_call,
     confirm_call,
 )
+from ._clock import clock_of
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -47,6 +45,7 @@ from ._errors import (
     LockLost,
     LocksidecarError,
     LockTimeout,
+    LossReason,
     NotHeld,
     ProtocolError,
     Unavailable,
@@ -57,19 +56,6 @@ from ._version import __version__
 
 # Bytes. Beyond this, submit() refuses requests: if the sidecar does not read, the queue must not grow without bound.
 MAX_UNSENT: Final = 1 << 20
-
-if sys.platform == "linux":
-    boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
-else:
-    boottime: Final[Callable[[], int]] = time.monotonic_ns  # never used for a deadline: connecting raises Unsupported
-
-# The clocks of the sidecars in memory of this process (locksidecar.testing), by the paths of their sockets.
-clocks: Final[dict[str, Callable[[], int]]] = {}
-
-
-def clock_of(path: str) -> Callable[[], int]:
-    """The clock of the deadlines that the sidecar at path sends."""
-    return clocks.get(path, boottime)
 
 
 class Stage(IntEnum):
@@ -740,7 +726,11 @@ class Session:
                 if self._bye is not None:
                     return
                 call = self._queued_call(id)
-                self._on_answer(call, None, _refusal_error(call, reply))
+                error_of_call = _refusal_error(call, reply)
+                if isinstance(error_of_call, Deadlock) and self._is_held_by_owner_of(call):
+                    why = f"{error_of_call}. rlock() makes a lock that its holder may acquire again"
+                    error_of_call = Deadlock(why, code=code)
+                self._on_answer(call, None, error_of_call)
             case protocol.LostEvent(hold=number, reason=reason):
                 self._on_lost(number, reason)
             case protocol.LeaseEvent(deadline_ns=deadline):
@@ -765,6 +755,9 @@ class Session:
         if call is None or call.state is not CallState.QUEUED:
             raise ProtocolError(f"it answered request {id}, which is not waiting for an answer")
         return call
+
+    def _is_held_by_owner_of(self, call: Call[Any]) -> bool:
+        return any(h.name == call.name and h.owner == call.owner and not h.lost_reason for h in self._holds.values())
 
     def _on_answer(self, call: Call[Any], answer: object, error: LocksidecarError | None) -> None:
         """call is answered, and the answer is no grant."""
@@ -1006,13 +999,13 @@ class Entry:
     __slots__ = ("given_up", "hold", "released", "session", "was_lost")
 
     def __init__(self, session: Session, hold: Hold) -> None:
-        self.session = session
-        self.hold = hold
-        self.released = False
-        self.was_lost = False  # its hold was LOST when it was released
+        self.session: Session = session
+        self.hold: Hold = hold
+        self.released: bool = False
+        self.was_lost: bool = False  # its hold was LOST when it was released
         # Its release was interrupted. Session.complete_given_up() completes it before the session sends a request, so
         # for its holder it is released already.
-        self.given_up = False
+        self.given_up: bool = False
 
     @property
     def has_been_released(self) -> bool:
@@ -1088,7 +1081,8 @@ class Entry:
 
     def loss_error(self, reason: str) -> LockLost:
         what = _LOSS_TEXTS.get(reason, reason)
-        return LockLost(f"the lock {self.hold.name!r} was lost: {what}", name=self.hold.name, reason=reason)
+        known = cast(LossReason, reason)
+        return LockLost(f"the lock {self.hold.name!r} was lost: {what}", name=self.hold.name, reason=known)
 
 
 def _loss_record(hold: Hold, reason: str) -> _log.Record:

@@ -23,6 +23,16 @@ message says what happened and what to do about it.
 from __future__ import annotations
 
 import sys
+from typing import Literal, TypeAlias
+
+LossReason: TypeAlias = Literal[
+    "expired", "deleted", "stolen", "forced", "max_hold", "forgotten", "closed", "cut_short"
+]
+"""Why a hold was lost: see LockLost. A later sidecar may have others.
+
+"closed" is of this client only. "cut_short" is of events and of Status only: the client ended its work because the lock
+was about to be lost.
+"""
 
 
 class LocksidecarError(Exception):
@@ -54,10 +64,10 @@ class LockLost(LocksidecarError):
     - "closed": this client was closed while it held the lock, or other code of the process closed its descriptor.
     """
 
-    def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:
+    def __init__(self, message: str, *, name: str = "", reason: LossReason | Literal[""] = "") -> None:
         super().__init__(message)
         self.name = name
-        self.reason = reason
+        self.reason: LossReason | Literal[""] = reason
 
 
 class Unconfirmed(LocksidecarError):

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ._core import boottime
+from ._clock import boottime
 from ._protocol import VERSION
 
 Message = dict[str, Any]
@@ -604,7 +604,8 @@ def _describe_cycle(path: list[Lock]) -> str:
     for held, awaited in itertools.pairwise(path):
         peer = held.session.peer if held.session is not None else Peer()
         text += f', held by owner {held.owner} of {peer}, who waits for "{awaited.name}"'
-    return f"{text}, which you hold; release it first, or take the two in one order everywhere"
+    advice = "take the two in one order everywhere" if len(path) > 1 else "acquire it as a re-entrant lock"
+    return f"{text}, which you hold; release it first, or {advice}"
 
 
 @dataclass(eq=False)

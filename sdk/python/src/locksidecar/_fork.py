@@ -13,7 +13,7 @@ _MADV_WIPEONFORK: Final = 18
 
 
 class Inheritable(Protocol):
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Drops what belongs to the parent, and changes nothing that the parent shares.
 
         It runs in the only thread of the child. Locks may be held by threads that do not exist here.
@@ -66,7 +66,7 @@ def _after_fork_in_child() -> None:
     global _process
     _process = os.getpid()
     for inheritable in list(_registered):
-        inheritable.after_fork_in_child()
+        inheritable._after_fork_in_child()
 
 
 if sys.platform != "win32":

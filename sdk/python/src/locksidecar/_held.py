@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NoReturn, Protocol
+from datetime import datetime
+from typing import Final, NoReturn, Protocol, cast
 
 from . import _dropped
+from ._clock import wall_time
 from ._core import Entry
+from ._errors import LossReason
 from ._handles import Block
 
 
@@ -45,9 +48,9 @@ class Held:
         self._shared.check(self._entry)
 
     @property
-    def lost(self) -> str | None:
+    def lost(self) -> LossReason | None:
         """Why the lock was lost (see LockLost); None if it was not."""
-        return self._shared.lost(self._entry) or None
+        return cast("LossReason | None", self._shared.lost(self._entry) or None)
 
     @property
     def released(self) -> bool:
@@ -65,6 +68,11 @@ class Held:
     def deadline(self) -> float:
         """Until when the holder may believe that it holds the lock, in seconds of CLOCK_BOOTTIME."""
         return self._shared.deadline(self._entry) / 1e9
+
+    @property
+    def deadline_at(self) -> datetime:
+        """The deadline by the wall clock of this host, in UTC, to be shown: `remaining` is what to rely on."""
+        return wall_time(self._shared.deadline(self._entry))
 
     def __repr__(self) -> str:
         state = "released" if self._entry.has_been_released else self._entry.hold.lost_reason or "held"

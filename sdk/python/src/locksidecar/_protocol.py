@@ -10,11 +10,13 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from datetime import datetime, timezone
+from typing import Final, Literal, TypeAlias, cast
 
 import msgpack
 
-from ._errors import BadRequest, ProtocolError
+from ._clock import seconds, wall_time
+from ._errors import BadRequest, LossReason, ProtocolError
 from ._strict import Fields
 
 VERSION: Final = 1
@@ -260,6 +262,26 @@ def check_prefix(prefix: str) -> str:
 
 
 # --- Replies --------------------------------------------------------------------------------------
+#
+# A time is a number of the protocol, and a property with a datetime or with seconds beside it.
+
+LockState: TypeAlias = Literal["held", "remote", "busy", "lingering", "free"]
+"""LockInfo.state. A later sidecar may have others."""
+
+EventKind: TypeAlias = Literal[
+    "granted",
+    "released",
+    "crashed",
+    "lost",
+    "forced",
+    "force_refused",
+    "deadlock",
+    "takeover",
+    "redis_down",
+    "redis_up",
+    "data_lost",
+]
+"""Event.kind. A later sidecar may have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +294,10 @@ class WaiterInfo:
     cmd: str = ""
     owner: int = 0
     waited_ms: int = 0
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.waited_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,16 +315,16 @@ class LockInfo:
 
     A later sidecar may have other states.
 
-    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted absent_ms ago, and the
-    holder has not reconnected yet; the hold is renewed for another absent_left_ms, 0: not any more. orphan: no
-    client has the hold any more, and the lock is still kept. keep_left_ms: how much longer the keep of the hold
-    lasts; 0: it has none, or it is over. grants: how often an owner on this host got the lock since the sidecar
-    knows the name. If Redis is a Cluster, slot is that of the name, and shard is host and port of the master that
-    has it; "" if none has it. Otherwise slot is None.
+    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted absent_ms ago, and the holder
+    has not reconnected yet; the hold is renewed for another absent_left_ms, 0: not any more. orphan: no client has the
+    hold any more, and the lock is still kept. keep_left_ms: how much longer the keep of the hold lasts; 0: it has none,
+    or it is over. grants: how often an owner on this host got the lock since the sidecar knows the name. If Redis is a
+    Cluster, slot is that of the name, and shard is host and port of the master that has it; "" if none has it.
+    Otherwise slot is None.
     """
 
     name: str
-    state: str
+    state: LockState
     hold: int = 0
     token: int = 0
     count: int = 0
@@ -323,6 +349,36 @@ class LockInfo:
     shard: str = ""
     absent_ms: int = 0
     absent_left_ms: int = 0
+
+    @property
+    def held_seconds(self) -> float:
+        return self.held_ms / 1000
+
+    @property
+    def deadline_at(self) -> datetime | None:
+        """The deadline by the wall clock of this host, in UTC; None: no process of this host holds the lock."""
+        return wall_time(self.deadline_ns) if self.deadline_ns else None
+
+    @property
+    def lease_seconds(self) -> float:
+        return self.lease_ms / 1000
+
+    @property
+    def keep_left_seconds(self) -> float:
+        return self.keep_left_ms / 1000
+
+    @property
+    def absent_seconds(self) -> float:
+        return self.absent_ms / 1000
+
+    @property
+    def absent_left_seconds(self) -> float:
+        return self.absent_left_ms / 1000
+
+    @property
+    def remote_ttl_seconds(self) -> float | None:
+        """None: the key does not expire."""
+        return seconds(self.remote_ttl_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +405,7 @@ class Event:
     """
 
     at_ns: int
-    kind: str
+    kind: EventKind
     name: str = ""
     hold: int = 0
     token: int = 0
@@ -359,11 +415,24 @@ class Event:
     cmd: str = ""
     waited_ms: int = 0
     held_ms: int = 0
-    reason: str = ""
+    reason: LossReason | Literal[""] = ""
     remote_field: str = ""
     count: int = 0
     msg: str = ""
     remote_host: str = ""
+
+    @property
+    def at(self) -> datetime:
+        """When it happened, by the wall clock of this host, in UTC."""
+        return wall_time(self.at_ns)
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.waited_ms / 1000
+
+    @property
+    def held_seconds(self) -> float:
+        return self.held_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +459,10 @@ class Oldest:
     uid: int = 0
     cmd: str = ""
     age_ms: int = 0
+
+    @property
+    def age_seconds(self) -> float:
+        return self.age_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +501,10 @@ class ShardStatus:
     waiting: int = 0
     unsent: int = 0
 
+    @property
+    def roundtrip_seconds(self) -> float:
+        return self.roundtrip_ns / 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -459,13 +536,27 @@ class Status:
     oldest_waiter: Oldest | None = None
     oldest_hold: Oldest | None = None
     renewals_late: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[LossReason, int] = field(default_factory=dict)
     restart: Restart | None = None
     degraded: bool = False
     hidden: str = ""
     redis_risk: str = ""
     shards: tuple[ShardStatus, ...] = ()
     shard_count: int = 0
+
+    @property
+    def at(self) -> datetime:
+        """When the sidecar answered, by the wall clock of this host, in UTC."""
+        return wall_time(self.now_ns)
+
+    @property
+    def started_at(self) -> datetime:
+        """When the sidecar was started."""
+        return wall_time(self.started_ns)
+
+    @property
+    def roundtrip_seconds(self) -> float:
+        return self.roundtrip_ns / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +568,11 @@ class HostInfo:
     version: str = ""
     pid: int = 0
     started_ms: int = 0
+
+    @property
+    def started_at(self) -> datetime | None:
+        """By the wall clock of that host, in UTC; None: it is not known."""
+        return datetime.fromtimestamp(self.started_ms / 1000, timezone.utc) if self.started_ms else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,6 +589,10 @@ class LockOwner:
     entries: int = 0
     waited_ms: int = 0
 
+    @property
+    def waited_seconds(self) -> float:
+        return self.waited_ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
@@ -508,7 +608,7 @@ class Ownership:
 
     redis: str
     lock: LockInfo | None = None
-    key: str = ""
+    key: Literal["free", "lock", "read_write", "other", ""] = ""
     msg: str = ""
     ttl_ms: int = 0
     owners: tuple[LockOwner, ...] = ()
@@ -516,6 +616,11 @@ class Ownership:
     queued: int = 0
     holder: LockInfo | None = None
     trouble: str = ""
+
+    @property
+    def ttl_seconds(self) -> float | None:
+        """None: the key does not expire."""
+        return seconds(self.ttl_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,6 +635,11 @@ class OrphanedLock:
     hold: int
     ttl_ms: int = 0
     passed: bool = False
+
+    @property
+    def ttl_seconds(self) -> float | None:
+        """None: Redis would never have freed it."""
+        return seconds(self.ttl_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -800,7 +910,7 @@ def who_ok(f: Fields) -> Ownership:
     return Ownership(
         redis=f.text("redis"),
         lock=_lock(f.map("lock")) if "lock" in f else None,
-        key=f.text("key", ""),
+        key=cast('Literal["free", "lock", "read_write", "other", ""]', f.text("key", "")),
         msg=f.text("msg", ""),
         ttl_ms=f.integer("ttl_ms", 0, least=-1),
         owners=_lock_owners(f, "owners"),
@@ -844,7 +954,7 @@ def ping_ok(f: Fields) -> PingOK:
 def _lock(f: Fields) -> LockInfo:
     return LockInfo(
         name=f.text("name"),
-        state=f.text("state"),
+        state=cast(LockState, f.text("state")),
         hold=f.integer("hold", 0),
         token=f.integer("token", 0),
         count=f.integer("count", 0, most=_MAX_COUNT),
@@ -886,7 +996,7 @@ def _waiter(f: Fields) -> WaiterInfo:
 def _event(f: Fields) -> Event:
     return Event(
         at_ns=f.integer("at_ns"),
-        kind=f.text("kind"),
+        kind=cast(EventKind, f.text("kind")),
         name=f.text("name", ""),
         hold=f.integer("hold", 0),
         token=f.integer("token", 0),
@@ -896,7 +1006,7 @@ def _event(f: Fields) -> Event:
         cmd=f.text("cmd", ""),
         waited_ms=f.integer("waited_ms", 0),
         held_ms=f.integer("held_ms", 0),
-        reason=f.text("reason", ""),
+        reason=cast(LossReason, f.text("reason", "")),
         remote_field=f.text("remote_field", ""),
         count=f.integer("count", 0, most=_MAX_COUNT),
         msg=f.text("msg", ""),
@@ -915,8 +1025,8 @@ def _oldest(f: Fields) -> Oldest:
     )
 
 
-def _loss(f: Fields) -> tuple[str, int]:
-    return f.text("reason"), f.integer("count", most=_MAX_COUNT)
+def _loss(f: Fields) -> tuple[LossReason, int]:
+    return cast(LossReason, f.text("reason")), f.integer("count", most=_MAX_COUNT)
 
 
 def _restart(f: Fields) -> Restart:

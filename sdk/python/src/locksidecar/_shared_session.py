@@ -862,9 +862,9 @@ class SharedSession:
     def reset_if_forked(self) -> None:
         """Checks the process id, because not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != _fork.process_id():
-            self.after_fork_in_child()
+            self._after_fork_in_child()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self.pid = os.getpid()
         self._make_mutex()
         self._leader = None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
-from . import _fork, _held, _owners, _tracing
+from . import _fork, _held, _owners, _shared_session, _tracing
 from . import _protocol as protocol
 from ._calls import (
     Call,
@@ -32,7 +32,8 @@ from ._calls import (
     status_call,
     who_call,
 )
-from ._core import Entry, Session, clock_of
+from ._clock import clock_of
+from ._core import Entry, Session
 from ._decorator import require_function
 from ._errors import (
     ClientClosed,
@@ -64,7 +65,7 @@ class Held(_held.Held):
 
     __slots__ = ()
 
-    _shared: SharedSession
+    _shared: _shared_session.SharedSession
 
     def release(self, *, confirm: bool = False, timeout: float | None = None) -> None:
         """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
@@ -361,8 +362,8 @@ class Client:
         name_prefix: put before the names that lock(), rlock(), info() and force_release() are given. The name of a
         Lock, of a Held, and in errors and in list() is the whole one.
         """
-        self.path = socket_path(path)
-        self.name_prefix = protocol.check_prefix(name_prefix)
+        self.path: str = socket_path(path)
+        self.name_prefix: str = protocol.check_prefix(name_prefix)
         self._clock: Callable[[], int] = clock_of(self.path)
         self._closed = False
         # By process id, so that a forked child does not use its copy of the parent's.
@@ -616,7 +617,7 @@ class Client:
                     shared.reset_if_forked()  # closes this process's copy of the socket
         return state
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self._processes = {}
 
     def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:

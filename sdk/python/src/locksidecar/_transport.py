@@ -387,7 +387,7 @@ class Transport:
     def __init__(self, session: Session, clock: Callable[[], int]) -> None:
         require_linux()
         self.session = session
-        self.closed = False
+        self.closed: bool = False
         self.sock: Socket | None = None
         self._poll: Any = None  # a poll() of the socket
         # Disconnected sockets. close_ended_sockets() closes them when no thread polls them any more: the number of a

@@ -56,7 +56,8 @@ from ._calls import (
     status_call,
     who_call,
 )
-from ._core import Entry, Session, Stage, clock_of
+from ._clock import clock_of
+from ._core import Entry, Session, Stage
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
@@ -99,10 +100,10 @@ class _AsyncSession:
     """
 
     def __init__(self, transport: Transport, clock: Callable[[], int]) -> None:
-        self.loop = _running_loop()
-        self.pid = os.getpid()
+        self.loop: asyncio.AbstractEventLoop = _running_loop()
+        self.pid: int = os.getpid()
         self.transport = transport
-        self.session = transport.session
+        self.session: Session = transport.session
         self.clock = clock
         self._waiting: dict[Call[Any], _CallWaiter] = {}
         self._bodies: dict[Hold, list[_GuardedBody]] = {}  # cancelled if the hold is lost
@@ -564,9 +565,9 @@ class _AsyncSession:
     def reset_if_forked(self) -> None:
         """Checks the process id, because not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != _fork.process_id():
-            self.after_fork_in_child()
+            self._after_fork_in_child()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self.pid = os.getpid()
         # The selector of the parent's loop is shared with this process: nothing may be removed from it here.
         self._socket = None
@@ -916,8 +917,8 @@ class Client:
         """
         self._shared: _AsyncSession | None = None
         self._pid = os.getpid()
-        self.path = socket_path(path)
-        self.name_prefix = protocol.check_prefix(name_prefix)
+        self.path: str = socket_path(path)
+        self.name_prefix: str = protocol.check_prefix(name_prefix)
         self._clock: Callable[[], int] = clock_of(self.path)
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -1155,7 +1156,7 @@ class Client:
             name = self.name_prefix + name
         return protocol.check_name(name)
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self._pid = os.getpid()
         self._shared = None
         self._loop = None
@@ -1200,7 +1201,7 @@ class Client:
         if self._pid != _fork.process_id():  # not every fork runs the hooks of os.register_at_fork()
             if self._shared is not None:
                 self._shared.reset_if_forked()
-            self.after_fork_in_child()
+            self._after_fork_in_child()
         if self._loop is not loop:
             self._bind_to_loop(loop)
         shared = self._shared

@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final
 
-from . import _core, _sync, aio
-from ._core import boottime
+from . import _clock, _sync, aio
+from ._clock import boottime
 from ._fake import Server
 from ._transport import require_linux
 
@@ -79,10 +79,10 @@ class Sidecar:
         if not path:
             self._directory = tempfile.mkdtemp(prefix="locksidecar-", dir=_short_directory())
             path = os.path.join(self._directory, "locksidecar.sock")
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self._server = _Server(self.path)
         self._server.lease_ns = round(lease * 1e9)
-        _core.clocks[self.path] = self._server.clock
+        _clock.clocks[self.path] = self._server.clock
 
     # --- Clients ---
 
@@ -182,7 +182,7 @@ class Sidecar:
         if not self._server.is_of_this_process():
             return
         self._server.stop()
-        _core.clocks.pop(self.path, None)
+        _clock.clocks.pop(self.path, None)
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
