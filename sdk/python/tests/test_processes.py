@@ -9,7 +9,9 @@ import mmap
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.context import ForkContext, SpawnContext
 
@@ -24,8 +26,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarn
 
 
 def fork_in_c() -> int:
-    """Forks in C, as uWSGI does: the hooks of os.register_at_fork() do not run."""
+    """Forks in C, as uWSGI does: the hooks of os.register_at_fork() do not run.
+
+    If another thread, such as that of the fake sidecar, has just asked for the interpreter, the child waits without end
+    for that thread, which it does not have. So no thread asks meanwhile: each asks after one interval of switches.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    time.sleep(2 * interval)  # the threads that wait in the old interval get the interpreter
     pid: int = ctypes.PyDLL(None).fork()
+    sys.setswitchinterval(interval)
     return pid
 
 
