@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake import FakeSidecar, earlier_sessions
+from fake import FakeSidecar, earlier_sockets
 
 import locksidecar
-from locksidecar import _fork
 
 # A shell that starts the tests in the background may ignore SIGINT, and a process inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,7 +18,7 @@ def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
     fake = FakeSidecar(str(tmp_path / "sidecar.sock"))
     yield fake
     fake.stop()
-    earlier_sessions.update(_fork._registered)
+    earlier_sockets.add(fake.path)
 
 
 @pytest.fixture

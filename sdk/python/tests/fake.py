@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import weakref
 from collections.abc import Callable
 
 from locksidecar._clock import boottime
@@ -15,8 +14,9 @@ from locksidecar._fake import Connection, Lock, Message, Server, ServerSocket, S
 
 __all__ = ["TIMEOUT", "Connection", "FakeSidecar", "Message", "Session", "Sidecar", "boottime", "frame"]
 
-# Sessions that earlier tests left: their sidecars are gone, and their releasers go on until the leases end.
-earlier_sessions: weakref.WeakSet[object] = weakref.WeakSet()
+# The sockets of the sidecars of earlier tests. They are gone, and the releasers of sessions with them go on until the
+# leases end; such a session may also be made later, when a client of an earlier test is garbage collected.
+earlier_sockets: set[str] = set()
 
 TIMEOUT = 20.0  # seconds; only a failing test waits that long
 

@@ -407,7 +407,7 @@ def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSidecar, c
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed), lock:
         pass
-    assert not sidecar.holder("n")
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
     assert not list(lock._handles)
 
 
@@ -422,7 +422,7 @@ def test_exception_of_the_body_gets_a_note_about_unconfirmed(
     assert e.value is exc
     if sys.version_info >= (3, 11):
         assert "the release of the lock 'n' is not confirmed" in exc.__notes__[0]
-    assert len(sidecar.requests("confirm")) == 1
+    sidecar.wait_for(lambda: len(sidecar.requests("confirm")) == 1)
     assert not sidecar.holder("n")
 
 

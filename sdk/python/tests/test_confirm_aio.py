@@ -245,7 +245,7 @@ async def test_exception_of_the_body_gets_a_note_about_unconfirmed(sidecar: Fake
     assert e.value is exc
     if sys.version_info >= (3, 11):
         assert "the release of the lock 'n' is not confirmed" in exc.__notes__[0]
-    assert len(sidecar.requests("confirm")) == 1
+    await asyncio.to_thread(sidecar.wait_for, lambda: len(sidecar.requests("confirm")) == 1)
     await wait_free(sidecar, "n")
 
 

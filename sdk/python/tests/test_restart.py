@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from fake import TIMEOUT, FakeSidecar, boottime, earlier_sessions
+from fake import TIMEOUT, FakeSidecar, boottime, earlier_sockets
 from points import points, profiled
 
 import locksidecar
@@ -77,8 +77,8 @@ def no_reconnect_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def running_releasers() -> list[SharedSession]:
     """The sessions of this test whose releaser runs."""
-    ours = [thing for thing in list(_fork._registered) if thing not in earlier_sessions]
-    return [thing for thing in ours if isinstance(thing, SharedSession) and thing._releaser_running]
+    shared = [thing for thing in list(_fork._registered) if isinstance(thing, SharedSession)]
+    return [s for s in shared if s._releaser_running and s.session.path not in earlier_sockets]
 
 
 def join_releasers() -> None:
