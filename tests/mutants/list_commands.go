@@ -28,7 +28,7 @@ var commandMutants = []mutant{
 		rule: "serve --check names the masters of a Cluster that do not answer",
 		file: "sidecar/store/cluster.go",
 		old:  `			found.Down[found.Masters[i]] = err`,
-		new:  `			_ = err`,
+		new:  `			_, _ = i, err`,
 		by:   test("sidecar/store", "TestTryOfACluster"),
 	},
 	{

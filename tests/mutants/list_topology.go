@@ -601,8 +601,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a command about a key that has gone ahead of its slot follows it",
 		file: "sidecar/store/query.go",
-		old:  `[][]string{{"asking"}, list[i]}`,
-		new:  `[][]string{{"ping"}, {"ping"}}`,
+		old:  `to := s.asked(list[i][1], replies[i])`,
+		new:  `to := (*commands)(nil)`,
 		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),
 	},
 	{
