@@ -328,7 +328,8 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqConfirm)
 	n := int(q.name)
 	w.expire(n)
-	if w.plan.durable && h.locks[n].hold.state == none {
+	// Of a key that another program overwrote with another type, a confirm says nothing of replicas (decision 0047).
+	if w.plan.durable && h.locks[n].hold.state == none && h.locks[n].lastOutcome != redisop.NotALock {
 		if old := &w.redis.snapshot[n]; int(old.key.Owner) == h.index && w.now < old.key.ExpireAt && !old.ghost {
 			w.violation(invariant.Confirms, n, "host %d confirms that its releases are executed; a replica has %s", h.index, keyString(old.key))
 		}
