@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake import FakeSidecar, earlier_sockets
+from fake import FakeSidecar, sockets_of_this_test
 
 import locksidecar
 
@@ -18,7 +18,7 @@ def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
     fake = FakeSidecar(str(tmp_path / "sidecar.sock"))
     yield fake
     fake.stop()
-    earlier_sockets.add(fake.path)
+    sockets_of_this_test.clear()
 
 
 @pytest.fixture

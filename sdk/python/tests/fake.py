@@ -14,9 +14,9 @@ from locksidecar._fake import Connection, Lock, Message, Server, ServerSocket, S
 
 __all__ = ["TIMEOUT", "Connection", "FakeSidecar", "Message", "Session", "Sidecar", "boottime", "frame"]
 
-# The sockets of the sidecars of earlier tests. They are gone, and the releasers of sessions with them go on until the
-# leases end; such a session may also be made later, when a client of an earlier test is garbage collected.
-earlier_sockets: set[str] = set()
+# The sockets of the FakeSidecars of this test. Those of earlier tests are gone, and the releasers of sessions with them
+# go on until the leases end; such a session may also be made when a client of an earlier test is collected.
+sockets_of_this_test: set[str] = set()
 
 TIMEOUT = 20.0  # seconds; only a failing test waits that long
 
@@ -63,6 +63,7 @@ class FakeSidecar(_Recording, Server):
         self.reading = True
         self.rejection: Message | None = None  # sent to a new connection before it is closed; {}: nothing is sent
         self._unanswered: list[tuple[Connection, Message]] = []
+        sockets_of_this_test.add(path)
         super().__init__(path)
 
     # --- Controls ---

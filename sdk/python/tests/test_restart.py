@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from fake import TIMEOUT, FakeSidecar, boottime, earlier_sockets
+from fake import TIMEOUT, FakeSidecar, boottime, sockets_of_this_test
 from points import points, profiled
 
 import locksidecar
@@ -78,7 +78,7 @@ def no_reconnect_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def running_releasers() -> list[SharedSession]:
     """The sessions of this test whose releaser runs."""
     shared = [thing for thing in list(_fork._registered) if isinstance(thing, SharedSession)]
-    return [s for s in shared if s._releaser_running and s.session.path not in earlier_sockets]
+    return [s for s in shared if s._releaser_running and s.session.path in sockets_of_this_test]
 
 
 def join_releasers() -> None:
