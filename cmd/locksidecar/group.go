@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,17 +93,24 @@ func (g *group) forkAndWait(path string, argv, env []string, tty *terminal, star
 	g.events <- groupEvent{kind: groupGone}
 }
 
-// waitCommand reports each stop of the command, and its end, after which it returns.
+// waitCommand reports each stop of the command, and its end, after which it returns. It reaps the processes that
+// became our children: as PID 1 of a container, this process is the parent of each process without one.
 func (g *group) waitCommand() {
 	for {
 		var info unix.Siginfo
 		if !retryEINTR(func() error {
-			return unix.Waitid(unix.P_PID, g.id, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT, nil)
+			return unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT, nil)
 		}) {
 			return
 		}
 		var status unix.WaitStatus
 		g.mu.Lock()
+		if child := pidOf(&info); child != g.id {
+			_, _ = unix.Wait4(child, nil, unix.WUNTRACED|unix.WNOHANG, nil)
+			g.updateGone()
+			g.mu.Unlock()
+			continue
+		}
 		if info.Code != cldStopped {
 			// The command is a zombie, so its number cannot be that of another group.
 			_ = unix.Kill(-g.id, unix.SIGTERM)
@@ -169,3 +177,9 @@ func (g *group) signal(sig syscall.Signal) {
 }
 
 const cldStopped = 5 // CLD_STOPPED of signal.h
+
+// pidOf returns si_pid of what waitid(2) reports. On systems with 64 bits it is the first field of the union, which
+// begins at a multiple of 8.
+func pidOf(info *unix.Siginfo) int {
+	return int(*(*int32)(unsafe.Add(unsafe.Pointer(info), 16)))
+}

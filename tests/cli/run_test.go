@@ -88,3 +88,14 @@ func TestKillOfRunKillsTheGroupAndFreesTheLock(t *testing.T) {
 	defer l.Unlock()
 	harness.Eventually(t, "the command's child is dead", func() bool { return !harness.IsAlive(child) })
 }
+
+// As PID 1 of a container, run is the parent of the processes that have none: while the command runs, too.
+func TestRunReapsOrphansWhileItsCommandRuns(t *testing.T) {
+	t.Parallel()
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	// The inner shell has ended when orphan is set. A process that is not reaped still accepts signal 0.
+	got := d.Run("run", "job", "--", "sh", "-c", `orphan=$(sh -c 'sleep 0.01 >/dev/null & echo $!'); while kill -0 $orphan 2>/dev/null; do sleep 0.01; done; echo reaped; exit 7`)
+	if got.Stdout != "reaped\n" || got.Code != 7 {
+		t.Errorf("%+v", got)
+	}
+}
