@@ -379,6 +379,12 @@ lint: fmt-check venv .venv/.bench .venv/.examples ## gofmt, go vet, staticcheck,
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py tests/bench/python/cost.py
 
+PYRIGHT := pyright@1.1.414
+.PHONY: verify-types
+verify-types: venv ## does each public name of the Python SDK have a complete type? pyright --verifytypes
+	@{ command -v node && command -v npx; } >/dev/null || { $(call apt,nodejs npm); }
+	cd sdk/python && PYTHONPATH=$(CURDIR)/sdk/python/src npx --yes $(PYRIGHT) --pythonpath ../../.venv/bin/python --ignoreexternal --verifytypes locksidecar
+
 .PHONY: test-systemd
 test-systemd: redis release ## the .deb under a real systemd: install, restart, kill, upgrade, remove; as root, two minutes
 	@[ -x /lib/systemd/systemd ] || { $(call apt,systemd dbus); }
