@@ -48,6 +48,9 @@ type server struct {
 // redis-server.
 func startRedis(t testing.TB, args ...string) *server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("the short tests start no server")
+	}
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Skip("redis-server is not installed: this test needs a real one")
 	}

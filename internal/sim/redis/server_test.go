@@ -67,6 +67,9 @@ func newAdmin(t *testing.T, options *goredis.Options) *goredis.Client {
 // startRedis starts a redis-server that ends with the test, and returns its socket.
 func startRedis(t *testing.T) (socket string) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("the short tests start no server")
+	}
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
 			t.Fatal("redis-server is not installed: apt-get install redis-server")
