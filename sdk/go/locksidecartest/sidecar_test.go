@@ -36,9 +36,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func start(t *testing.T) (*locksidecartest.Sidecar, *locksidecar.Client) {
+func start(t *testing.T, lease time.Duration) (*locksidecartest.Sidecar, *locksidecar.Client) {
 	t.Helper()
-	s, err := locksidecartest.Start(locksidecartest.Config{Lease: 300 * time.Millisecond})
+	s, err := locksidecartest.Start(locksidecartest.Config{Lease: lease})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func wantLost(t *testing.T, l *locksidecar.Lock, reason locksidecar.Reason) {
 }
 
 func TestLossesOnDemand(t *testing.T) {
-	s, c := start(t)
+	s, c := start(t, 3*time.Second) // a loss is found when a renewal is due
 	ctx := t.Context()
 	l := lock(t, c, "forced")
 	if err := s.Force(ctx, "forced"); err != nil {
@@ -107,7 +107,7 @@ func TestLossesOnDemand(t *testing.T) {
 }
 
 func TestReleaseOnAnotherHostWakesAWaiter(t *testing.T) {
-	s, c := start(t)
+	s, c := start(t, time.Minute)
 	release, err := s.Steal(t.Context(), "n")
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestReleaseOnAnotherHostWakesAWaiter(t *testing.T) {
 }
 
 func TestRestartKeepsLocks(t *testing.T) {
-	s, c := start(t)
+	s, c := start(t, time.Minute)
 	l := lock(t, c, "n")
 	for range 2 {
 		if err := s.Restart(); err != nil {
