@@ -268,7 +268,7 @@ class HandlerUse:
                 held.check()
             case 1:
                 assert held.remaining >= 0
-                assert held.lost != ""
+                assert held.lost is None or held.lost
             case 2:
                 held.release()
             case 3:
