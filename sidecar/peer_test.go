@@ -3,6 +3,7 @@ package sidecar
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,8 +75,12 @@ func TestExecIsFoundByWhatOnlyExecChanges(t *testing.T) {
 }
 
 func TestProcessThatExecutesAnotherProgramIsRecognized(t *testing.T) {
-	cmd := exec.Command("sh", "-c", "read line; exec cat")
+	cmd := exec.Command("sh", "-c", "echo runs; read line; exec cat")
 	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,19 +94,21 @@ func TestProcessThatExecutesAnotherProgramIsRecognized(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
+	// The kernel has named a new program before it has its memory: it runs when it writes.
+	awaitOutput := func(text string) {
+		t.Helper()
+		if _, err := io.ReadFull(out, make([]byte, len(text))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitOutput("runs\n")
 	was := processOf(fd, pid)
 	if was.Program.Origin != state.Executed || was.Program.Text == 0 {
 		t.Fatalf("what is known of its program: %+v", was.Program)
 	}
 	mustFind(t, "before", pid, was, anyDescriptor, peerWatched)
-	fmt.Fprintln(in)
-	for comm := ""; comm != "cat\n"; {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		comm = string(text)
-	}
+	fmt.Fprint(in, "go\nx")
+	awaitOutput("x")
 	mustFind(t, "after", pid, was, anyDescriptor, peerExecuted)
 	was.Program.Stack = 0 // as for a daemon of another user
 	mustFind(t, "after, by its text", pid, was, anyDescriptor, peerExecuted)
