@@ -249,7 +249,7 @@ test-inside: redis cc
 # The black-box tests. The daemon that they start has no race detector here; it has one in test-long.
 .PHONY: test-processes
 test-processes: redis cc venv redisson typescript readers promtool
-	$(REQUIRE) go test $(TEST_FLAGS) -p 4 ./tests/...
+	$(REQUIRE) go test $(TEST_FLAGS) -p 3 ./tests/...
 
 # A world of the simulation is one goroutine: the race detector finds nothing there, and takes most
 # of the time. So a few worlds run with it.

@@ -53,6 +53,7 @@ type driver struct {
 	locks   map[string]*locksidecar.Lock
 	owners  map[int]context.Context
 	cancels map[int]context.CancelFunc
+	ended   bool // another scene has begun
 }
 
 func newDriver() *driver {
@@ -72,6 +73,7 @@ func main() {
 		}
 		switch c.Do {
 		case "open":
+			d.end()
 			d = newDriver()
 			d.open(c)
 		case "close":
@@ -91,6 +93,13 @@ func main() {
 			go d.check(c)
 		}
 	}
+}
+
+// end keeps the losses of this scene out of the next one: their goroutines may still wait for a processor.
+func (d *driver) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
 }
 
 func (d *driver) open(c command) {
@@ -158,8 +167,10 @@ func (d *driver) acquire(ctx context.Context, c command) {
 	done := l.Done()
 	print(object{"n": c.N, "ok": true, "token": fmt.Sprint(l.Token())})
 	<-done
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	var lost *locksidecar.LostError
-	if errors.As(l.Err(), &lost) {
+	if errors.As(l.Err(), &lost) && !d.ended {
 		print(object{"lost": c.As, "reason": lost.Reason})
 	}
 }
