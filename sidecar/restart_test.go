@@ -387,7 +387,7 @@ func TestClientThatCannotResumeKeepsItsLocksToTheirDeadlines(t *testing.T) {
 
 func TestAbsentClientIsRenewedForResumeWithin(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t, func(c *sidecar.Config) { c.Lease = 600 * time.Millisecond; c.ResumeWithin = 2 * time.Second })
+	h := newHouse(t, func(c *sidecar.Config) { c.Lease = 3 * time.Second; c.ResumeWithin = 4 * time.Second })
 	a, _ := h.hello(true, "")
 	held := a.hold("x")
 	h.restart()
