@@ -142,12 +142,15 @@ func TestPathsThatMetViolations(t *testing.T) {
 		{"the ticket of a process that died may be a ghost", "queued", []action{
 			of(die, 0), of(crash, 1), of(restart, 1), of(learn, 1), of(reconnect, 1), x1, d1, of(loseSince, 0), of(giveUp, 0), of(learn, 0), at(execute, 0),
 		}},
+		{"so it may if a try has found another owner", "queued", []action{
+			of(die, 0), of(crash, 1), of(restart, 1), of(learn, 1), of(try, 1), of(reconnect, 1), x1, d1, of(cut, 1), x0,
+		}},
 		{"a waiter queues at once when another host has the key of the hold before it", "transfer", []action{
 			at(passOn, 1), d1, b1, at(deliver, 1), of(passTime, 0), of(failOver, 0), of(learn, 1), at(execute, 1), at(deliver, 1),
 		}},
 	} {
 		t.Run(path.rule, func(t *testing.T) {
-			w := newRoot(&Plan{Budget: Budget{Clients: 1, Faults: 1, Ticks: 1, Failovers: 1}, Cluster: true, Prefix: from(path.root)[0].steps})
+			w := newRoot(&Plan{Budget: Budget{Clients: 2, Faults: 2, Ticks: 1, Failovers: 1}, Cluster: true, Prefix: from(path.root)[0].steps})
 			for _, a := range path.steps {
 				if !slices.Contains(w.actions(nil), a) {
 					t.Fatalf("the path has an end: %s cannot happen", a)

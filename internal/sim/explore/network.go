@@ -239,8 +239,8 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 		}
 		h.noteGhost(id)
 	}
-	if r.op.Kind == redisop.Drop && r.op.Ticket == 0 {
-		for _, t := range w.queue.Tickets { // of a process before, from which the journal has no tickets
+	if isAnswer := r.op.Kind == redisop.Drop || r.op.Kind == redisop.Take; isAnswer && r.op.Ticket == 0 && reply.Ticket == 0 {
+		for _, t := range w.queue.Tickets { // of a process before: the table knows now that it has no key, and of no ticket
 			if t.Owner == redis.Owner(h.index) && t.Num <= min(h.inherited, r.op.HoldID) {
 				h.noteGhost(t.Num)
 			}
