@@ -327,9 +327,11 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 		// The slot left the shard and came back, and the host of this draw did not learn that before.
 		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt
 		// The host of this draw has seen none of those that are larger, and Redis, whose
-		// clock was set back, has forgotten them. Or they are ahead of its clock: hundreds were
-		// drawn from a new counter in fewer microseconds, or the clock of another shard is ahead.
-		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(o.via)
+		// clock was set back, has forgotten them. Or they are ahead of its clock, or were when the host
+		// read it last, after they were drawn: hundreds were drawn from a new counter in fewer
+		// microseconds, or the clock of another shard is ahead.
+		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(o.via) ||
+			name.drawnAt < o.clockAt && int64(name.drawn) > w.time(o.via)-(w.now-o.clockAt)/µs
 		if !name.counterLost || !isAhead && !isUnseen || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
@@ -339,7 +341,7 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 		})
 	}
 	w.sharers(n, func(n int) {
-		w.redis.names[n].drawn, w.redis.names[n].counterLost = last, false
+		w.redis.names[n].drawn, w.redis.names[n].drawnAt, w.redis.names[n].counterLost = last, w.now, false
 	})
 }
 

@@ -45,6 +45,7 @@ type redisName struct {
 
 	// For the checker.
 	drawn       uint64       // largest token ever drawn, whatever Redis remembers of it
+	drawnAt     int64        // when
 	granted     uint64       // largest token ever granted
 	restartedAt int64        // when tokens began again below, because the clock had been set back
 	lostAt      int64        // when the key or the counter was last destroyed from outside

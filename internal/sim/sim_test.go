@@ -224,6 +224,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"of two messages that the lock is left free, the longer time counts":                      8330056804,
 		"a counter that is used before its slot has come is lifted to the clock":                  8330110040,
 		"a key that comes back to its shard is on the replica of that":                            8330048885,
+		"tokens that a failover lost are ahead of the clock that the host read":                   11840020735,
 		"a release behind ASK is on the replica of the shard that executed it":                    9700024487,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
