@@ -397,7 +397,7 @@ func TestReleaseThatAStoppedSidecarCannotReadFails(t *testing.T) {
 	held := c.hold("x")
 	h.stop()
 	if _, err := c.nc.Write(protocol.Release{Hold: held.Hold}.Append(nil)); !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("the client is told %v", err)
+		t.Errorf("the client receives %v", err)
 	}
 }
 

@@ -28,7 +28,7 @@ var (
 )
 
 // hotLocks has clients of several hosts take a few locks, and hold each for up to some seconds. A client
-// believes in its hold until it releases it, or is told that it is lost.
+// believes in its hold until it releases it, or receives its loss.
 type hotLocks struct {
 	t    *testing.T
 	ctx  context.Context
@@ -190,7 +190,7 @@ type failoverPlan struct {
 	name        string
 	servers     []string // arguments of the servers
 	durability  string
-	user        string // of the Sentinels, whom the daemons are; "": the default user
+	user        string // as which the daemons log in to the Sentinels; "": the default user
 	coordinated bool   // SENTINEL FAILOVER … COORDINATED
 	overlaps    bool   // two clients may have one lock
 }
