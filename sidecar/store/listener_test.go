@@ -297,6 +297,7 @@ func TestOwnChannelThatIsDenied(t *testing.T) {
 	s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
 	r.down()
 	r.up()
+	recv(t, r.subscribed, "subscription on the new connection") // which is of TYPE pubsub from now on
 	if log := r.logged(); strings.Count(log, "let its ACL have +subscribe and the channels redisson_lock__channel:{locksidecar}:*") != 1 {
 		t.Errorf("the log does not say once what to permit: %s", log)
 	}

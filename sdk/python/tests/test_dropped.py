@@ -52,7 +52,7 @@ def test_release_that_no_sidecar_has_read_before_the_client_was_dropped_is_deliv
         lock.release()
         del client, lock
         sidecar.restart()
-    assert sidecar.holder("n")
+        assert sidecar.holder("n")
     wait_free(sidecar, "n")
     join_releasers()
 
