@@ -233,6 +233,18 @@ func (u *URL) HasPassword() bool {
 	return has || u.Server.Query().Has("password") || u.Sentinel != nil && u.Sentinel.Password != ""
 }
 
+// MayQuoteOptions reports whether the options and the path can be shown in an error: no part of them can be of a
+// password that was not percent-encoded. Such a part has the @ behind the password in it, or is of an option.
+func (u *URL) MayQuoteOptions() bool {
+	options := u.Server.Query()
+	isOption := options.Has("password") || u.Sentinel != nil && u.Sentinel.Password != ""
+	rest := u.Server.Path + u.Server.Fragment
+	for key, values := range options {
+		rest += key + strings.Join(values, "")
+	}
+	return !isOption && !strings.Contains(rest, "@")
+}
+
 // Public returns the URL without passwords; without users, too, if isAnyUser. What cannot be parsed is
 // left out.
 func (u *URL) Public(isAnyUser bool) string {

@@ -148,6 +148,33 @@ func TestNoPasswordIsPublic(t *testing.T) {
 	}
 }
 
+// The operator is told which option is wrong, unless it may be a part of a password.
+func TestMayQuoteOptions(t *testing.T) {
+	for raw, want := range map[string]bool{
+		"redis://:secret@h/0?dbb=1":                               true,
+		"redis+sentinel://:secret@s/m?sentinel_user=w":            true,
+		"redis+cluster://:secret@n?dbb=1":                         true,
+		"redis://u:pa@ss?se&cret@h/0":                             false,
+		"redis://u:pa@ss?se&cret%40h/0":                           false,
+		"redis://u:pa@ss/se/cret@h/0":                             false,
+		"redis://u:pa@ss#se&cret@h/0":                             false,
+		"redis://h?password=se&cret":                              false,
+		"redis+sentinel://s/m?sentinel_password=se&cret":          false,
+		"redis+sentinel://u:pa@ss/m?x=1&cret@s/m":                 false,
+		"redis+cluster://u:pa@ss?se&cret@h":                       false,
+		"unix://:secret@/run/redis.sock?dbb=1":                    true,
+		"redis+sentinel://s/m?sentinel_passwd=secret&client_name": true,
+	} {
+		u, err := Parse(raw)
+		if err != nil {
+			t.Fatal(raw, err)
+		}
+		if got := u.MayQuoteOptions(); got != want {
+			t.Errorf("%s: %v", raw, got)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("redis+sentinel://u:p@s1,s2:1/mymaster/3?sentinel_password=p")
 	f.Add("unix:///a?b")

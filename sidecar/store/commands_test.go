@@ -34,6 +34,7 @@ func TestOpenRefusesWhatIsNoRedisURL(t *testing.T) {
 		{"redis://localhost/zero", "database"},
 		{"redis://localhost/-1", "database -1"},
 		{"redis://localhost?colour=blue", "colour"},
+		{"redis://:secret@localhost?colour=blue", "colour"},
 		{"unix://", "socket path"},
 	} {
 		_, err := Open(Config{URL: tt.url, UUID: ourUUID})

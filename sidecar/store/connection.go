@@ -44,7 +44,7 @@ func parse(cfg Config) (*dialer, error) {
 		return nil, err
 	}
 	o, err := redis.ParseURL(u.Server.String())
-	if err != nil && u.HasPassword() { // it may quote a part of a password that was not encoded
+	if err != nil && !u.MayQuoteOptions() {
 		return nil, fmt.Errorf("the Redis URL is wrong: it has an option that does not exist, or one with a wrong value; characters like & in a password must be percent-encoded: want %s", redisurl.Forms)
 	}
 	if err != nil {

@@ -475,7 +475,7 @@ func recvClosed(t *testing.T, c chan bool) {
 // The danger: an error has a part of a password that was not encoded.
 func TestWrongURLShowsNoPassword(t *testing.T) {
 	for _, raw := range []string{
-		"redis+sentinel://s/m?sentinel_password=pa&ssECRET", "redis://u:p@h?ssECRET=1", "redis://h?password=pa&ssECRET", "redis://:x@h?db=ssECRET",
+		"redis+sentinel://s/m?sentinel_password=pa&ssECRET", "redis://u:p@h?ssECRET=1@h", "redis://h?password=pa&ssECRET", "redis://:x@h?db=ssECRET@h",
 	} {
 		if _, err := parse(Config{URL: raw, UUID: ourUUID}); err == nil || strings.Contains(err.Error(), "ssECRET") || !strings.Contains(err.Error(), "percent-encoded") {
 			t.Errorf("%s: %v", raw, err)

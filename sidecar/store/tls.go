@@ -71,6 +71,9 @@ func (d *dialer) untrusted(err error) string {
 	switch {
 	case errors.As(err, &authority):
 		return fmt.Sprintf("the certificate of Redis at %s is not signed by an authority that is trusted here; name the file of its CA with redis-ca (%s)", d.address, d.scrub(err))
+	case errors.As(err, &name) && d.isNode:
+		return fmt.Sprintf("the certificate of the node of the Redis Cluster at %s does not have the name \"%s\"; the certificates of all nodes must have one name in common: that of the Redis URL, or redis-server-name (%s)",
+			d.address, name.Host, d.scrub(err))
 	case errors.As(err, &name):
 		return fmt.Sprintf("the certificate of Redis at %s is for another name; write that name in the Redis URL, or as redis-server-name (%s)", d.address, d.scrub(err))
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:

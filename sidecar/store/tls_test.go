@@ -140,6 +140,15 @@ func TestClusterIsReachedOverTLS(t *testing.T) {
 	other.await("sentence", func() bool { return strings.Contains(other.downs[0], "redis-server-name") })
 }
 
+// Certificates of which each has the name of its node only: the seed is trusted, and the node that it names is not.
+func TestCertificateOfANodeSaysWhatAllNodesNeed(t *testing.T) {
+	d := (&dialer{address: "seed.test:6379", nodes: []string{"seed.test:6379"}}).at("10.0.0.2:6379")
+	err := x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{"two.test"}}, Host: "seed.test"}
+	if got := d.untrusted(err); !strings.Contains(got, `the certificate of the node of the Redis Cluster at 10.0.0.2:6379 does not have the name "seed.test"; the certificates of all nodes must have one name in common`) {
+		t.Error(got)
+	}
+}
+
 func TestTLSSettingsThatCannotWorkAreRefused(t *testing.T) {
 	a := newAuthority(t, "ours")
 	a.sign("client", time.Now().Add(time.Hour))
