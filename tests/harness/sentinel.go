@@ -58,13 +58,14 @@ func (r *Redis) Follow(master *Redis) {
 }
 
 // StartSentinels starts three Sentinels that watch a master, and returns when each knows the others
-// and as many replicas as there are. A master that does not answer for half a second is down if two of
-// them agree. More settings are lines of their configuration.
+// and as many replicas as there are. A master is down if it does not answer for a minute, and two of them
+// agree: on a busy machine too it is replaced only when a test wants that (AwaitMaster, Failover). More settings
+// are lines of their configuration.
 func StartSentinels(t testing.TB, master *Redis, replicas int, settings ...string) Sentinels {
 	t.Helper()
 	var all Sentinels
 	text := fmt.Sprintf("bind 127.0.0.1\nsentinel monitor %s 127.0.0.1 %d 2\n", MasterName, master.Port) +
-		"sentinel down-after-milliseconds " + MasterName + " 500\nsentinel failover-timeout " + MasterName + " 5000\n" +
+		"sentinel down-after-milliseconds " + MasterName + " 60000\nsentinel failover-timeout " + MasterName + " 5000\n" +
 		strings.Join(settings, "\n") + "\n"
 	for range 3 {
 		all = append(all, startSentinel(t, text))
@@ -153,9 +154,19 @@ func (all Sentinels) URL() string {
 	return "redis+sentinel://" + strings.Join(addresses, ",") + "/" + MasterName
 }
 
-// AwaitMaster waits until each Sentinel names a server as the master.
+// AwaitMaster has the Sentinels notice that the master has ended, and waits until each names a server as the next one,
+// which they do not replace.
 func (all Sentinels) AwaitMaster(r *Redis) {
 	r.t.Helper()
+	notice := func(ms int) {
+		for _, s := range all {
+			if err := s.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", ms); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+	}
+	notice(500)
+	defer notice(60_000)
 	for _, s := range all {
 		Eventually(r.t, "each Sentinel names the new master", func() bool {
 			at, err := s.GetMasterAddrByName(context.Background(), MasterName).Result()

@@ -225,8 +225,7 @@ func startPlanned(t *testing.T, plan *failoverPlan, hosts int, publish time.Dura
 	p := &planned{t: t, plan: plan}
 	var master *harness.Redis
 	master, p.servers = harness.StartReplicas(t, 2, plan.servers...)
-	// The machine may be busy: no failover is to be but the planned ones.
-	p.sentinels = harness.StartSentinels(t, master, 2, switchMasterOnly, "sentinel down-after-milliseconds "+harness.MasterName+" 10000")
+	p.sentinels = harness.StartSentinels(t, master, 2, switchMasterOnly)
 	if publish > 0 {
 		p.sentinels.PublishEach(publish)
 	}
@@ -364,7 +363,7 @@ func TestPromotedReplicaHasEveryLockThatWasGranted(t *testing.T) {
 // the daemon learned too late that it would be.
 func grantedOverAFailover(t *testing.T) (granted int, isLate bool) {
 	master, servers := harness.StartReplicas(t, 2)
-	sentinels := harness.StartSentinels(t, master, 2, "sentinel down-after-milliseconds "+harness.MasterName+" 10000")
+	sentinels := harness.StartSentinels(t, master, 2)
 	daemon := harness.StartDaemon(t, sentinels.URL())
 	for _, s := range sentinels {
 		daemon.Log.AwaitWords(t, "receives the steps of failovers\" redis="+harness.MasterName+" sentinel="+s.Address())
@@ -421,4 +420,56 @@ func grantedOverAFailover(t *testing.T) (granted int, isLate bool) {
 	stop()
 	taking.Wait()
 	return granted, isLate
+}
+
+// The danger: the Sentinel that leads a failover dies in it, and hosts follow the replica that it may have promoted, which
+// the others do not know as a master; or they grant nothing for ever.
+func TestLeaderOfAFailoverIsKilled(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	master, servers := harness.StartReplicas(t, 2)
+	sentinels := harness.StartSentinels(t, master, 2)
+	daemons := []*harness.Daemon{harness.StartDaemon(t, sentinels.URL()), harness.StartDaemon(t, sentinels.URL())}
+	for _, d := range daemons {
+		for _, s := range sentinels {
+			d.Log.AwaitWords(t, "receives the steps of failovers\" redis="+harness.MasterName+" sentinel="+s.Address())
+		}
+	}
+	leader, others := sentinels[0], sentinels[1:]
+	steps := leader.Subscribe(t.Context(), "+failover-state-send-slaveof-noone")
+	defer steps.Close()
+	if _, err := steps.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	held, err := harness.Dial(t, daemons[0]).Lock(t.Context(), "held")
+	if err != nil {
+		t.Fatal(err)
+	}
+	load := startHotLocks(t, 2, 10*time.Millisecond, daemons...)
+	if err := leader.Do("sentinel", "failover", harness.MasterName); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := steps.ReceiveMessage(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leader.Kill()
+	for _, d := range daemons {
+		d.Log.AwaitWords(t, "a Sentinel fails over the master")
+	}
+	load.await("locks are granted again")
+	for _, s := range others {
+		if got := s.MasterOf(servers); got != master {
+			t.Errorf("the Sentinel at %d names another master than the one before", s.Port)
+		}
+	}
+	for _, d := range daemons {
+		awaitAddress(t, d, master)
+	}
+	load.end()
+	if load.overlaps > 0 || load.backward > 0 {
+		t.Errorf("%d grants of a lock that another client held, %d with a smaller token", load.overlaps, load.backward)
+	}
+	if held.Err() != nil {
+		t.Errorf("the lock that was held is lost: %v", held.Err())
+	}
+	t.Logf("%d grants, no lock for %.1f s at most", load.grants, load.gap.Seconds())
 }

@@ -218,7 +218,8 @@ async def test_client_without_holds_and_calls_does_not_reconnect(
     connect = Transport.connect
 
     def attempt(transport: Transport) -> bool:
-        attempts.set()
+        if transport is shared_of(client).transport:  # a client of a test before may still send a release
+            attempts.set()
         return connect(transport)
 
     monkeypatch.setattr(Transport, "connect", attempt)
