@@ -230,19 +230,22 @@ func (u *URL) Database() string { return strings.Trim(u.Server.Path, "/") }
 // HasPassword reports whether the URL has a password, of Redis or of the Sentinels.
 func (u *URL) HasPassword() bool {
 	_, has := u.Server.User.Password()
-	return has || u.Server.Query().Has("password") || u.Sentinel != nil && u.Sentinel.Password != ""
+	return has || u.hasPasswordOption()
+}
+
+// hasPasswordOption reports whether a password is among the options.
+func (u *URL) hasPasswordOption() bool {
+	return u.Server.Query().Has("password") || u.Sentinel != nil && u.Sentinel.Password != ""
 }
 
 // MayQuoteOptions reports whether the options and the path can be shown in an error: no part of them can be of a
 // password that was not percent-encoded. Such a part has the @ behind the password in it, or is of an option.
 func (u *URL) MayQuoteOptions() bool {
-	options := u.Server.Query()
-	isOption := options.Has("password") || u.Sentinel != nil && u.Sentinel.Password != ""
 	rest := u.Server.Path + u.Server.Fragment
-	for key, values := range options {
+	for key, values := range u.Server.Query() {
 		rest += key + strings.Join(values, "")
 	}
-	return !isOption && !strings.Contains(rest, "@")
+	return !u.hasPasswordOption() && !strings.Contains(rest, "@")
 }
 
 // Public returns the URL without passwords; without users, too, if isAnyUser. What cannot be parsed is
