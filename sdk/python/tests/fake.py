@@ -16,6 +16,7 @@ __all__ = ["TIMEOUT", "Connection", "FakeSidecar", "Message", "Session", "Sideca
 
 # The sockets of the FakeSidecars of this test. Those of earlier tests are gone, and the releasers of sessions with them
 # go on until the leases end; such a session may also be made when a client of an earlier test is collected.
+# So what a test puts in the place of a function of the SDK asks whose session calls it.
 sockets_of_this_test: set[str] = set()
 
 TIMEOUT = 20.0  # seconds; only a failing test waits that long
