@@ -90,6 +90,10 @@ type Config struct {
 	// beginning of names and "*". All hosts should have the same. Default: none.
 	Fair []string
 
+	// TryWithin is how long an acquire that does not wait for its lock waits for the answer of Redis.
+	// Default 500 ms, as SPEC.md promises to clients.
+	TryWithin time.Duration
+
 	// State is the file from which a successor restores the sessions and holds of this
 	// sidecar. It is made with mode 0600, and must survive a restart, not a reboot. Default:
 	// the path of the socket and ".state". StateNone: no file, and every lock ends with its
@@ -178,6 +182,7 @@ const _ = uint(state.MaxKeyPrefix - store.MaxKeyPrefix)
 func (c *Config) table() locktable.Config {
 	return locktable.Config{
 		Lease:      c.Lease,
+		TryWithin:  c.TryWithin,
 		MaxLocks:   c.MaxLocks,
 		MaxHolds:   c.MaxHolds,
 		MaxWaiters: c.MaxWaiters,

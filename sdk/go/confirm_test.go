@@ -204,6 +204,23 @@ func TestRefusedConfirmationIsErrUnconfirmed(t *testing.T) {
 	p.expectNothing(c)
 }
 
+// deadline is a context whose deadline passes when the test closes the channel.
+type deadline struct {
+	context.Context
+	passed chan struct{}
+}
+
+func (d deadline) Done() <-chan struct{} { return d.passed }
+
+func (d deadline) Err() error {
+	select {
+	case <-d.passed:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
 func TestContextEndsOnlyTheWaitForConfirmation(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -225,11 +242,11 @@ func TestContextEndsOnlyTheWaitForConfirmation(t *testing.T) {
 	}
 	p.expectNothing(c)
 
-	limited, stop := context.WithTimeout(context.Background(), time.Millisecond)
-	defer stop()
-	err = p.lock(c, "c", 3, inOneHour()).Unlock(Confirmed(limited))
-	wantOnlyKinds(t, err, context.DeadlineExceeded, ErrTimeout)
+	limited := deadline{context.Background(), make(chan struct{})}
+	unlocked = startUnlock(limited, p.lock(c, "c", 3, inOneHour()))
 	p.expectReleaseAndConfirm(3, "c")
+	close(limited.passed)
+	wantOnlyKinds(t, unlocked(), context.DeadlineExceeded, ErrTimeout)
 	p.expectNothing(c)
 	if s := c.current.Load(); len(s.calls) != 0 {
 		t.Errorf("%d calls are left", len(s.calls))

@@ -107,6 +107,10 @@ func (s *Sidecar) Restart() error {
 		Redis:  s.redis.URL(),
 		Lease:  s.cfg.Lease,
 		Log:    s.cfg.Log,
+
+		// On a machine that is busy the answer of Redis takes longer than the default. A test of
+		// TryLock does not fail for that.
+		TryWithin: time.Minute,
 	})
 	if err != nil {
 		return err
