@@ -422,3 +422,55 @@ def test_tasks_whose_worker_is_killed_while_it_writes(
                 time.sleep(0.005)
             assert stock.sales(item) == {"sale-" + item}
             assert stock.lost(item) == 0, f"kill {n}, order {order}"
+
+
+CHECK = "UPDATE fences SET fence = fence WHERE name = 'rows' AND fence = %s RETURNING 1"
+ENTER = "UPDATE fences SET fence = %s WHERE name = 'rows' AND fence <= %s RETURNING 1"
+READ = "SELECT stock FROM items WHERE name = %s"
+
+
+@pytest.mark.parametrize(
+    ("isolation", "check", "enter", "expected"),
+    [
+        ("READ COMMITTED", CHECK, (ENTER, READ), STOCK - 1),
+        ("REPEATABLE READ", CHECK, (ENTER, READ), psycopg.errors.SerializationFailure),
+        # What guarantees.md warns of reads the stock from before the write that it waited for.
+        (
+            "READ COMMITTED",
+            CHECK,
+            (f"WITH entered AS ({ENTER}) SELECT stock FROM items, entered WHERE name = %s",),
+            STOCK,
+        ),
+        ("REPEATABLE READ", "SELECT FROM fences WHERE name = 'rows' AND fence = %s FOR UPDATE", (ENTER, READ), STOCK),
+    ],
+)
+def test_fence_of_many_rows(
+    database: str, stock: Stock, isolation: str, check: str, enter: tuple[str, ...], expected: object
+) -> None:
+    """The commit of a holder that died comes after the next holder has begun to write its token."""
+    item = f"rows-{stock.database.info.backend_pid}"
+    stock.add(item)
+    stock.database.execute("CREATE TABLE IF NOT EXISTS fences (name text PRIMARY KEY, fence bigint)")
+    stock.database.execute("INSERT INTO fences VALUES ('rows', 1) ON CONFLICT (name) DO UPDATE SET fence = 1")
+
+    def next_holder() -> object:
+        with psycopg.connect(database) as second:
+            second.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
+            try:
+                parameters: tuple[object, ...] = (2, 2, item)
+                for statement in enter:
+                    n = statement.count("%s")
+                    row = second.execute(statement, parameters[:n]).fetchone()
+                    parameters = parameters[n:]
+            except psycopg.Error as e:
+                return type(e)
+            assert row is not None
+            return row[0]
+
+    with psycopg.connect(database) as first, concurrent.futures.ThreadPoolExecutor() as executor:
+        first.execute(check, (1,))
+        first.execute("UPDATE items SET stock = stock - 1 WHERE name = %s", (item,))
+        got = executor.submit(next_holder)
+        stock.wait_for_blocked(1)
+        first.commit()
+        assert got.result(timeout=30) == expected
