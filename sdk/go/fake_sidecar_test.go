@@ -36,6 +36,7 @@ type fakeSidecar struct {
 	claims        []int  // how many holds each claim named
 	redisIsDown   bool   // no confirm is answered, and ping says so
 	isHung        bool   // no ping is answered
+	refusesPings  bool   // ping is answered with limit
 	isSilent      bool   // only hello is answered
 	diesOnAcquire bool   // an acquire ends its connection
 	violation     string // how a client broke the protocol
@@ -377,7 +378,9 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 		if f.redisIsDown {
 			redis = "it is away"
 		}
-		if !f.isHung {
+		if f.refusesPings {
+			c.send(protocol.Err{ID: m.ID, Code: protocol.Limit, Msg: "rule 7 permits 1 request a second"})
+		} else if !f.isHung {
 			c.send(protocol.PingOK{ID: m.ID, NowNS: f.clock(), Redis: redis, RedisAddress: "redis:6379/0"})
 		}
 	case *protocol.Acquire:

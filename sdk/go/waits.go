@@ -3,6 +3,7 @@ package locksidecar
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -96,6 +97,9 @@ func (s *session) explainWait(name string, grants int) {
 	}))
 	if err == nil && ok.Redis == "ok" {
 		return // other owners have the lock
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrUnavailable) {
+		return // it answered, for instance that a policy permits no more requests
 	}
 	s.mu.Lock()
 	mayWarn := s.isOpen() && s.waits.mayWarn(grants)

@@ -97,6 +97,26 @@ func TestAcquireThatWaitsForASidecarThatHangsIsLogged(t *testing.T) {
 	})
 }
 
+// The danger: a policy that permits no more requests is logged as a sidecar that hangs.
+func TestAcquireThatWaitsWhilePingsAreRefusedIsNotLogged(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		buf := logTo(c)
+		l := mustLock(t, c, "a")
+		end := waitFor(t, c, "a")
+		network.set(func(f *fakeSidecar) { f.refusesPings = true })
+		time.Sleep(time.Minute)
+		if synctest.Wait(); buf.Len() > 0 {
+			t.Errorf("logged %q", buf)
+		}
+		// Nor does the refusal use up the warning.
+		network.set(func(f *fakeSidecar) { f.refusesPings, f.redisIsDown = false, true })
+		time.Sleep(5 * time.Minute)
+		wantLog(t, buf, `level=WARN msg="an acquire waits, because Redis does not serve" lock=a`)
+		end()
+		l.Unlock()
+	})
+}
+
 func TestWaitingAcquireIsLoggedWithoutALogger(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
 		var buf bytes.Buffer
