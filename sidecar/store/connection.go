@@ -143,6 +143,14 @@ func (w *netConn) release() {
 type redisConn struct {
 	wire   *netConn
 	client *redis.Client
+	lacks  []string // permissions of commands of the greeting that this user lacks, and that locks do without
+}
+
+// note adds a permission to lacks if Redis denied a command.
+func (l *redisConn) note(err error, permission string) {
+	if err != nil && code(err.Error()) == "NOPERM" {
+		l.lacks = append(l.lacks, permission)
+	}
 }
 
 var errSpent = errors.New("a link has one connection")
@@ -193,7 +201,7 @@ func (d *dialer) dial(ctx context.Context, lost *lostAddresses) (*redisConn, err
 	name := o.ClientName
 	o.ClientName = ""
 	o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
-		cn.ClientSetName(ctx, name)
+		l.note(cn.ClientSetName(ctx, name).Err(), "+client|setname")
 		return nil
 	}
 	// Without a subscription Redis sends replies only. So go-redis has read everything that
@@ -245,6 +253,7 @@ type readyConn struct {
 	isSharded     bool // it has sharded channels, and is a node of a Cluster
 
 	loads  bool  // SCRIPT LOAD is permitted
+	noRole bool  // ROLE is not: a ping is a PING
 	killed error // why the earlier connection could not be ended; nil if it was, or there was none
 
 	replication replication
@@ -362,9 +371,13 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		needed = clusterScripts
 	}
 	exists := redis.NewCmd(ctx, append([]any{"script", "exists"}, digests(needed)...)...)
-	if err := s.exec(hello, server, replication, memory, stats, clock, exists); err != nil {
+	asRole := redis.NewCmd(ctx, "role")
+	if err := s.exec(hello, server, replication, memory, stats, clock, exists, asRole); err != nil {
 		return d.handshakeError(err)
 	}
+	s.note(exists.Err(), "+script|exists")
+	s.note(asRole.Err(), "+role")
+	s.noRole = asRole.Err() != nil
 	answered := protocol.Now()
 	info := infoFields(server.Val() + "\n" + replication.Val())
 	greeting := helloFields(hello.Val())

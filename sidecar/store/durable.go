@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -221,10 +222,7 @@ func (p *pipeline) degradedWhy() string {
 	if why := p.failover(); why != "" {
 		return why
 	}
-	if p.probe.why != "" {
-		return p.probe.why
-	}
-	return p.durability.why
+	return cmp.Or(p.probe.lacks, p.probe.why, p.durability.why)
 }
 
 // degradedChange returns why Redis is degraded, and whether that is not what was reported last. The

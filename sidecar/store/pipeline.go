@@ -48,7 +48,6 @@ type pipeline struct {
 	flight        fifo[redisop.Op] // those that the calls carry out
 	out           *rawio.Writer    // of commands
 	drainReason   string           // why no further command is to be sent here, although it can be; "": it may
-	noRole        bool             // Redis refuses ROLE: a ping is a PING
 	minRTT        int64            // the shortest time that an answer took
 	liveness      liveness
 	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
@@ -696,6 +695,14 @@ func (p *pipeline) onReply(answer reply) error {
 		}
 		return nil
 	}
+	if p.calls.front().form == permitted {
+		optional := p.onPermissions(answer)
+		mu.Unlock()
+		if len(optional) > 0 {
+			p.commands.reportOptional(optional)
+		}
+		return nil
+	}
 	if p.calls.front().form == probing {
 		p.onProbeReply(answer)
 		why, changed := p.degradedChange()
@@ -803,9 +810,7 @@ func (p *pipeline) onResults(answer reply) error {
 		if token := p.results[at+i].Token; token != 0 {
 			p.raiseFloor(p.now, token)
 		}
-		if p.results[at+i].Kind == redisop.Take {
-			p.onTake(&p.results[at+i])
-		}
+		p.onResult(&p.results[at+i])
 	}
 	if why := p.failover(); why != "" {
 		notSynced(p.results[at:], nil, why)

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -24,6 +25,9 @@ import (
 //	                 executed
 //
 // A probe without a reply decides nothing: the liveness of the connection does.
+//
+// Before it, the commands of all scripts are tried: renewals, and an acquire that meets another host's
+// lock, need more than the probe. A Redis that does not permit one of them is degraded at once, by its name.
 type probe struct {
 	encoder  encoder
 	interval int64  // ns; 0: no probes
@@ -34,6 +38,7 @@ type probe struct {
 	next     int64  // when the next one is sent, while none is in flight
 	refusals int    // in a row
 	why      string // Redis is degraded; "": it serves
+	lacks    string // the same, because this user may not execute a command
 
 	// Without a key prefix, an ACL may permit the locks of clients and not that of the probe.
 	// These decide then; see isConclusive.
@@ -45,6 +50,9 @@ type probe struct {
 const (
 	// probeLock is the name of the probe's lock. Reserved keeps clients from it.
 	probeLock = "locksidecar_probe"
+
+	// permissionsPrefix is that of the key on which commands are tried.
+	permissionsPrefix = "locksidecar_permissions:"
 
 	// probeLease is how long the lock stays if Redis permits the Take and not the Drop.
 	probeLease = time.Second
@@ -79,6 +87,7 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 		b.next = now + min(int64(probeDegraded), b.interval)
 		return b.next
 	}
+	p.queuePermissions(now)
 	b.inFlight, b.sentAt = true, now
 	p.register(now, call{form: probing})
 	lease := uint32(probeLease.Milliseconds())
@@ -94,6 +103,72 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 		p.askEviction(now)
 	}
 	return now + int64(time.Hour)
+}
+
+// queuePermissions queues the question which commands this user may execute: the first time, also of
+// those that locks do without. The caller holds mu.
+func (p *pipeline) queuePermissions(now int64) {
+	form, channel, isSharded := byDigest, "", int64(0)
+	if !p.loads {
+		form = byText
+	}
+	if p.probe.sentAt == 0 {
+		channel = p.dial.keys.channel(p.probe.lock)
+	}
+	if p.encoder.isSharded {
+		isSharded = 1
+	}
+	p.register(now, call{form: permitted})
+	out := appendCommand(p.out.Queued, form, permissions, 1, 2)
+	out = p.dial.keys.appendOurs(out, permissionsPrefix, p.probe.lock)
+	out = appendString(out, channel)
+	p.out.Queued = appendNumber(out, isSharded)
+}
+
+// onPermissions takes in which commands are refused, of the oldest call, and returns the permissions that
+// locks do without. The reply to the probe follows, and decides. The caller holds mu.
+func (p *pipeline) onPermissions(answer reply) (optional []string) {
+	p.onAnswered()
+	if code(answer.text) == "NOSCRIPT" && !p.scriptLoading[permissions] {
+		p.scriptLoading[permissions] = true
+		p.register(p.now, call{form: loading, script: permissions})
+		p.out.Queued = appendLoad(p.out.Queued, permissions)
+	}
+	if answer.kind != '*' {
+		return nil // the reply to the probe says more
+	}
+	optional = p.lacks // of the greeting
+	p.lacks = nil
+	var needed []string
+	text := ""
+	for i := 0; i+1 < len(answer.list); i += 2 {
+		switch name := answer.list[i].text; name {
+		case "exists", "hlen", "hkeys", "hget", "hdel", "hset", "pttl", "pexpire", "set", "incrby", "del":
+			needed = append(needed, "+"+name)
+			text = cmp.Or(text, reason(answer.list[i+1].text))
+		default:
+			optional = append(optional, "+"+name)
+		}
+	}
+	if p.probe.lacks = ""; len(needed) > 0 {
+		p.probe.lacks = p.dial.lacks(needed, text)
+	}
+	return optional
+}
+
+// reportOptional logs permissions that this user lacks, and that locks do without.
+func (c *commands) reportOptional(permissions []string) {
+	c.cfg.Log.Info("the Redis user lacks permissions that are useful and not required; deploy/README.md says what each is for", "permissions", strings.Join(permissions, " "))
+}
+
+// lacks is the sentence for a Redis that refuses commands, the first of them with text.
+func (d *dialer) lacks(permissions []string, text string) string {
+	names := strings.ReplaceAll(strings.Join(permissions, ", "), "+", "")
+	if strings.Contains(text, "Unknown Redis command") {
+		return fmt.Sprintf("Redis at %s does not know %s, which locks need: remove its rename-command from redis.conf (%s)", d.address, names, clip(text))
+	}
+	return fmt.Sprintf("Redis at %s does not permit this user %s, which acquires or renewals need; let its ACL have %s (%s)",
+		d.address, names, strings.Join(permissions, " "), clip(text))
 }
 
 // chooseProbeLock has the probe take a lock of this server. In a Cluster, its name has a number, with which
@@ -148,7 +223,7 @@ func (p *pipeline) onProbeReply(answer reply) {
 		}
 	}
 	switch {
-	case b.why != "", p.durability.why != "":
+	case b.why != "", b.lacks != "", p.durability.why != "":
 		b.next = p.now + min(int64(probeDegraded), b.interval)
 	case b.refusals > 0:
 		b.next = p.now + min(int64(probeConfirm), b.interval)
@@ -172,20 +247,23 @@ func (b *probe) isConclusive(prefix string) bool {
 	return prefix != "" || !b.takeServed && (b.passed || b.takeRefused)
 }
 
-// onTake notes the result of a Take. A result that the last probe does not explain brings the
-// next one forward. The caller holds mu.
-func (p *pipeline) onTake(r *redisop.Result) {
+// onResult notes the result of a Take, or that a renewal was refused. A result that the last probe does
+// not explain brings the next one forward. The caller holds mu.
+func (p *pipeline) onResult(r *redisop.Result) {
 	b := &p.probe
 	isServed := r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther
-	switch {
-	case isServed:
-		b.takeServed = true
-	case r.Outcome == redisop.Refused:
-		b.takeRefused = true
-	case r.Outcome != redisop.Retryable:
+	isRefused := r.Outcome == redisop.Refused || r.Outcome == redisop.Retryable
+	switch r.Kind {
+	case redisop.Take:
+		b.takeServed = b.takeServed || isServed
+		b.takeRefused = b.takeRefused || r.Outcome == redisop.Refused
+	case redisop.Renew:
+		isServed = false // a Redis that executes renewals may refuse acquires
+	default:
 		return
 	}
-	if soon := b.sentAt + int64(probeConfirm); b.interval != 0 && isServed == (b.why != "") && soon < b.next {
+	isDegraded := b.why != "" || b.lacks != ""
+	if soon := b.sentAt + int64(probeConfirm); b.interval != 0 && (isDegraded && isServed || !isDegraded && isRefused) && soon < b.next {
 		b.next = soon
 		p.commands.nudge()
 	}
@@ -230,7 +308,7 @@ func (c *commands) reportDegraded(why string) {
 	if why == "" {
 		c.cfg.Log.Info("redis is not degraded any more")
 	} else {
-		c.cfg.Log.Warn("redis is degraded: it refuses acquires", "reason", why)
+		c.cfg.Log.Warn("redis is degraded: it refuses what locks need", "reason", why)
 	}
 	if c.cfg.OnDegraded != nil {
 		c.cfg.OnDegraded(c.shard, why)

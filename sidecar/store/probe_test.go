@@ -38,7 +38,7 @@ func TestRedisThatRefusesAcquiresIsDegraded(t *testing.T) {
 		r.awaitDegraded("out of memory", "maxmemory")
 		must(a.ConfigSet(ctx, "maxmemory", "0").Result())
 		r.awaitDegraded()
-		if log := r.logged(); !strings.Contains(log, "redis is degraded: it refuses acquires") || !strings.Contains(log, "redis is not degraded any more") {
+		if log := r.logged(); !strings.Contains(log, "redis is degraded: it refuses what locks need") || !strings.Contains(log, "redis is not degraded any more") {
 			t.Errorf("the log does not have it: %s", log)
 		}
 	})
@@ -63,7 +63,7 @@ func TestRedisThatRefusesAcquiresIsDegraded(t *testing.T) {
 	t.Run("from the greeting on", func(t *testing.T) {
 		s := startRedis(t)
 		r := connected(t, s.userURL("app", "~*", "&*", "+@all", "-hset"), often)
-		r.awaitDegraded("does not permit this user a command")
+		r.awaitDegraded("does not permit this user hset", "let its ACL have +hset")
 	})
 	t.Run("a prefix without its keys", func(t *testing.T) {
 		s := startRedis(t)
@@ -215,7 +215,7 @@ func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
 	} {
 		p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}}
 		p.probe = probe{interval: interval, sentAt: sentAt, next: sentAt + interval, why: c.why}
-		p.onTake(&redisop.Result{Kind: redisop.Take, Outcome: c.outcome})
+		p.onResult(&redisop.Result{Kind: redisop.Take, Outcome: c.outcome})
 		if p.probe.next != c.want {
 			t.Errorf("%s: the next probe is %v after the last one, want %v", name, time.Duration(p.probe.next-sentAt), time.Duration(c.want-sentAt))
 		}

@@ -24,9 +24,10 @@ var (
 	acquireRelease = newScript(acquireReleaseText())
 	renew          = newScript(scriptText(ownershipText, renewText))
 	arrive         = newScript(scriptText(arriveText))
+	permissions    = newScript(scriptText(permissionsText))
 
-	scripts        = []*script{acquireRelease, renew, arrive}
-	clusterScripts = []*script{acquireRelease, renew, arrive, quietTake, quietDrop}
+	scripts        = []*script{acquireRelease, renew, arrive, permissions}
+	clusterScripts = append(scripts[:len(scripts):len(scripts)], quietTake, quietDrop)
 )
 
 func newScript(text string) *script {
@@ -43,7 +44,7 @@ const runMax = redisop.RenewalGroupSize
 // shape.
 type call struct {
 	form     form
-	script   *script          // nil: a ping, subscribing, querying, probing, syncing, reading or informing
+	script   *script          // nil: a ping, subscribing, querying, probing, permitted, syncing, reading or informing
 	ops      int              // how many operations it carries out
 	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
 	from     int64            // where in the stream of the connection it begins, bytes
@@ -64,6 +65,7 @@ const (
 	subscribing             // SUBSCRIBE or UNSUBSCRIBE
 	querying                // a command of a query
 	probing                 // EVALSHA: a probe
+	permitted               // EVALSHA: which commands are, see probe.lacks
 	syncing                 // WAIT
 	permitting              // ASKING: the next command may be of a slot that another node has
 	timing                  // TIME: see pipeline.askClock

@@ -28,6 +28,8 @@ var (
 	renewText string
 	//go:embed scripts/arrive.lua
 	arriveText string
+	//go:embed scripts/permissions.lua
+	permissionsText string
 )
 
 // AcquireRelease returns the script that takes and drops locks, for programs that measure it.
