@@ -16,7 +16,7 @@ type redisHealth struct {
 	isDegraded bool   // Redis is connected, but refuses acquires, or those of some locks: status says why
 }
 
-// isUp reports whether there is a connection.
+// isUp reports whether there is a connection. That to a Cluster is none if no master serves.
 func (h *redisHealth) isUp() bool { return h.isDegraded || h.status == "ok" }
 
 // shardHealths has the health of each shard, and makes one of all. The zero value is that of a Redis that
@@ -85,37 +85,42 @@ func (h *shardHealths) slotsOf(n redisop.Shard) int {
 	return h.slots[n]
 }
 
-// all is the health of all shards that have slots: degraded, if some of them do not serve. The caller
-// holds mu.
+// all is the health of all shards that have slots: degraded, if some of them do not serve; down, if some are
+// gone and the others refuse acquires. The caller holds mu.
 func (h *shardHealths) all() *redisHealth {
 	if h.owners == nil {
 		one := *h.at(0)
 		return &one
 	}
-	shards, up := 0, 0
-	why, runID, risk := "", "", ""
+	shards, up, serving := 0, 0, 0
+	why, gone, runID, risk := "", "", "", "" // why of the first that does not serve; gone: of the first without a connection
 	for n := range h.of {
 		if h.slots[n] == 0 {
 			continue
 		}
+		of := &h.of[n]
 		if n == 0 { // slots without a master
-			if why == "" {
-				why = h.of[n].status
-			}
+			why, gone = cmp.Or(why, of.status), cmp.Or(gone, of.status)
 			continue
 		}
-		if shards++; h.of[n].isUp() {
+		if shards++; of.isUp() {
 			up++
-			runID = h.of[n].runID
-			risk = cmp.Or(risk, h.of[n].risk)
+			runID = of.runID
+			risk = cmp.Or(risk, of.risk)
+		} else {
+			gone = cmp.Or(gone, of.status)
 		}
-		if h.of[n].status != "ok" && why == "" {
-			why = h.of[n].status
+		if of.status == "ok" {
+			serving++
+		} else {
+			why = cmp.Or(why, of.status)
 		}
 	}
 	switch {
 	case why == "":
 		return &redisHealth{status: "ok", runID: runID, risk: risk}
+	case up > 0 && serving == 0 && gone != "": // as with cluster-require-full-coverage yes
+		return &redisHealth{status: fmt.Sprintf("%d of %d masters of the Cluster are connected, and none serves; %s", up, shards, gone)}
 	case up == 0 || shards == 1:
 		return &redisHealth{status: why, runID: runID, risk: risk, isDegraded: up > 0}
 	}

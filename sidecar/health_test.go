@@ -65,6 +65,7 @@ func TestHealthOfACluster(t *testing.T) {
 	expect("it does not any more", setHealthOf(&h, 2, up), true, false)
 	expect("one is down", setHealthOf(&h, 1, down("gone")), true, true, "1 of 2 masters", "gone")
 	expect("both are down", setHealthOf(&h, 2, down("away")), false, false, "gone")
+	expect("the other one refuses acquires", setHealthOf(&h, 2, degraded("the Cluster is down")), false, false, "1 of 2 masters of the Cluster are connected, and none serves; gone")
 	expect("another one", setHealthOf(&h, 2, up), true, true, "1 of 2 masters", "gone")
 	expect("its slots have moved", routeHealthOf(&h, []redisop.SlotRange{{First: 0, Last: 5000, Shard: 2}}), true, false)
 	expect("a master without slots is down", setHealthOf(&h, 1, down("gone")), true, false)

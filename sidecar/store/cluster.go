@@ -702,7 +702,7 @@ func (cl *cluster) onUp(n redisop.Shard, dataLost, listening bool, id *Identity)
 func (cl *cluster) onDown(n redisop.Shard, err error) {
 	if cl.cfg.OnDown != nil {
 		if len(cl.withSlots()) > 1 {
-			err = unavailablef("%v; locks that other masters of the Cluster have are served", err)
+			err = unavailablef("%v; locks that other masters of the Cluster have are served, unless cluster-require-full-coverage is yes", err)
 		}
 		cl.cfg.OnDown(n, err)
 	}

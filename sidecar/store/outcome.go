@@ -94,7 +94,10 @@ func (d *dialer) answered(name, text string) string {
 	case "MASTERDOWN":
 		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; %s (%s)", d.address, failingOver, text)
 	case "CLUSTERDOWN":
-		return fmt.Sprintf("Redis at %s serves no lock of the slot %d, which %q has: no master of the Cluster has it, or too few masters see each other; see CLUSTER INFO (%s)", d.address, d.keys.slotOf(name), name, text)
+		if strings.HasPrefix(text, "CLUSTERDOWN The cluster is down") {
+			return fmt.Sprintf("Redis at %s serves no lock, because the Cluster is down: slots have no master that is alive, or too few masters see each other; with cluster-require-full-coverage no, masters that are alive serve the locks of their slots; see CLUSTER INFO (%s)", d.address, text)
+		}
+		return fmt.Sprintf("Redis at %s serves no lock of the slot %d, which %q has: no master of the Cluster has it; see CLUSTER INFO (%s)", d.address, d.keys.slotOf(name), name, text)
 	case "LOADING":
 		return fmt.Sprintf("Redis at %s is loading its data; wait until it has (%s)", d.address, text)
 	case "OOM":

@@ -141,6 +141,42 @@ func TestClusterStatusNamesTheMasterThatIsDown(t *testing.T) {
 	})
 }
 
+// The danger: with cluster-require-full-coverage yes, Redis's default, one dead master stops all, and the
+// tools say that the others are served.
+func TestClusterWithFullCoverageIsDownAsAWhole(t *testing.T) {
+	t.Parallel()
+	c := harness.StartCluster(t, 3, 0)
+	d := harness.StartDaemon(t, c.URL(), "--lease=3s") // renewed each second
+	client := harness.Dial(t, d)
+	for shard := range 3 {
+		lockOn(t, c, client, shard)
+	}
+	dead := c.Masters()[1]
+	dead.Kill()
+	var s locksidecar.Status
+	harness.Eventually(t, "the status says that no master serves", func() bool {
+		s = status(t, client)
+		return strings.Contains(s.Redis, "2 of 3 masters of the Cluster are connected, and none serves; Redis at "+dead.Address())
+	})
+	if s.Degraded || !strings.Contains(s.Redis, "unless cluster-require-full-coverage is yes") {
+		t.Errorf("degraded: %v, %s", s.Degraded, s.Redis)
+	}
+	for _, r := range s.Shards[1:] {
+		if !r.Degraded || !strings.Contains(r.Redis, "with cluster-require-full-coverage no, masters that are alive serve") {
+			t.Errorf("another master: %+v", r)
+		}
+	}
+	if got := d.Run("ping"); got.Code != 69 || !strings.Contains(got.Stderr, "none serves") {
+		t.Errorf("ping ends with %d: %s%s", got.Code, got.Stdout, got.Stderr)
+	}
+	if _, err := client.TryLock(t.Context(), c.Names(0, "another", 1)[0]); err == nil || !strings.Contains(err.Error(), "the Cluster is down") {
+		t.Errorf("a lock of a master that is alive: %v", err)
+	}
+	checkMetrics(t, d, "redis_up 0", "redis_degraded 0", fmt.Sprintf("redis_shard_up{shard=%q} 0", dead.Address()))
+	dead.Restart()
+	harness.Eventually(t, "all masters serve", func() bool { return status(t, client).Redis == "ok" })
+}
+
 // The danger: a person looks for the locks of slots that no master has, and finds that Redis has not
 // been reached.
 func TestClusterStatusHasSlotsWithoutAMaster(t *testing.T) {
