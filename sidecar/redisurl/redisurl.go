@@ -192,9 +192,18 @@ func parseSentinel(scheme, rest string, isLettuce bool) (*URL, error) {
 	} else {
 		s.Master, path = path[0], path[1:]
 	}
-	if s.Master == "" || strings.ContainsAny(s.Master, " \t\r\n@:") || len(path) > 1 {
-		return nil, errors.New("the Redis URL names no master, or one with a space, @ or :, or more than a master and a database: " +
-			"want redis+sentinel://[user:password@]sentinel[:port],…/master[/database]; characters like / : @ # & in a password must be percent-encoded")
+	wrong := ""
+	switch {
+	case s.Master == "":
+		wrong = "names no master behind the Sentinels"
+	case strings.ContainsAny(s.Master, " \t\r\n@:"):
+		wrong = "names a master with a space, @ or :"
+	case len(path) > 1:
+		wrong = "has more than a master and a database behind the Sentinels"
+	}
+	if wrong != "" {
+		return nil, errors.New("the Redis URL " + wrong +
+			": want redis+sentinel://[user:password@]sentinel[:port],…/master[/database]; characters like / : @ # & in a password must be percent-encoded")
 	}
 	s.Username, s.Password = options.Get(optionUsername), options.Get(optionPassword)
 	switch options.Get(optionTLS) {

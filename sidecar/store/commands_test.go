@@ -192,6 +192,9 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 		{"replica", replica.url(), []string{"read-only replica of 127.0.0.1:" + redisServer.port, "an endpoint that fails over leads to the master soon", "point redis to the master"}},
 		{"a Sentinel", fake(info("redis_version:7.0.15\r\nredis_mode:sentinel\r\n")), []string{"is a Sentinel, which has no locks", "write redis+sentinel://"}},
 		{"full", "redis://" + crowded.tcp(), []string{"has no connection to spare", "raise its maxclients"}},
+		{"protected mode", fake(func([]string) string {
+			return "-DENIED Redis is running in protected mode because protected mode is enabled and no password is set for the default user.\r\n"
+		}), []string{"is in protected mode", "let it require a password"}},
 		{"no EVALSHA", setUser("noevalsha", "-evalsha"), []string{"does not permit this user to run scripts", "+evalsha"}},
 		{"no scripts at all", setUser("noscript", "-@scripting"), []string{"does not permit this user to run scripts", "+evalsha"}},
 		{"no TIME", setUser("notime", "-time"), []string{"does not permit", "+time"}},

@@ -312,8 +312,8 @@ func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last Identity
 		err = d.subscribe(s)
 	}
 	if err != nil {
-		if hasNoPlace(l.wire.first) {
-			err = d.noPlace()
+		if why := d.unwelcome(l.wire.first); why != nil {
+			err = why
 		}
 		lost.note(l.wire)
 		s.close()

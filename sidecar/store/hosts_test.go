@@ -232,6 +232,20 @@ func TestHostNameThatIsNotPermitted(t *testing.T) {
 	}
 }
 
+// The danger: a person changes the ACL, and Redis lacks replicas.
+func TestHostNameThatIsRefusedForAnotherReasonBlamesNoACL(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	must(s.admin().ConfigSet(ctx, "min-replicas-to-write", "1").Result())
+	r.announce(aHost)
+	if got := r.host(ourUUID); got.known {
+		t.Errorf("found %+v", got)
+	}
+	if log := r.logged(); strings.Contains(log, "ACL") {
+		t.Errorf("the log has: %s", log)
+	}
+}
+
 // What another program wrote under the key of a host is not printed as it is.
 func TestHostNamesArePrintable(t *testing.T) {
 	s := startRedis(t)

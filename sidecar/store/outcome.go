@@ -224,8 +224,8 @@ func (d *dialer) handshakeError(err error) error {
 		return d.loading()
 	case strings.Contains(text, "DB index"), strings.Contains(text, "invalid DB"):
 		return unavailablef("Redis at %s has no database %d; check the Redis URL", d.address, d.options.DB)
-	case hasNoPlace(text):
-		return d.noPlace()
+	case d.unwelcome(text) != nil:
+		return d.unwelcome(text)
 	case strings.Contains(text, "NOPERM"):
 		return unavailablef("Redis at %s does not permit %s what locksidecar needs; let its ACL have +time +evalsha +eval +script|load and the commands of the scripts (%s)",
 			d.address, user, clip(d.scrub(err)))
@@ -233,11 +233,16 @@ func (d *dialer) handshakeError(err error) error {
 	return unavailablef("Redis at %s does not accept us: %s", d.address, clip(d.scrub(err)))
 }
 
-// hasNoPlace reports whether Redis has said that it has as many clients as maxclients permits.
-func hasNoPlace(text string) bool { return strings.Contains(text, "max number of clients") }
-
-func (d *dialer) noPlace() error {
-	return unavailablef("Redis at %s has no connection to spare (max number of clients); raise its maxclients", d.address)
+// unwelcome is for a Redis that has said text and closed the connection, whoever the client is; nil: it is
+// another text.
+func (d *dialer) unwelcome(text string) error {
+	switch {
+	case strings.Contains(text, "max number of clients"):
+		return unavailablef("Redis at %s has no connection to spare (max number of clients); raise its maxclients", d.address)
+	case strings.Contains(text, "protected mode"):
+		return unavailablef("Redis at %s is in protected mode, and accepts connections of its own host only; let it require a password, and put that into the Redis URL", d.address)
+	}
+	return nil
 }
 
 func (d *dialer) loading() error {

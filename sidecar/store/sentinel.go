@@ -126,6 +126,7 @@ type sentinels struct {
 	failovers map[*sentinelMember]*failover // that Sentinels lead, as they announced
 
 	disagreed    bool // that the Sentinels name different masters was logged
+	deniedTold   bool // that a Sentinel does not permit a question was logged
 	silent       bool // that a Sentinel does not permit its messages was logged
 	partlySilent bool // that it does not permit those about the steps of a failover was logged
 }
@@ -156,6 +157,8 @@ type sentinelView struct {
 	lead   lead   // whether it leads a failover
 	peers  []sentinelPeer
 	err    error // it does not name a master
+
+	denied error // what this user may not ask, beside the name of the master
 }
 
 // sentinelPeer is a Sentinel that another one knows.
@@ -273,6 +276,11 @@ func (m *sentinelMember) ask(ctx context.Context, name string) sentinelView {
 	default:
 		v.master = net.JoinHostPort(at[0], at[1])
 	}
+	for _, err := range []error{id.Err(), master.Err(), peers.Err()} {
+		if err != nil && strings.Contains(err.Error(), "NOPERM") {
+			v.denied = err
+		}
+	}
 	v.runID = id.Val()
 	fields := master.Val()
 	v.epoch, _ = strconv.ParseInt(fields["config-epoch"], 10, 64)
@@ -309,8 +317,13 @@ func isPort(text string) bool {
 func (s *sentinels) known(views []sentinelView) []sentinelView {
 	s.mu.Lock()
 	for i := range views {
-		if v := &views[i]; v.master != "" && !v.member.isSeed && v.runID != v.member.runID {
-			*v = sentinelView{member: v.member, err: errStranger}
+		v := &views[i]
+		if v.denied != nil && !s.deniedTold {
+			s.deniedTold = true
+			s.log.Warn("a Sentinel does not say all that it knows of the master: a failover is followed less surely", "sentinel", v.member.address, "reason", s.group.reason(v.denied))
+		}
+		if v.master != "" && !v.member.isSeed && v.runID != v.member.runID {
+			*v = v.stranger()
 		}
 	}
 	s.mu.Unlock()
@@ -325,10 +338,15 @@ func (s *sentinels) known(views []sentinelView) []sentinelView {
 	}
 	for i := range views {
 		if v := &views[i]; v.master != "" && !slices.Contains(chosen, i) {
-			*v = sentinelView{member: v.member, err: errStranger}
+			*v = v.stranger()
 		}
 	}
 	return views
+}
+
+// stranger is the view of a Sentinel that does not show that it is of the group: perhaps it may not.
+func (v *sentinelView) stranger() sentinelView {
+	return sentinelView{member: v.member, err: cmp.Or(v.denied, errStranger)}
 }
 
 // groupsOf returns the groups of Sentinels, by index, of which each knows, or is known by, another one of
@@ -578,6 +596,7 @@ func (g *sentinelGroup) silence(views []sentinelView) error {
 func (g *sentinelGroup) reason(err error) string {
 	var timeout net.Error
 	var dns *net.DNSError
+	var record tls.RecordHeaderError
 	text := err.Error()
 	if g.Password != "" {
 		text = strings.ReplaceAll(text, g.Password, "…")
@@ -597,9 +616,13 @@ func (g *sentinelGroup) reason(err error) string {
 		return "it is not a Sentinel; check its port, or write redis:// for a Redis without Sentinel"
 	case errors.As(err, &dns):
 		return "the host cannot be found (" + dns.Err + ")"
+	case g.TLS && (errors.As(err, &record) || isEOF(err)):
+		return "it does not answer in TLS; remove sentinel_tls=true from the Redis URL, or name its TLS port"
+	case strings.Contains(text, "protected mode"):
+		return "it is in protected mode, and accepts connections of its own host only; let it require a password (requirepass), and write sentinel_password=… into the Redis URL"
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
 		return "it did not answer in time"
-	case isEOF(err) && !g.TLS:
+	case isEOF(err):
 		return "it closed the connection; it may want TLS (sentinel_tls=true)"
 	}
 	return clip(text)

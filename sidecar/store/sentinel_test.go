@@ -3,6 +3,8 @@ package store
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 )
 
 // view is an answer of a Sentinel that all others know.
@@ -111,6 +114,41 @@ func TestSentinelsOfAnotherGroupDoNotCount(t *testing.T) {
 			if v.master == "" && len(v.peers) > 0 {
 				t.Errorf("%s: Sentinels are learned of a stranger", tt.name)
 			}
+		}
+	}
+}
+
+// The danger: a person looks for another group of Sentinels, and the ACL lacks +sentinel|sentinels.
+func TestSentinelThatDoesNotPermitAQuestionIsNamed(t *testing.T) {
+	denied := errors.New("NOPERM User app has no permissions to run the 'sentinel|sentinels' command")
+	alone := func(id string) sentinelView {
+		v := view(id, "m", 3)
+		v.member.isSeed, v.denied = true, denied
+		return v
+	}
+	var log strings.Builder
+	s := &sentinels{group: &sentinelGroup{}, log: slog.New(slog.NewTextHandler(&log, nil))}
+	for range 2 {
+		for _, v := range s.known([]sentinelView{alone("a"), alone("b")}) {
+			if v.err != denied {
+				t.Errorf("%+v", v)
+			}
+		}
+	}
+	if n := strings.Count(log.String(), "let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels"); n != 1 {
+		t.Errorf("the log has the permissions %d times: %s", n, &log)
+	}
+	for _, v := range s.known([]sentinelView{alone("a")}) {
+		if v.master != "m" {
+			t.Errorf("the only one: %+v", v)
+		}
+	}
+}
+
+func TestSentinelWithoutTLSIsNamed(t *testing.T) {
+	for _, err := range []error{tls.RecordHeaderError{}, io.EOF} {
+		if why := (&sentinelGroup{Sentinel: redisurl.Sentinel{TLS: true}}).reason(err); !strings.Contains(why, "remove sentinel_tls=true") {
+			t.Error(why)
 		}
 	}
 }
