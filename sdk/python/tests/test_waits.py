@@ -7,12 +7,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake import FakeSidecar
 
 import locksidecar
 from locksidecar import _calls, _shared_session, _waits, aio, testing
+from locksidecar._core import SERVING
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +131,39 @@ def test_wait_for_a_sidecar_that_hangs(sidecar: FakeSidecar, warnings: Warnings)
         assert "does not answer" in warnings.wait()
         sidecar.answer_all()
         thread.join()
+
+
+def session_with(submit: Callable[[Any, int], None]) -> Any:
+    return SimpleNamespace(
+        submit=submit, grants=0, warned_after=-1, asked_at=-1e9, stage=SERVING, failure=None, log=[], path="/s"
+    )
+
+
+def test_a_client_asks_once_for_all_its_acquires() -> None:
+    """Also while others of them are granted: that ends no outage that was not found."""
+    pings: list[Any] = []
+    session = session_with(lambda ping, _: pings.append(ping))
+    due = [(_waits.SLOW, _waits.WaitWatch(str(n))) for n in range(50)]
+    end = 1000 * _waits.SLOW
+    while min(due, key=lambda d: d[0])[0] < end:
+        now, watch = due.pop(due.index(min(due, key=lambda d: d[0])))
+        session.grants += 1
+        due.append((watch.look(session, now, 0), watch))
+    assert not session.log
+    # Each acquire is looked at after 1, 2, 4, … times SLOW, and no two of them in one SLOW.
+    assert len(pings) <= 1000
+    assert len(pings) <= 50 * 10
+
+
+def test_a_request_that_cannot_be_sent_shows_a_sidecar_that_hangs() -> None:
+    def submit(ping: Any, clock: int) -> None:
+        raise locksidecar.Unavailable("too much is unsent")
+
+    session = session_with(submit)
+    _waits.WaitWatch("a").look(session, 1.0, 0)
+    ((_, text, arguments),) = session.log
+    assert "does not answer" in text % arguments
+    session = session_with(submit)
+    session.failure = locksidecar.ClientClosed("it is closed")
+    _waits.WaitWatch("a").look(session, 1.0, 0)
+    assert not session.log

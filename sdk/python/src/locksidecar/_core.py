@@ -15,6 +15,7 @@ applies a received frame also counts the frame as processed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -129,6 +130,7 @@ class Session:
     unreleased_until: int = 0
     grants: int = 0  # that were received
     warned_after: int = -1  # how many grants there had been at the last warning of WaitWatch
+    asked_at: float = -math.inf  # when a WaitWatch asked last why an acquire waits, by time.monotonic()
 
     _buffer: bytes = b""
     _processed: int = 0  # how many bytes of _buffer are processed

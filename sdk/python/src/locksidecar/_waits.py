@@ -20,7 +20,7 @@ _LOOK: Final = 0.1
 
 
 class WaitWatch:
-    """Watches one acquire without an answer.
+    """Watches one acquire without an answer. A client asks at most once in SLOW seconds, for all its acquires.
 
     ::
 
@@ -41,35 +41,44 @@ class WaitWatch:
 
     def look(self, session: Session, now: float, clock: int) -> float:
         """Returns when to look again, by time.monotonic(). The caller sends what is unsent, and writes the log."""
-        if self._grants != session.grants:  # Redis has served another acquire; what was asked before does not count
-            self._ping, self._grants = None, session.grants
         ping = self._ping
-        if (
-            session.warned_after == session.grants or session.stage is not SERVING
-        ):  # without a connection, the call's timeouts end it
-            return now + self._delay
         if ping is None:
+            if session.warned_after == session.grants or session.stage is not SERVING:  # the call's timeouts end it
+                return now + self._delay
+            if now - session.asked_at < SLOW:  # for another acquire
+                return self._later(now)
+            self._grants = session.grants
+            self._asked_at = session.asked_at = now
             ping = ping_call()
             try:
                 session.submit(ping, clock)
             except LocksidecarError:
-                return math.inf  # the acquire fails, too
-            self._ping, self._asked_at = ping, now
+                if session.failure is not None:
+                    return math.inf  # the acquire fails, too
+                return self._warn(session, self._silence(session))  # nothing was read for long: too much is unsent
+            self._ping = ping
             return now + _LOOK
         if not ping.done and now - self._asked_at < _ASK_PATIENCE:
             return now + _LOOK
-        if ping.done:
-            self._ping = None
-            self._delay *= 2
-            answer = ping.answer
-            if not isinstance(answer, protocol.PingOK) or answer.redis == "ok":  # other owners have the lock
-                return now + self._delay
-            what = "the lock %r is waited for, because Redis does not serve: %s"
-            record: _log.Record = (_log.WARNING, what, (self._name, answer.redis))
-        else:
-            what = "the lock %r is waited for, and the sidecar at %s does not answer; is it stopped?"
-            record = (_log.WARNING, what, (self._name, session.path))
-        # Commit:
+        self._ping = None
+        if self._grants != session.grants:  # Redis has served another acquire meanwhile
+            return self._later(now)
+        if not ping.done:
+            return self._warn(session, self._silence(session))
+        if not isinstance(ping.answer, protocol.PingOK) or ping.answer.redis == "ok":  # other owners have the lock
+            return self._later(now)
+        what = "the lock %r is waited for, because Redis does not serve: %s"
+        return self._warn(session, (_log.WARNING, what, (self._name, ping.answer.redis)))
+
+    def _later(self, now: float) -> float:
+        self._delay *= 2
+        return now + self._delay
+
+    def _silence(self, session: Session) -> _log.Record:
+        what = "the lock %r is waited for, and the sidecar at %s does not answer; is it stopped?"
+        return _log.WARNING, what, (self._name, session.path)
+
+    def _warn(self, session: Session, record: _log.Record) -> float:
         session.warned_after = self._grants
         session.log += [record]
         return math.inf
