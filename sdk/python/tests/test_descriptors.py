@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -220,6 +221,23 @@ def test_waker_that_is_gone_wakes_no_other_file(sidecar: FakeSidecar, take: Call
             shared._wake_leader()
         with waiting(sidecar, client):
             assert client.ping() == "ok"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="needs SIGPIPE")
+def test_waker_of_which_one_end_is_gone_kills_nothing(sidecar: FakeSidecar, take: Callable[[int], None]) -> None:
+    """A program that has the default handler of SIGPIPE would die of it."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        with locksidecar.connect(sidecar.path) as client:
+            shared = shared_of(client)
+            take(of_waker(shared)[0])
+            shared._polling = True
+            with shared.mutex:
+                shared._wake_leader()
+            with waiting(sidecar, client):
+                assert client.ping() == "ok"
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def test_loss_by_a_closed_descriptor_is_reported(

@@ -136,6 +136,25 @@ lock.acquire()
     assert done.stderr == ""
 
 
+def test_end_of_a_program_that_refers_to_its_client_to_the_last_prints_nothing(sidecar: FakeSidecar) -> None:
+    """The globals of the package are None by then."""
+    program = """
+import locksidecar, sys
+client = locksidecar.connect(sys.argv[1])
+lock = client.lock("n")
+lock.acquire()
+sys.excepthook = lambda *_: (client, lock)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, sidecar.path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
 async def test_lock_of_a_task_that_is_dropped_is_warned_of(sidecar: FakeSidecar) -> None:
     async with await aio.connect(sidecar.path) as client:
         lock = client.lock("n")

@@ -33,6 +33,24 @@ class GreenletLocal:
         object.__getattribute__(self, "spaces").setdefault(current, {})[name] = value
 
 
+def test_finalizer_of_a_client_lets_no_greenlet_run(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run at any allocation, also in the hub, which must not switch."""
+
+    def poll() -> object:
+        raise AssertionError("a poll of gevent switches to another greenlet")
+
+    client = Client(sidecar.path)
+    client.lock("n").acquire()
+    monkeypatch.setattr(select, "poll", poll)
+    monkeypatch.setattr(_transport, "_POLL", poll)
+    shared = client._shared
+    assert shared is not None
+    monkeypatch.setattr(shared.transport, "_poll", object())
+    shared.transport.receive_within(0.001)
+    monkeypatch.undo()
+    client.close()
+
+
 @pytest.fixture
 def greenlets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     global current

@@ -27,6 +27,14 @@ def test_socket_is_made_where_the_test_wants_it(tmp_path: os.PathLike[str]) -> N
     assert not os.path.exists(path)
 
 
+def test_socket_with_a_relative_path_has_its_clock(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with testing.Sidecar("s") as sidecar:
+        sidecar.advance(61)
+        with sidecar.connect() as client, client.lock("n"):
+            assert sidecar.is_held("n")
+
+
 def test_advance_ends_leases_in_their_order() -> None:
     with testing.Sidecar() as sidecar, sidecar.connect() as client:
         locks = [client.lock(f"n{i}", lease=10 * (i + 1)) for i in range(3)]

@@ -12,6 +12,7 @@ import functools
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from . import _fork
@@ -40,9 +41,14 @@ def release_was_called(entry: Released) -> None:
     _held.pop(entry, None)
 
 
-def _on_dropped(entry: Released, process: int, _: object) -> None:
+# At the end of the interpreter, the globals of a module may be None.
+def _on_dropped(
+    entry: Released, process: int, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing
+) -> None:
+    if is_finalizing():
+        return
     _held.pop(entry, None)
-    if sys.is_finalizing() or process != _fork.process_id() or not entry.is_held():
+    if process != _fork.process_id() or not entry.is_held():
         return
     warnings.warn(
         f"the lock {entry.name!r} is still held, and nothing refers to it any more: only the end of its lease, of this "

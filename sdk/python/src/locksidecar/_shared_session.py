@@ -72,6 +72,8 @@ from ._transport import (
     ANSWER_GRACE,
     BYE_WAIT,
     NO_WAIT,
+    PEER_CLOSED,
+    SEND_FLAG,
     ReusedPoll,
     Socket,
     Timeouts,
@@ -760,17 +762,17 @@ class SharedSession:
         finally:
             self.close_in_background()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Ends the session of a client that was dropped, as close() does.
 
         The end of the connection is not enough: a sidecar that dies may not have read the last releases, and its
         successor keeps the locks of a process that lives. This may interrupt any frame, so a thread waits for an answer
         that does not come at once.
         """
-        session = self.session
-        if session.failure is not None or not session.may_have_locks:
+        if is_finalizing():  # the globals of this module may be None by now
             return
-        if sys.is_finalizing() or self.pid != _fork.process_id():
+        session = self.session
+        if session.failure is not None or not session.may_have_locks or self.pid != _fork.process_id():
             return
         transport, clock = self.transport, self._clock
         try:
@@ -924,8 +926,12 @@ class _Waker:
         if self._ends is not None:
             if not self._ends[1].is_own():
                 return False
-            with contextlib.suppress(BlockingIOError):  # it is full, so the leader is awake
-                self._ends[1].send(b"x")
+            try:
+                self._ends[1].send(b"x", SEND_FLAG)
+            except BlockingIOError:  # it is full, so the leader is awake
+                pass
+            except PEER_CLOSED:
+                return False
         return True
 
     def drain(self) -> bool:
@@ -934,8 +940,12 @@ class _Waker:
         if self._ends is not None:
             if not self._ends[0].is_own():
                 return False
-            with contextlib.suppress(BlockingIOError):  # wake() was interrupted
+            try:
                 return self._ends[0].recv(4096) != b""
+            except BlockingIOError:  # wake() was interrupted
+                pass
+            except PEER_CLOSED:
+                return False
         return True
 
     def close(self) -> None:

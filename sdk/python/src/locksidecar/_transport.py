@@ -49,11 +49,12 @@ _RECV_SIZES: Final = (_RECV_SIZE,)  # for map()
 # eventlet has removed it.
 _POLL: Final = getattr(select, "poll", None)
 # No SIGPIPE: a program that has the default handler must not die because the sidecar died.
-_SEND_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)  # for map()
+SEND_FLAG: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0)
+_SEND_FLAGS: Final = (SEND_FLAG,)  # for map()
 
 # What recv() and send() raise when the sidecar has closed the connection. Another OSError may mean that there is no
 # memory, or that a signal handler raised a TimeoutError. Closing the socket then would release locks that are held.
-_PEER_CLOSED: Final = (ConnectionResetError, BrokenPipeError)
+PEER_CLOSED: Final = (ConnectionResetError, BrokenPipeError)
 
 
 def require_linux() -> None:
@@ -517,10 +518,17 @@ class Transport:
     def receive_within(self, seconds: float) -> None:
         """Waits until something arrives, or the seconds have passed, and processes what has arrived.
 
-        Under monkey patching, too, it blocks its thread.
+        Under monkey patching, too, it blocks its thread: the socket waits in C, and lets no other greenlet run.
         """
-        if self.sock is not None and self._poll is not None:
-            self._poll.poll(seconds * 1000)
+        sock = self.sock
+        if sock is not None and sock.is_own():
+            sock.settimeout(seconds)
+            try:
+                sock.recv(1, socket.MSG_PEEK)
+            except OSError:  # also if the seconds have passed
+                pass
+            finally:
+                sock.settimeout(0.0)
         self.receive()
 
     def flush(self) -> bool:
@@ -566,7 +574,7 @@ class Transport:
         The interpreter closes a socket that is collected together with its client and its event loop. Other code may
         close the descriptor.
         """
-        return isinstance(error, _PEER_CLOSED) or (self.sock is not None and not self.sock.is_own())
+        return isinstance(error, PEER_CLOSED) or (self.sock is not None and not self.sock.is_own())
 
     def _on_disconnected(self) -> None:
         """The connection has ended."""

@@ -31,7 +31,7 @@ from typing import Final
 from . import _clock, _sync, aio
 from ._clock import boottime
 from ._fake import Server
-from ._transport import require_linux
+from ._transport import require_linux, socket_path
 
 __all__ = ["Sidecar"]
 
@@ -79,7 +79,7 @@ class Sidecar:
         if not path:
             self._directory = tempfile.mkdtemp(prefix="locksidecar-", dir=_short_directory())
             path = os.path.join(self._directory, "locksidecar.sock")
-        self.path: str = os.fspath(path)
+        self.path: str = socket_path(path)
         self._server = _Server(self.path)
         self._server.lease_ns = round(lease * 1e9)
         _clock.clocks[self.path] = self._server.clock
