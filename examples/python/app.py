@@ -53,8 +53,10 @@ async def sell(item: str, sale: str, request: fastapi.Request) -> dict[str, int]
         ):
             values: dict[str, str | int] = {"item": item, "sale": sale, "token": held.token}
             row = await (await database.execute(READ, values)).fetchone()
-            if row is None or row[0] == 0:
-                raise fastapi.HTTPException(404, "no such item is in stock")
+            if row is None:
+                raise fastapi.HTTPException(409, "there is no such item, or a later request has it; try again")
+            if row[0] == 0:
+                raise fastapi.HTTPException(404, "the item is sold out")
             answer = await state.prices.get(f"/{item}")
             values |= {"stock": row[0] - 1, "price": int(answer.text)}
             if (await database.execute(WRITE, values)).rowcount != 1:

@@ -44,5 +44,12 @@ def sell(self: Any, item: str, sale: str) -> None:
             database.execute("INSERT INTO sales VALUES (%s, %s, %s)", (sale, item, price))
     except psycopg.errors.UniqueViolation:
         pass  # this sale was made before; the transaction is rolled back
-    except locksidecar.LockTimeout as error:
+    except (
+        locksidecar.LockTimeout,
+        locksidecar.LockLost,
+        locksidecar.Unavailable,
+        psycopg.OperationalError,
+        OSError,
+    ) as error:
+        # Others have the lock, or it was lost, or a server does not serve. The number of the sale makes it one sale.
         raise self.retry(exc=error, countdown=1) from None
