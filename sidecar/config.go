@@ -115,6 +115,10 @@ type Config struct {
 	// Redis: every program that may publish there can ask, too. Default OtherHostsShow.
 	OtherHosts OtherHosts
 
+	// AskWithin is how long a client waits for what other hosts are asked. Default 500 ms, as SPEC.md
+	// promises to clients.
+	AskWithin time.Duration
+
 	MaxSessions int // clients at one time. Default 4,096
 	MaxLocks    int // names held or waited for, and waiters, in all. Default 1,048,576
 	MaxHolds    int // locks held by one client. Default 262,144
@@ -251,6 +255,7 @@ func (c *Config) setDefaults() error {
 		}
 		c.State = path + ".state"
 	}
+	or(&c.AskWithin, hostTimeout)
 	or(&c.MaxSessions, DefaultMaxSessions)
 	or(&c.MaxLocks, DefaultMaxLocks)
 	or(&c.MaxHolds, DefaultMaxHolds)

@@ -42,8 +42,9 @@ const (
 	// how long the last frame to a client that is being closed may take.
 	lastFrame = time.Second
 
-	// How long a sidecar that stops reads what its clients have sent. Nothing that honest clients send takes so long.
-	drainWithin = 250 * time.Millisecond
+	// How long a sidecar that stops reads what its clients have sent: what has arrived when it stops, so at most the
+	// buffer of each socket. Only on a host that is very busy, or with very many clients that flood it, that takes longer.
+	drainWithin = 750 * time.Millisecond
 )
 
 // conn is one connection. Its reader goroutine decodes requests, gives them to the loop,

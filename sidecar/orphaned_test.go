@@ -69,6 +69,11 @@ func TestOrphanedLockIsFreedForTheNextWaiter(t *testing.T) {
 
 	for name, hold := range map[string]uint64{"alone": alone.Hold, "renewed": renewed.Hold, "contended": contended.Hold} {
 		ok, refusal := asker.orphaned(name)
+		for refusal != nil && strings.Contains(refusal.Msg, "has not answered") { // on a busy host
+			if ok, refusal = asker.orphaned(name); refusal != nil && strings.Contains(refusal.Msg, "no lock") {
+				t.Fatalf("%s was freed without an answer: the host is too busy for this test", name)
+			}
+		}
 		isWaitedFor := name == "contended"
 		if refusal != nil || ok.Sidecar != hello.Sidecar || ok.Hold != hold || ok.Passed != isWaitedFor {
 			t.Errorf("%s: %+v, %+v", name, ok, refusal)

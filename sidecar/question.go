@@ -24,7 +24,7 @@ import (
 // has its own clock.
 
 const (
-	// hostTimeout is how long a client waits for what other hosts are asked.
+	// hostTimeout is the default of Config.AskWithin.
 	hostTimeout = 500 * time.Millisecond
 
 	// maxQuestions bounds the questions of all clients that have no answer.
@@ -180,7 +180,7 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 		return nil, refusal
 	}
 	defer s.asker.end(uid)
-	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.AskWithin)
 	defer cancel()
 	switch r := req.(type) {
 	case *protocol.Hosts:
@@ -299,7 +299,7 @@ func (s *Server) askHost(ctx context.Context, host string, question func(number 
 	case errors.Is(err, errNotReached):
 		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("the sidecar of host %s does not run, or is not connected to Redis", host)}
 	case errors.Is(err, errNoAnswer):
-		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; whether it did what was requested is not known", host, hostTimeout)}
+		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; whether it did what was requested is not known", host, s.cfg.AskWithin)}
 	}
 	return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s could not be asked: %v", host, err)}
 }
@@ -404,7 +404,7 @@ func (s *Server) hostPage(ctx context.Context, after string) ([]store.Host, stri
 	case p := <-read:
 		return p.hosts, p.last, p.err
 	case <-ctx.Done():
-		return nil, "", fmt.Errorf("Redis has not answered for %v", hostTimeout)
+		return nil, "", fmt.Errorf("Redis has not answered for %v", s.cfg.AskWithin)
 	}
 }
 

@@ -106,6 +106,12 @@ func (p *program) line() string {
 	return strings.TrimSpace(s)
 }
 
+// isSilent waits until the program has printed something, or has ended without.
+func (p *program) isSilent() bool {
+	_, err := p.out.Peek(1)
+	return err == io.EOF
+}
+
 // pid reads the next line, a pid, and returns a pidfd of that process.
 func (p *program) pid() (pidfd int) {
 	p.t.Helper()
@@ -434,8 +440,14 @@ func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 		"lease":    {"run", "--lease", "300ms", "job", "--", "sh", "-c", ignoresSIGTERM},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := startFake(t, func(f *fakeSidecar) { f.lease = time.Second })
-			p := start(t, f, args...)
+			var f *fakeSidecar
+			var p *program
+			for lease := time.Second; ; lease *= 2 { // on a busy host, the command may start later than that
+				f = startFake(t, func(f *fakeSidecar) { f.lease = lease })
+				if p = start(t, f, args...); !p.isSilent() {
+					break
+				}
+			}
 			pidfd := p.pid()
 			f.drop() // the sidecar is gone, too
 			expectExit(t, p, 79, "is not renewed; ending the command")

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -50,8 +51,9 @@ func addPubSub(m *miniredis.Miniredis) {
 // dispatch executes a command, or returns false if miniredis is to execute it. It is also
 // called for the commands of scripts, on connections of their own in RESP2.
 func (p *pubsub) dispatch(c *redis.Peer, cmd string, args ...string) bool {
-	if cmd == "INFO" && len(args) == 1 {
-		return p.tell(c, args[0])
+	if cmd == "INFO" {
+		p.tell(c, args)
+		return true
 	}
 	if !c.Resp3 {
 		return false
@@ -88,19 +90,20 @@ func (p *pubsub) dispatch(c *redis.Peer, cmd string, args ...string) bool {
 	return true
 }
 
-// tell answers an INFO for a section that miniredis does not have; false: it has it. With the run
-// id of its Redis, a sidecar accepts a lock that another one passes on without asking for it again.
-func (p *pubsub) tell(c *redis.Peer, section string) bool {
-	text, ok := p.info[strings.ToLower(section)]
-	if !ok {
-		return false
+// tell answers an INFO: that of miniredis panics while it is being closed, and lacks what a sidecar reads. With
+// the run id of its Redis, a sidecar accepts a lock that another one passes on without asking for it again.
+func (p *pubsub) tell(c *redis.Peer, sections []string) {
+	var text strings.Builder
+	for section, lines := range p.info {
+		if len(sections) == 0 || slices.ContainsFunc(sections, func(s string) bool { return strings.EqualFold(s, section) }) {
+			text.WriteString(lines)
+		}
 	}
 	if refusal := p.execute(c, "ECHO", ""); refusal[0] == '-' {
 		c.Block(func(w *redis.Writer) { w.WriteRaw(refusal) })
-		return true
+		return
 	}
-	c.WriteBulk(text)
-	return true
+	c.WriteBulk(text.String())
 }
 
 // execute executes a command and returns the reply. miniredis writes a reply in parts, and a

@@ -134,7 +134,7 @@ commands = false
 	lines := bufio.NewScanner(out)
 	seen := ""
 	for lines.Scan() {
-		if seen += lines.Text() + "\n"; strings.Contains(lines.Text(), "mine") {
+		if seen += lines.Text() + "\n"; strings.Contains(lines.Text(), "mine  forced") { // on a busy host, a long wait for it comes before
 			break
 		}
 	}

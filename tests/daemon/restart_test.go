@@ -223,12 +223,14 @@ func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
 			}
 			here.Signal(c.end)
 			for _, h := range holds {
-				if a := h.w.Try(harness.Command{Do: "check", As: h.name}); a.Err != "" {
-					t.Errorf("%s: before the deadline, the SDK of the holder reports %+v", h.name, a)
-				}
+				check := h.w.Try(harness.Command{Do: "check", As: h.name})
+				checked := protocol.Now()
 				lost := h.w.Try(harness.Command{Do: "lost", As: h.name})
 				if lost.Err != "lost" || lost.Reason != string(protocol.Expired) {
 					t.Errorf("%s: at the deadline, the SDK of the holder reports %+v, not that the lock expired", h.name, lost)
+				}
+				if check.Err != "" && checked < lost.DeadlineNS {
+					t.Errorf("%s: %v before the deadline, the SDK of the holder reports %+v", h.name, time.Duration(lost.DeadlineNS-checked), check)
 				}
 				a := next.Await(h.granted)
 				if a.Err != "" || a.Token <= h.token {

@@ -3,7 +3,6 @@ package guarantees
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -154,16 +153,19 @@ func TestConfirmedReleaseDoesNotLinger(t *testing.T) {
 	}
 }
 
-// ls shows that a lock lingers. A lock lingers for a moment only, so ls is called while a process
-// acquires and releases the lock without a pause.
-func TestLsShowsALockThatLingers(t *testing.T) {
+// The daemon shows that a lock lingers. A lock lingers for a moment only, so the daemon is asked again and again
+// while a process acquires and releases the lock without a pause.
+func TestDaemonShowsALockThatLingers(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--linger=20ms")
-	w := harness.StartGoWorker(t, d)
+	w, c := harness.StartGoWorker(t, d), harness.Dial(t, d)
 	ended := w.Send(harness.Command{Do: "poll", Name: "hot", WaitMS: -1, ForMS: (10 * time.Minute).Milliseconds()})
-	harness.Eventually(t, "ls shows that the lock lingers", func() bool {
-		got := d.Run("ls")
-		return got.Code == 0 && strings.Contains(got.Stdout, "hot") && strings.Contains(got.Stdout, "lingering")
+	harness.Eventually(t, "the lock lingers", func() bool {
+		row, ok, err := c.Info(t.Context(), "hot")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok && row.State == locksidecar.LockLingering
 	})
 	w.Must(harness.Command{Do: "stop"})
 	if a := w.Await(ended); a.Err != "" {
