@@ -16,6 +16,13 @@ const (
 
 var sdkGoMutants = []mutant{
 	{
+		rule: "a sidecar that refuses a ping is not called one that does not answer",
+		file: sdkWaits,
+		old:  "!errors.Is(err, ErrUnavailable) {",
+		new:  "!errors.Is(err, ErrUnavailable) && false {",
+		by:   test("sdk/go", "TestAcquireThatWaitsWhilePingsAreRefusedIsNotLogged"),
+	},
+	{
 		rule: "an acquire that waits for another owner is not logged as one that waits for Redis",
 		file: sdkWaits,
 		old:  "	if err == nil && ok.Redis == \"ok\" {\n",

@@ -4,6 +4,13 @@ package main
 
 var sidecarMutants = []mutant{
 	{
+		rule: "a Cluster of which some masters are gone, and the others refuse, is down",
+		file: "sidecar/health.go",
+		old:  "serving == 0 && gone",
+		new:  "serving < 0 && gone",
+		by:   test("sidecar", "TestHealthOfACluster"),
+	},
+	{
 		rule: "a file of events is no link",
 		file: "sidecar/eventfile.go",
 		old:  `flags|unix.O_NOFOLLOW|`,

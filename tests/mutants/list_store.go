@@ -28,8 +28,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a Redis without a place for this client is named, although the greeting drops its answer",
 		file: "sidecar/store/connection.go",
-		old:  "		if hasNoPlace(l.wire.first) {\n",
-		new:  "		if false {\n",
+		old:  "why := d.unwelcome(l.wire.first); why != nil",
+		new:  "why := d.unwelcome(l.wire.first); false && why != nil",
 		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
 	},
 	{
@@ -566,8 +566,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a Take that the last probe does not explain brings the next one forward",
 		file: "sidecar/store/probe.go",
-		old:  "(isDegraded && isServed || !isDegraded && isRefused) && soon",
-		new:  "false && soon",
+		old:  "!isDegraded && isRefused) && soon",
+		new:  "!isDegraded && isRefused) && false && soon",
 		by:   test("sidecar/store", "TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward"),
 	},
 	{
@@ -583,6 +583,20 @@ var storeMutants = []mutant{
 		old:  "cmp.Or(p.probe.lacks, p.probe.why, ",
 		new:  "cmp.Or(p.probe.why, ",
 		by:   test("sidecar/store", "TestEachPermissionThatIsMissingIsNamed"),
+	},
+	{
+		rule: "the name of a host that Redis refuses for another reason than its ACL blames no ACL",
+		file: "sidecar/store/hosts.go",
+		old:  "strings.Contains(err.Error(), \"NOPERM\") && ",
+		new:  "",
+		by:   test("sidecar/store", "TestHostNameThatIsRefusedForAnotherReasonBlamesNoACL"),
+	},
+	{
+		rule: "a Sentinel that does not permit a question is not called one of another group",
+		file: "sidecar/store/sentinel.go",
+		old:  "cmp.Or(v.denied, errStranger)",
+		new:  "errStranger",
+		by:   test("sidecar/store", "TestSentinelThatDoesNotPermitAQuestionIsNamed"),
 	},
 	{
 		rule: "a renewal that is refused brings the next probe forward",
@@ -783,8 +797,8 @@ var storeMutants = []mutant{
 	{
 		rule: "what refuses every acquire is shown before what replicas do",
 		file: "sidecar/store/durable.go",
-		old:  "	if p.probe.why != \"\" {\n		return p.probe.why\n",
-		new:  "	if p.probe.why != \"\" && p.durability.why == \"\" {\n		return p.probe.why\n",
+		old:  "cmp.Or(p.probe.lacks, p.probe.why, p.durability.why)",
+		new:  "cmp.Or(p.durability.why, p.probe.lacks, p.probe.why)",
 		by:   test("sidecar/store", "TestProbeFindsThatAReplicaIsGone"),
 	},
 	{
