@@ -95,7 +95,7 @@ func TestDegradedRedisIsReported(t *testing.T) {
 	metrics := filepath.Join(harness.ShortDir(t), "metrics.sock")
 	d := harness.LaunchDaemon(t, r.URLOf("app", "pw"), "--metrics", metrics)
 	d.AwaitRedis("does not permit")
-	words := []string{"does not permit this user a command"}
+	words := []string{"does not permit this user hset"}
 	d.Log.AwaitWords(t, append(words, "redis is degraded")...)
 	ping := d.Run("ping")
 	harness.CheckContains(t, ping.Stderr, append(words, "degraded")...)
