@@ -22,13 +22,13 @@ func (f *File) Unidentified() string {
 }
 
 // Misplaced returns a sentence if a successor would not find the two files, because they
-// were removed or replaced; "": they are where they were opened. Unlike the other methods
-// it may be called by any goroutine, before Close.
+// were removed or replaced; "": they are where they were made. Unlike the other methods
+// it may be called by any goroutine, before Close and while no Renew runs.
 func (f *File) Misplaced() string {
 	for _, p := range f.locations {
 		var st unix.Stat_t
 		if err := unix.Lstat(p.path, &st); err != nil || uint64(st.Dev) != p.dev || st.Ino != p.inode {
-			return fmt.Sprintf("the file %s was removed or replaced, without which a restart of the sidecar ends all locks of this host at their deadlines; keep other programs from it, and restart the sidecar when few locks are held", p.path)
+			return fmt.Sprintf("the file %s was removed or replaced, without which a restart of the sidecar ends all locks of this host at their deadlines", p.path)
 		}
 	}
 	return ""

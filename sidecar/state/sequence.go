@@ -3,7 +3,6 @@ package state
 import (
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -58,7 +57,7 @@ func openSequence(path string, h *host) (q sequence, err error) {
 	if err != nil {
 		return q, fmt.Errorf("mapping the sequence file %s: %w; choose a path on another file system, best of all a tmpfs", path, err)
 	}
-	q.img = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(q.mem))), len(q.mem)/8)
+	q.img = wordsOf(q.mem)
 	return q, nil
 }
 

@@ -194,8 +194,7 @@ func (f *File) begin(st unix.Stat_t) error {
 	if err != nil {
 		return fmt.Errorf("mapping the state file %s: %w; choose a path on another file system, best of all a tmpfs", f.path, err)
 	}
-	f.mem = mem
-	f.img = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
+	f.mem, f.img = mem, wordsOf(mem)
 
 	if st.Size > 0 && !hasMagic(f.fd, magic) {
 		return fmt.Errorf("%s is not a state file, and nothing of it was changed; remove it, or choose another path for the state", f.path)
@@ -263,6 +262,11 @@ func openOwn(what, path string, flags int) (fd int, st unix.Stat_t, err error) {
 		return -1, st, err
 	}
 	return fd, st, nil
+}
+
+// wordsOf returns mapped memory as words.
+func wordsOf(mem []byte) image {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
 }
 
 // hasMagic reports whether a file begins with the first word of a state or sequence file, or
