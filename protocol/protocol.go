@@ -97,9 +97,12 @@ const (
 	EventDeadlock = "deadlock"      // a request was refused, because it would have closed a wait cycle
 	EventTakeover = "takeover"      // the sidecar was restarted, and continues with the holds of its predecessor
 
-	EventRedisDown = "redis_down" // the connection to Redis ended, or cannot be made for another reason than before
-	EventRedisUp   = "redis_up"   // it was made
-	EventDataLost  = "data_lost"  // Redis may have lost data
+	EventRedisDown     = "redis_down"     // the connection to Redis ended, or cannot be made for another reason than before
+	EventRedisDegraded = "redis_degraded" // Redis is connected, and refuses what locks need, or does so for another reason
+	EventRedisUp       = "redis_up"       // that has ended
+	EventDataLost      = "data_lost"      // Redis may have lost data
+	EventSlotsOpen     = "slots_open"     // slots of a Cluster are between two masters for too long, or others are
+	EventSlotsClosed   = "slots_closed"   // none is any more
 )
 
 // ConnError is an error after which the connection must be closed: the other side broke a rule

@@ -145,7 +145,7 @@ type ShardRow struct {
 	Address     string // host and port; "": these slots have no master
 	Slots       int
 	Redis       string // "ok", or one sentence that says what is wrong; truncated to MaxReason bytes
-	Degraded    bool   // the master is connected, but refuses acquires
+	Degraded    bool   // the master is connected, but refuses what locks need
 	RoundTripNS int64  // of the last command that it answered; 0: there was none
 	Held        int    // holds of locks of these slots
 	Waiting     int    // requests that wait for such locks
@@ -212,10 +212,9 @@ type ForceReleaseOrphanedOK struct {
 }
 
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. Degraded: Redis is
-// connected, but refuses acquires. RedisAddress is the
-// address of Redis with the number of the database. RedisRunID is the run id of the Redis
-// server; "" while there is no connection, or if it is not known. RedisRisk is with which settings of
-// Redis, or of this sidecar, two owners may have one lock after a failover; "": none is known.
+// connected, but refuses what locks need. RedisAddress is the address of Redis with the number of the database. RedisRunID is the run id of the Redis
+// server; "" while there is no connection, or if it is not known. RedisRisk is what endangers locks while Redis
+// serves, such as settings with which two owners may have one lock after a failover; "": nothing is known.
 // KeyPrefix stands before the names of locks in Redis. Trouble is that of StatusRow.
 type PingOK struct {
 	ID    uint64

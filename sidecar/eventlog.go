@@ -47,7 +47,7 @@ func classOf(row *protocol.EventRow) eventClass {
 		return endsOfHolds
 	case protocol.EventCrashed:
 		return endsOfHolds
-	case protocol.EventRedisDown, protocol.EventRedisUp, protocol.EventDataLost:
+	case protocol.EventRedisDown, protocol.EventRedisDegraded, protocol.EventRedisUp, protocol.EventDataLost, protocol.EventSlotsOpen, protocol.EventSlotsClosed:
 		return redisChanges
 	case protocol.EventDeadlock, protocol.EventRefused:
 		return refusals

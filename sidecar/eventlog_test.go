@@ -58,10 +58,10 @@ func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 	kinds := []protocol.EventRow{
 		{Kind: protocol.EventGranted}, {Kind: protocol.EventReleased, HeldMS: 999},
 		{Kind: protocol.EventReleased, HeldMS: 1000}, {Kind: protocol.EventCrashed, HeldMS: 1},
-		{Kind: protocol.EventRedisDown}, {Kind: protocol.EventDeadlock}, {Kind: protocol.EventRefused},
+		{Kind: protocol.EventRedisDown}, {Kind: protocol.EventRedisDegraded}, {Kind: protocol.EventSlotsOpen}, {Kind: protocol.EventSlotsClosed}, {Kind: protocol.EventDeadlock}, {Kind: protocol.EventRefused},
 		{Kind: protocol.EventLost}, {Kind: protocol.EventForced}, {Kind: protocol.EventTakeover},
 	}
-	classes := []eventClass{contention, contention, endsOfHolds, endsOfHolds, redisChanges, refusals, refusals, incidents, incidents, incidents}
+	classes := []eventClass{contention, contention, endsOfHolds, endsOfHolds, redisChanges, redisChanges, redisChanges, redisChanges, refusals, refusals, incidents, incidents, incidents}
 	for i := range kinds {
 		var g eventLog
 		g.begin(5_000_000)

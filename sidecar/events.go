@@ -132,34 +132,56 @@ func redactFor(cl *session) func(*numberedEvent, *protocol.EventRow) bool {
 	return func(e *numberedEvent, row *protocol.EventRow) bool { return redactEvent(cl.policy, e, row) }
 }
 
-// recordDown records that there is no connection to Redis. It is an event again if the reason is
-// another one.
-func (l *loop) recordDown(now int64, n redisop.Shard, why string) {
+// redisTrouble is why Redis, or a master of a Cluster, cannot be used as it should.
+type redisTrouble struct {
+	kind string // of the event
+	why  string
+}
+
+// recordTrouble records that a shard is in trouble. It is an event again if the trouble is another one.
+func (l *loop) recordTrouble(now int64, n redisop.Shard, t redisTrouble) {
 	if l.shards.slotsOf(n) == 0 {
 		return // a former master of a Cluster, or all slots have one
 	}
-	if l.downFor[n] == "" {
+	was := l.unusable[n]
+	if t.kind == protocol.EventRedisDown && was.kind != t.kind {
 		l.counters.redisDowns++
 	}
-	if l.downFor[n] != why {
-		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventRedisDown, Msg: why})
+	if t == was {
+		return
 	}
-	if l.downFor == nil {
-		l.downFor = make(map[redisop.Shard]string)
+	if l.unusable == nil {
+		l.unusable = make(map[redisop.Shard]redisTrouble)
 	}
-	l.downFor[n] = why
+	l.unusable[n] = t
+	l.record(protocol.EventRow{AtNS: now, Kind: t.kind, Msg: t.why})
 }
 
-// recordUp records that there is a connection to Redis again. The first one of a daemon is no event.
-func (l *loop) recordUp(now int64, n redisop.Shard, isDataLost bool) {
-	if l.downFor[n] != "" {
+// recordUsable records that the trouble of a shard has ended. The first connection of a daemon is no event.
+func (l *loop) recordUsable(now int64, n redisop.Shard) {
+	if _, was := l.unusable[n]; was {
+		delete(l.unusable, n)
 		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventRedisUp})
-		delete(l.downFor, n)
 	}
-	if isDataLost {
-		l.counters.dataLosses++
-		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventDataLost})
+}
+
+// recordOpenSlots records that slots are between two masters for too long, others than before, or none any more ("").
+func (l *loop) recordOpenSlots(now int64, why string) {
+	switch {
+	case why == l.openSlots:
+		return
+	case why == "":
+		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventSlotsClosed})
+	default:
+		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventSlotsOpen, Msg: why})
 	}
+	l.openSlots = why
+}
+
+// recordDataLoss records that Redis may have lost data.
+func (l *loop) recordDataLoss(now int64) {
+	l.counters.dataLosses++
+	l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventDataLost})
 }
 
 // maxCrashed is how many holds of one session that ended are events: one that had thousands must not

@@ -3,6 +3,7 @@ package sidecar
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -12,8 +13,8 @@ import (
 type redisHealth struct {
 	status     string // "ok", or one sentence that says what is wrong
 	runID      string // of the server, or of the Cluster; "": there is no connection, or it is not known
-	risk       string // as store.Config.OnRisk has it; of a Cluster, that of one master
-	isDegraded bool   // Redis is connected, but refuses acquires, or those of some locks: status says why
+	risk       string // as store.Config.OnRisk, OnSentinels and OnOpenSlots have it; of a Cluster, that of one master
+	isDegraded bool   // Redis is connected, but refuses what locks, or some of them, need: status says why
 }
 
 // isUp reports whether there is a connection. That to a Cluster is none if no master serves.
@@ -26,6 +27,10 @@ type shardHealths struct {
 	of     []redisHealth
 	slots  []int           // of each shard
 	owners []redisop.Shard // by slot; nil: Redis is no Cluster
+
+	sentinels string // why most of the Sentinels are lost; "": they are not
+	open      string // why slots of a Cluster are between two masters for too long; "": none is
+	isFelt    bool   // locks wait because of that
 }
 
 // ofCluster: no master is known.
@@ -50,6 +55,22 @@ func (h *shardHealths) set(n redisop.Shard, change, publish func(*redisHealth)) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	change(h.at(n))
+	publish(h.all())
+}
+
+// setSentinels notes why most of the Sentinels are lost, and gives the health of all to publish, as set does.
+func (h *shardHealths) setSentinels(why string, publish func(*redisHealth)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sentinels = why
+	publish(h.all())
+}
+
+// setOpen notes why slots are between two masters, and whether locks wait because of that, as setSentinels does.
+func (h *shardHealths) setOpen(why string, isFelt bool, publish func(*redisHealth)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open, h.isFelt = why, isFelt
 	publish(h.all())
 }
 
@@ -85,9 +106,23 @@ func (h *shardHealths) slotsOf(n redisop.Shard) int {
 	return h.slots[n]
 }
 
-// all is the health of all shards that have slots: degraded, if some of them do not serve; down, if some are
-// gone and the others refuse acquires. The caller holds mu.
+// all is the health of all shards, and what else endangers locks. The caller holds mu.
 func (h *shardHealths) all() *redisHealth {
+	all := h.connections()
+	if h.isFelt && all.status == "ok" {
+		all.status, all.isDegraded = h.open, true
+	}
+	for _, risk := range []string{h.sentinels, h.open} {
+		if risk != "" && risk != all.status {
+			all.risk = strings.TrimPrefix(all.risk+". Also: "+risk, ". Also: ")
+		}
+	}
+	return all
+}
+
+// connections is the health of all shards that have slots: degraded, if some of them do not serve; down, if some are
+// gone and the others refuse what locks need. The caller holds mu.
+func (h *shardHealths) connections() *redisHealth {
 	if h.owners == nil {
 		one := *h.at(0)
 		return &one

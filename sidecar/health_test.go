@@ -75,6 +75,37 @@ func TestHealthOfACluster(t *testing.T) {
 	expect("the one master is down", setHealthOf(&h, 2, down("away")), false, false, "away")
 }
 
+// What endangers locks while Redis serves is a risk, and a lock that waits because of a slot makes Redis degraded.
+func TestHealthNamesLostSentinelsAndOpenSlots(t *testing.T) {
+	var got *redisHealth
+	publish := func(now *redisHealth) { got = now }
+	var one shardHealths
+	setHealthOf(&one, 0, up)
+	one.set(0, func(h *redisHealth) { h.risk = "it evicts" }, publish)
+	if one.setSentinels("1 of 3 answer", publish); got.status != "ok" || got.risk != "it evicts. Also: 1 of 3 answer" {
+		t.Errorf("%+v", got)
+	}
+	if got = setHealthOf(&one, 0, up); got.risk != "1 of 3 answer" {
+		t.Errorf("after a new connection: %+v", got)
+	}
+	if one.setSentinels("", publish); *got != (redisHealth{status: "ok", runID: "run"}) {
+		t.Errorf("%+v", got)
+	}
+	var all shardHealths
+	all.ofCluster()
+	routeHealthOf(&all, []redisop.SlotRange{{First: 0, Last: redisop.Slots - 1, Shard: 1}})
+	setHealthOf(&all, 1, up)
+	if all.setOpen("slot 7", false, publish); *got != (redisHealth{status: "ok", runID: "run", risk: "slot 7"}) {
+		t.Errorf("%+v", got)
+	}
+	if all.setOpen("slot 7", true, publish); *got != (redisHealth{status: "slot 7", runID: "run", isDegraded: true}) {
+		t.Errorf("a lock waits: %+v", got)
+	}
+	if got = setHealthOf(&all, 1, down("gone")); got.isUp() || got.status != "gone" {
+		t.Errorf("the master is down: %+v", got)
+	}
+}
+
 // setHealthOf returns the health of all after that of a shard has changed.
 func setHealthOf(h *shardHealths, n redisop.Shard, change func(*redisHealth)) (all *redisHealth) {
 	h.set(n, change, func(now *redisHealth) { all = now })

@@ -41,6 +41,8 @@ const (
 	redisMessages     // messages
 	redisUp           // shard; flag: data may be lost; listening; redis
 	redisDown         // shard; text
+	redisDegraded     // shard; text: why, "": it is not
+	redisOpenSlots    // text: why slots are between two masters, "": none is
 	redisRoute        // routes
 	redisSubscribed   // shard; names
 	redisUnsubscribed // shard; names

@@ -67,7 +67,8 @@ type loop struct {
 	losses       lossWindow
 	takeover     takeover
 	crash        crash
-	downFor      map[redisop.Shard]string // why there is no connection to a shard, as the newest event says; none: there is one
+	unusable     map[redisop.Shard]redisTrouble // of shards that are in trouble, as the newest event says
+	openSlots    string                         // why slots are between two masters, as the newest event says; "": none is
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
@@ -362,14 +363,27 @@ func (l *loop) onEvent(now int64, e *event) {
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
 		l.table.Up(now, e.shard, e.flag, e.listening)
-		l.recordUp(now, e.shard, e.flag)
+		l.recordUsable(now, e.shard)
+		if e.flag {
+			l.recordDataLoss(now)
+		}
 	case redisDown:
 		l.table.Down(now, e.shard, e.text)
-		l.recordDown(now, e.shard, e.text)
+		l.recordTrouble(now, e.shard, redisTrouble{protocol.EventRedisDown, e.text})
+	case redisDegraded:
+		if e.text == "" {
+			l.recordUsable(now, e.shard)
+		} else {
+			l.recordTrouble(now, e.shard, redisTrouble{protocol.EventRedisDegraded, e.text})
+		}
+	case redisOpenSlots:
+		l.recordOpenSlots(now, e.text)
 	case redisRoute:
 		l.table.Route(now, e.routes)
-		if l.shards.slotsOf(0) == 0 {
-			l.recordUp(now, 0, false) // each slot has a master
+		for n := range l.unusable {
+			if l.shards.slotsOf(n) == 0 { // its slots have another master
+				l.recordUsable(now, n)
+			}
 		}
 	case redisSubscribed:
 		for _, name := range e.names {

@@ -121,6 +121,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnDown:        s.redisDown,
 		OnDegraded:    s.redisDegraded,
 		OnRisk:        s.redisRisk,
+		OnSentinels:   func(why string) { s.shards.setSentinels(why, s.setHealth) },
+		OnOpenSlots:   s.redisOpenSlots,
 		OnRoute:       s.redisRoute,
 		ProbeInterval: probeInterval,
 		OnSubscribed: func(n redisop.Shard, names []string) {
@@ -215,16 +217,37 @@ func (s *Server) Addr() string {
 // Config returns the settings, with their defaults.
 func (s *Server) Config() Config { return s.cfg }
 
-// Trouble returns why clients cannot connect, or why a restart would end their locks; "": neither
-// is the case. restart: a restart by systemd helps.
+// Trouble is why clients cannot connect, or why a restart would end their locks.
+type Trouble struct {
+	Kind TroubleKind
+	Why  string // "": it is not so
+}
+
+// TroubleKind is a kind of trouble of the daemon, as the label of its metric has it.
+type TroubleKind string
+
+// The kinds, in the order of their importance.
+const (
+	SocketGone TroubleKind = "socket"     // clients cannot connect
+	StateGone  TroubleKind = "state_gone" // a successor would not find the state
+	StateFull  TroubleKind = "state_full" // the state lacks locks or clients
+)
+
+// Troubles returns all kinds of trouble. restart: a restart by systemd helps.
+func (s *Server) Troubles() (all [3]Trouble, restart bool) {
+	why, restart := s.endpoint.unreachable()
+	return [...]Trouble{{SocketGone, why}, {StateGone, *s.misplaced.Load()}, {StateFull, *s.incomplete.Load()}}, restart
+}
+
+// Trouble returns the sentence for the first trouble; "": there is none. restart: a restart by systemd helps.
 func (s *Server) Trouble() (why string, restart bool) {
-	if why, restart = s.endpoint.unreachable(); why != "" {
-		return why, restart
+	all, restart := s.Troubles()
+	for _, t := range all {
+		if t.Why != "" {
+			return t.Why, restart && t.Kind == SocketGone
+		}
 	}
-	if why := *s.misplaced.Load(); why != "" {
-		return why, false
-	}
-	return *s.incomplete.Load(), false
+	return "", false
 }
 
 // lookAround checks now and then that clients find the socket, and a successor the state.
@@ -235,18 +258,48 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 		if l := s.endpoint.check(); l != nil {
 			accept(l)
 		}
-		if s.state != nil {
-			why := s.state.Misplaced()
-			if was := s.misplaced.Swap(&why); why != "" && *was == "" {
-				s.log.Error("a successor will not find the state", "reason", why)
-			}
-		}
+		s.keepState(stop)
 		s.endExecuted(stop)
 		select {
 		case <-stop:
 			return
 		case <-tick.C:
 		}
+	}
+}
+
+// keepState has a state that another program removed written again.
+func (s *Server) keepState(stop <-chan struct{}) {
+	if s.state == nil {
+		return
+	}
+	why := s.state.Misplaced()
+	if why != "" {
+		var err error
+		if !s.inLoop(stop, func(int64) { err = s.state.Renew() }) {
+			return
+		}
+		if err == nil {
+			s.log.Warn("the state was removed, and is written again; find out which program removed it", "file", s.cfg.State)
+			why = ""
+		} else {
+			why += fmt.Sprintf("; it cannot be written again: %v", err)
+		}
+	}
+	if was := s.misplaced.Swap(&why); why != "" && *was == "" {
+		s.log.Error("a successor will not find the state", "reason", why)
+	}
+}
+
+// inLoop has the loop call f between two inputs, and returns when it has; false: the sidecar stops.
+func (s *Server) inLoop(stop <-chan struct{}, f func(now int64)) bool {
+	done := make(chan struct{})
+	s.submitEvent(event{kind: loopQuery, query: f, done: done})
+	select {
+	case <-done:
+		return true
+	case <-stop:
+		return false
 	}
 }
 
@@ -298,18 +351,25 @@ func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id store.Ide
 	s.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})
 }
 
-// redisDegraded has why Redis refuses acquires; "": it does not.
+// redisDegraded has why Redis refuses what locks need; "": it does not.
 func (s *Server) redisDegraded(n redisop.Shard, why string) {
 	s.shards.set(n, func(h *redisHealth) {
 		if h.status, h.isDegraded = "ok", why != ""; why != "" {
 			h.status = why
 		}
 	}, s.setHealth)
+	s.submitEvent(event{kind: redisDegraded, shard: n, text: why})
 }
 
 // redisRisk has why two owners of one lock are possible; "": nothing is known.
 func (s *Server) redisRisk(n redisop.Shard, risk string) {
 	s.shards.set(n, func(h *redisHealth) { h.risk = risk }, s.setHealth)
+}
+
+// redisOpenSlots has why slots are between two masters for too long; "": none is.
+func (s *Server) redisOpenSlots(why string, isFelt bool) {
+	s.shards.setOpen(why, isFelt, s.setHealth)
+	s.submitEvent(event{kind: redisOpenSlots, text: why})
 }
 
 func (s *Server) redisRoute(ranges []redisop.SlotRange) {

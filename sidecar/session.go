@@ -257,17 +257,7 @@ const executedWhy = "its process has executed another program"
 // it is called on a goroutine apart from the loop.
 func (s *Server) endExecuted(stop <-chan struct{}) {
 	var absent []*session
-	query := func(do func(now int64)) bool {
-		done := make(chan struct{})
-		s.submitEvent(event{kind: loopQuery, query: do, done: done})
-		select {
-		case <-done:
-			return true
-		case <-stop:
-			return false
-		}
-	}
-	ok := query(func(int64) {
+	ok := s.inLoop(stop, func(int64) {
 		for _, cl := range s.sessions {
 			if cl.phase == locktable.SessionAbsent && cl.pidfd >= 0 {
 				absent = append(absent, &session{id: cl.id, peer: cl.peer, process: cl.process})
@@ -284,7 +274,7 @@ func (s *Server) endExecuted(stop <-chan struct{}) {
 	if len(absent) == 0 {
 		return
 	}
-	query(func(now int64) {
+	s.inLoop(stop, func(now int64) {
 		for _, found := range absent {
 			// A process that ended meanwhile may have given its pid to another one: then it has ended.
 			if cl := s.sessions[found.id]; cl != nil && cl.phase == locktable.SessionAbsent && cl.process == found.process {

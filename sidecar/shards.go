@@ -18,7 +18,7 @@ type Shard struct {
 
 	Redis    string // "ok", or one sentence that says what is wrong
 	IsUp     bool   // there is a connection
-	Degraded bool   // there is one, but the master refuses acquires
+	Degraded bool   // there is one, but the master refuses what locks need
 
 	Held, Waiting int // holds, and requests that wait, of locks of these slots
 }

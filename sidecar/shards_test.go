@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +113,44 @@ func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
 	s.shards.set(1, func(h *redisHealth) { *h = redisHealth{status: "it hangs"} }, s.setHealth)
 	if h := s.redis.Load(); h.isUp() {
 		t.Errorf("both are down: %+v", h)
+	}
+}
+
+// The danger: an operator reads of a trouble that began, and never of its end, because another master has the slots.
+func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
+	s, end := cluster(t)
+	defer end()
+	var numbers uint64
+	expect := func(what string, e event, want ...string) {
+		t.Helper()
+		if e.kind == redisRoute {
+			s.shards.route(e.routes, s.setHealth)
+		}
+		s.onEvent(protocol.Now(), &e)
+		rows, next, _ := s.eventLog.page(numbers, 1<<20, nil, nil)
+		numbers = next
+		var got []string
+		for _, r := range rows {
+			got = append(got, strings.TrimSpace(r.Kind+" "+r.Msg))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	full := event{kind: redisDegraded, shard: 1, text: "it is full"}
+	gone := event{kind: redisDown, shard: 2, text: "it is gone"}
+	expect("a first connection", event{kind: redisUp, shard: 1})
+	expect("a master refuses acquires", full, "redis_degraded it is full")
+	expect("the same again", full)
+	expect("for another reason", event{kind: redisDegraded, shard: 1, text: "no replica"}, "redis_degraded no replica")
+	expect("the other one is gone", gone, "redis_down it is gone")
+	expect("the first one is gone, too", event{kind: redisDown, shard: 1, text: "it is gone"}, "redis_down it is gone")
+	expect("and is back", event{kind: redisUp, shard: 1, flag: true}, "redis_up", "data_lost")
+	expect("it refuses nothing", event{kind: redisDegraded, shard: 1})
+	expect("it has all slots", event{kind: redisRoute, routes: []redisop.SlotRange{{First: 8192, Last: 16383, Shard: 1}}}, "redis_up")
+	expect("the one without slots is gone still", gone)
+	if n := s.counters.redisDowns; n != 2 {
+		t.Errorf("%d losses of a connection are counted, want 2", n)
 	}
 }
 

@@ -22,7 +22,7 @@ type Stats struct {
 
 	Redis      string              // "ok", or one sentence that says what is wrong
 	RedisUp    bool                // there is a connection
-	Degraded   bool                // there is one, but Redis refuses acquires
+	Degraded   bool                // there is one, but Redis refuses what locks need
 	Resumed    uint64              // sessions that clients resumed
 	RedisDowns uint64              // outages of Redis
 	DataLosses uint64              // connections to a Redis that may have lost data
@@ -33,9 +33,13 @@ type Stats struct {
 	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
 	Database   int                 // the number of the database in Redis
 
-	Shards          []Shard         // of a Cluster; nil: Redis is none
-	TopologyChanges uint64          // how often slots had other masters than before, of a Cluster
-	Redirects       store.Redirects // of a Cluster
+	Sentinels store.SentinelCount // zero: the URL has none
+	Troubles  [3]Trouble          // of the daemon
+
+	Shards          []Shard          // of a Cluster; nil: Redis is none
+	OpenSlots       []store.OpenSlot // of a Cluster, which are between two masters for too long
+	TopologyChanges uint64           // how often slots had other masters than before, of a Cluster
+	Redirects       store.Redirects  // of a Cluster
 }
 
 // counters is what the loop counts beside the table.
@@ -94,6 +98,8 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.startedAt
 	st.Redis, st.RedisUp, st.Degraded, st.RedisRunID = redis.status, redis.isUp(), redis.isDegraded, redis.runID
 	st.Shards, st.TopologyChanges, st.Redirects = s.shardStates(&survey), s.store.TopologyChanges(), s.store.Redirects()
+	st.Sentinels, st.OpenSlots = s.store.Sentinels(), s.store.OpenSlots()
+	st.Troubles, _ = s.Troubles()
 	st.Ignored, st.Database = s.store.IgnoredMessages(), s.store.Database()
 	return &st, nil
 }

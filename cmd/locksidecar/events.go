@@ -43,10 +43,11 @@ Examples:
 
 Fields of --json; those in brackets are absent where they do not apply:
 
-    time, kind: granted, released, crashed, lost, forced, force_refused, deadlock, takeover, redis_down, redis_up, data_lost, missed
+    time, kind: granted, released, crashed, lost, forced, force_refused, deadlock, takeover, redis_down, redis_degraded, redis_up, data_lost,
+      slots_open, slots_closed, missed
     [name, hold, token, session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
     [waited_ms, msg, remote_field, remote_host: for which hold it waited] of granted, [held_ms] of released and crashed
-    [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced, force_refused and redis_down
+    [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced, force_refused, redis_down, redis_degraded and slots_open
     [count] of takeover: the holds; of released and crashed: the requests that waited; of missed: the events that came faster than they were read;
             of deadlock and force_refused: how often, if more than once
 

@@ -31,8 +31,11 @@ func someEvents() *locksidecar.EventPage {
 		worker(locksidecar.Event{At: at(2_898), Kind: locksidecar.EventGranted, Name: "till", Hold: 82, Token: 20, Waited: ms(2_000), RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", RemoteHost: "db-7"}),
 		worker(locksidecar.Event{At: at(2_800), Kind: locksidecar.EventCrashed, Name: "invoice:42", Hold: 81, Held: ms(99), Count: 1}),
 		{At: at(2_700), Kind: locksidecar.EventRedisDown, Message: "10.0.0.7:6379 closed the connection"},
+		{At: at(2_650), Kind: locksidecar.EventRedisDegraded, Message: "Redis at 10.0.0.7:6379 is out of memory"},
 		{At: at(2_600), Kind: locksidecar.EventRedisUp},
 		{At: at(2_600), Kind: locksidecar.EventDataLost},
+		{At: at(2_550), Kind: locksidecar.EventSlotsOpen, Message: "slot 42 is on the way from 10.0.0.7:6379 to 10.0.0.8:6379 for more than 10s"},
+		{At: at(2_500), Kind: locksidecar.EventSlotsClosed},
 		{At: at(1_001), Kind: "renamed", Name: "later", Message: "of a later sidecar"},
 	}
 	for _, why := range []locksidecar.Reason{locksidecar.ReasonExpired, locksidecar.ReasonDeleted, locksidecar.ReasonStolen, locksidecar.ReasonForced, locksidecar.ReasonMaxHold} {

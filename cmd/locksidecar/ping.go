@@ -57,7 +57,7 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	if health.Degraded {
-		return coded{exitDegraded, fmt.Errorf("the sidecar answers, but its Redis is degraded, and refuses acquires: %s", health.Redis)}
+		return coded{exitDegraded, fmt.Errorf("the sidecar answers, but its Redis is degraded, and refuses what locks need: %s", health.Redis)}
 	}
 	if health.Redis == "ok" && health.Trouble != "" {
 		return coded{exitDegraded, fmt.Errorf("the sidecar answers, and its Redis serves, but the sidecar is in trouble: %s", health.Trouble)}

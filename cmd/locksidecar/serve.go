@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/internal/display"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -209,13 +210,14 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	startReturningMemory(ctx, os.Getenv)
 	defer ignoreHangups(log)()
 
+	redis.SetLogger(libraryLog{log})
 	if target.embedded {
-		redis, err := embedded.Start(ctx, log)
+		own, err := embedded.Start(ctx, log)
 		if err != nil {
 			return err
 		}
-		defer redis.Close()
-		cfg.Redis, target.shown = redis.URL(), redis.Kind()
+		defer own.Close()
+		cfg.Redis, target.shown = own.URL(), own.Kind()
 	}
 	server, err := sidecar.Listen(cfg)
 	var refused *sidecar.SettingError
@@ -251,6 +253,14 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	}
 	log.Info("stopped; locks that are held stay so")
 	return nil
+}
+
+// libraryLog puts what the client library of Redis prints into the log of the daemon, which has the consequences as
+// lines of its own: for --log-level debug.
+type libraryLog struct{ log *slog.Logger }
+
+func (l libraryLog) Printf(ctx context.Context, format string, args ...any) {
+	l.log.DebugContext(ctx, "the Redis library: "+fmt.Sprintf(format, args...))
 }
 
 // redisCheckTimeout bounds how long --check tries to connect to Redis.

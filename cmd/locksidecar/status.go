@@ -211,9 +211,9 @@ func (v *statusView) text() string {
 	}
 	switch {
 	case v.Degraded && v.ShardCount > 1:
-		line("REDIS", "degraded, it refuses acquires of some locks: %s (%s)", v.Redis, place)
+		line("REDIS", "degraded, it refuses what some locks need: %s (%s)", v.Redis, place)
 	case v.Degraded:
-		line("REDIS", "degraded, it refuses acquires: %s (%s)", v.Redis, place)
+		line("REDIS", "degraded, it refuses what locks need: %s (%s)", v.Redis, place)
 	case v.Redis != "ok":
 		line("REDIS", "does not serve: %s (%s)", v.Redis, place)
 	case v.RoundTripUS == nil:

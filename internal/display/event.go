@@ -46,10 +46,16 @@ func (e *Event) text() string {
 		return fmt.Sprintf("%s  ended without a release: %s, %s%s", e.Name, e.client(), e.heldSince(), e.waiters())
 	case protocol.EventRedisDown:
 		return "Redis cannot be used: " + e.Msg
+	case protocol.EventRedisDegraded:
+		return "Redis refuses what locks need: " + e.Msg
 	case protocol.EventRedisUp:
 		return "Redis can be used again"
 	case protocol.EventDataLost:
 		return "Redis may have lost data: the locks of this host are written again"
+	case protocol.EventSlotsOpen:
+		return "slots are between two masters: " + e.Msg
+	case protocol.EventSlotsClosed:
+		return "no slot is between two masters any more"
 	case protocol.EventLost:
 		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", e.Name, e.Reason, Reason(e.Reason), Duration(e.Held), e.client())
 		if e.RemoteField != "" {

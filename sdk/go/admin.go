@@ -267,10 +267,10 @@ func (c *Client) Ping(ctx context.Context) (string, error) {
 // Health is the state of a sidecar's connection to Redis.
 type Health struct {
 	Redis        string // "ok", or one sentence about what is wrong
-	Degraded     bool   // the sidecar is connected to Redis, but Redis refuses acquires; Redis says why
+	Degraded     bool   // the sidecar is connected to Redis, but Redis refuses what locks need; Redis says why
 	RedisAddress string // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string // of the Redis server; "": the sidecar is not connected, or Redis does not report it
-	RedisRisk    string // settings with which two owners may have one lock after a failover, in one sentence; "": none is known
+	RedisRisk    string // what endangers locks while Redis serves, such as settings with which two owners may have one lock after a failover; "": nothing is known
 	KeyPrefix    string // what the sidecar puts before the names of locks in Redis; "": nothing
 	Trouble      string // why clients cannot connect, or why a restart would end their locks; "": neither is the case
 }

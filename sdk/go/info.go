@@ -104,9 +104,12 @@ const (
 	EventDeadlock EventKind = "deadlock"      // a request was refused, because it would have closed a wait cycle
 	EventTakeover EventKind = "takeover"      // the sidecar was restarted, and continues with the holds of its predecessor
 
-	EventRedisDown EventKind = "redis_down" // the connection to Redis ended, or cannot be made for another reason than before
-	EventRedisUp   EventKind = "redis_up"   // the connection to Redis was made
-	EventDataLost  EventKind = "data_lost"  // Redis may have lost data
+	EventRedisDown     EventKind = "redis_down"     // the connection to Redis ended, or cannot be made for another reason than before
+	EventRedisDegraded EventKind = "redis_degraded" // Redis is connected, and refuses what locks need, or does so for another reason
+	EventRedisUp       EventKind = "redis_up"       // that has ended: Redis can be used again
+	EventDataLost      EventKind = "data_lost"      // Redis may have lost data
+	EventSlotsOpen     EventKind = "slots_open"     // slots of a Redis Cluster are between two masters for too long, or others are
+	EventSlotsClosed   EventKind = "slots_closed"   // none is any more
 )
 
 // Status is how a sidecar and its locks are.
@@ -115,10 +118,10 @@ type Status struct {
 	Version string    // of the sidecar
 
 	Redis        string        // "ok", or one sentence about what is wrong
-	Degraded     bool          // Redis is connected, but refuses acquires, or some of them; Redis says why
+	Degraded     bool          // Redis is connected, but refuses what locks, or some of them, need; Redis says why
 	RedisAddress string        // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string        // of the Redis server; "": not connected, or Redis does not report it
-	RedisRisk    string        // settings with which two owners may have one lock after a failover; "": none is known
+	RedisRisk    string        // what endangers locks while Redis serves, such as settings with which two owners may have one lock after a failover; "": nothing is known
 	KeyPrefix    string        // what stands before the names of locks in Redis
 	RoundTrip    time.Duration // of the last command that Redis answered; 0: it has answered none
 	Trouble      string        // why clients cannot connect, or a restart would end their locks; "": neither
@@ -142,7 +145,7 @@ type ShardStatus struct {
 	Address   string        // host and port; "": no master has these slots
 	Slots     int           // of the 16,384 slots of the Cluster
 	Redis     string        // "ok", or one sentence about what is wrong
-	Degraded  bool          // the master is connected, but refuses acquires; Redis says why
+	Degraded  bool          // the master is connected, but refuses what locks need; Redis says why
 	RoundTrip time.Duration // of the last command that the master answered; 0: it has answered none
 	Held      int           // locks of these slots that processes of this host hold
 	Waiting   int           // requests that wait for such locks

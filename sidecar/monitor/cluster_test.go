@@ -12,11 +12,11 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// gatherCluster returns the metrics of a Cluster.
-func gatherCluster(t *testing.T, s *sidecar.Stats) map[string]*dto.MetricFamily {
+// gatherTopology returns the metrics of Sentinels and of a Cluster.
+func gatherTopology(t *testing.T, s *sidecar.Stats) map[string]*dto.MetricFamily {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(monitor.Cluster{Stats: s})
+	r.MustRegister(monitor.Topology{Stats: s})
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func shard(address string, slots int, isUp bool) sidecar.Shard {
 }
 
 func TestMetricsHaveAShardForEachMaster(t *testing.T) {
-	got := gatherCluster(t, &sidecar.Stats{
+	got := gatherTopology(t, &sidecar.Stats{
 		Shards:          []sidecar.Shard{shard("", 12, false), shard("a:1", 8000, true), shard("b:1", 8372, false), shard("c\xff:1", 0, true)},
 		TopologyChanges: 3, Redirects: store.Redirects{Moved: 4, Ask: 5, TryAgain: 6},
 	})
@@ -63,7 +63,7 @@ func TestMetricsHaveAShardForEachMaster(t *testing.T) {
 			t.Errorf("%s is %v, want %v", want.name, values, want.values)
 		}
 	}
-	if single := gatherCluster(t, &sidecar.Stats{}); len(single) != 0 {
+	if single := gatherTopology(t, &sidecar.Stats{}); len(single) != 0 {
 		t.Errorf("a single Redis has %v", single)
 	}
 }
@@ -75,13 +75,13 @@ func TestMetricsHaveFewShards(t *testing.T) {
 	for i := range 100 {
 		s.Shards = append(s.Shards, shard(fmt.Sprintf("a:%d", i), 100, true))
 	}
-	up, slots := values(gatherCluster(t, &s)["locksidecar_redis_shard_up"]), values(gatherCluster(t, &s)["locksidecar_redis_slots"])
+	up, slots := values(gatherTopology(t, &s)["locksidecar_redis_shard_up"]), values(gatherTopology(t, &s)["locksidecar_redis_slots"])
 	if len(up) != 65 || len(slots) != 65 || up["a:63"] != 1 || up["other"] != 1 || slots["a:0"] != 100 || slots["other"] != 3600 {
 		t.Errorf("%d shards, the rest up: %v, with %v slots", len(up), up["other"], slots["other"])
 	}
 	for _, i := range []int{64, 99} {
 		s.Shards[i].IsUp = false
-		if up := values(gatherCluster(t, &s)["locksidecar_redis_shard_up"]); up["other"] != 0 {
+		if up := values(gatherTopology(t, &s)["locksidecar_redis_shard_up"]); up["other"] != 0 {
 			t.Errorf("shard %d is down, and the rest is up", i)
 		}
 		s.Shards[i].IsUp = true

@@ -15,6 +15,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
 var goVersion = runtime.Version()
@@ -37,7 +38,7 @@ func allMetrics(t *testing.T) map[string]*dto.MetricFamily {
 	})
 	s.await(func() bool { return s.server.Redis() == "ok" }) // redis_info is there only then
 	metrics := s.scrape()
-	maps.Copy(metrics, gatherCluster(t, &sidecar.Stats{Shards: []sidecar.Shard{shard("a:1", 1, true)}}))
+	maps.Copy(metrics, gatherTopology(t, &sidecar.Stats{Shards: []sidecar.Shard{shard("a:1", 1, true)}, Sentinels: store.SentinelCount{Known: 3, Answering: 3}, OpenSlots: []store.OpenSlot{{Slot: 42}}}))
 	return metrics
 }
 
@@ -138,8 +139,8 @@ func TestAlertRulesNameMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	if rules != 11 {
-		t.Errorf("there are %d rules, want 11", rules)
+	if rules != 14 {
+		t.Errorf("there are %d rules, want 14", rules)
 	}
 }
 

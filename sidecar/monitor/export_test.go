@@ -6,13 +6,13 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar"
 )
 
-// A Cluster is a prometheus.Collector of the metrics that there are in a Redis Cluster only.
-type Cluster struct{ *sidecar.Stats }
+// A Topology is a prometheus.Collector of the metrics that there are behind Sentinels, or in a Redis Cluster, only.
+type Topology struct{ *sidecar.Stats }
 
-func (c Cluster) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{redisShardUp, redisSlots, topologyChanges, redirects} {
+func (c Topology) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{redisShardUp, redisSlots, topologyChanges, redirects, openSlot, sentinelsKnown, sentinelsAnswer} {
 		ch <- d
 	}
 }
 
-func (c Cluster) Collect(ch chan<- prometheus.Metric) { collectCluster(ch, c.Stats) }
+func (c Topology) Collect(ch chan<- prometheus.Metric) { collectTopology(ch, c.Stats) }

@@ -57,6 +57,9 @@ var (
 	redisShardUp    = describe("redis_shard_up", "Of a Redis Cluster: whether the daemon is connected to this master, which has slots.", "shard")
 	redisSlots      = describe("redis_slots", "Of a Redis Cluster: how many slots this master has.", "shard")
 	topologyChanges = describe("topology_changes_total", "Of a Redis Cluster: how often the daemon learned that slots have other masters, the first time included.")
+	openSlot        = describe("redis_open_slot_seconds", "Of a Redis Cluster: for how long this slot is on its way between two masters, if for more than 10 s.", "slot")
+	sentinelsKnown  = describe("sentinels", "Behind Sentinels: how many there are.")
+	sentinelsAnswer = describe("sentinels_answering", "Behind Sentinels: how many named the master in the last round of questions, each 5 s.")
 	redirects       = describe("redirects_total", "Of a Redis Cluster: commands that a node did not serve because of where their slot is, by its answer.", "kind")
 
 	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that say nothing to it. Another program publishes there.")
@@ -82,6 +85,7 @@ var (
 	sessionsResumed    = describe("sessions_resumed_total", "Sessions that clients resumed after a restart of the daemon.")
 	restartTakenOver   = describe("restart_holds_taken_over", "Holds that this daemon took over from its predecessor when it started.")
 	policyRefusals     = describe("policy_refusals_total", "Requests, clients and acquires that the policy refused, by its entry and the code of the error.", "rule", "code")
+	trouble            = describe("trouble", "Whether clients cannot connect, or a restart of the daemon would lose all holds, by kind.", "kind")
 	stateUnstoredLocks = describe("state_unstored_locks", "Locks that the state file has no room for. While it is not 0, a restart of the daemon loses all holds.")
 
 	namedHolds        = describe("named_holds", "As holds, for names that match a pattern of metrics_names.", "names")
@@ -95,9 +99,9 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, redisShardUp, redisSlots, topologyChanges, redirects, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
+	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, redisShardUp, redisSlots, topologyChanges, redirects, openSlot, sentinelsKnown, sentinelsAnswer, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
-	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks, policyRefusals,
+	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, trouble, stateUnstoredLocks, policyRefusals,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
 }
 
@@ -154,7 +158,7 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 		gauge(redisInfo, 1, s.RedisRunID, strconv.Itoa(s.Database), cfg.KeyPrefix)
 	}
 	histogram(redisRoundtrip, &s.Scripts, locktable.ShortTimes)
-	collectCluster(ch, s)
+	collectTopology(ch, s)
 	counter(messagesIgnored, s.Ignored)
 	gauge(leaseSeconds, cfg.Lease.Seconds())
 	gauge(sessions, float64(s.Sessions))
@@ -188,6 +192,9 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	counter(redisDowns, s.RedisDowns)
 	counter(redisDataLosses, s.DataLosses)
 	gauge(restartTakenOver, float64(s.TakenOver))
+	for _, t := range s.Troubles {
+		gauge(trouble, truth(t.Why != ""), string(t.Kind))
+	}
 	gauge(stateUnstoredLocks, float64(s.Unstored))
 	for i, n := range s.Policy {
 		counter(policyRefusals, n.Denied, cfg.Policy[i].Name, string(protocol.Denied))
@@ -216,12 +223,19 @@ const (
 	// label is a series that Prometheus keeps.
 	maxShardLabels = 64
 
+	// maxSlotLabels is how many open slots have a series. Usually there is one.
+	maxSlotLabels = 8
+
 	noMaster    = "none"  // the label of slots without a master
 	otherShards = "other" // the label of the shards that have none of their own
 )
 
-// collectCluster sends the metrics of a Cluster; nothing, if Redis is none.
-func collectCluster(ch chan<- prometheus.Metric, s *sidecar.Stats) {
+// collectTopology sends the metrics of Sentinels and of a Cluster, as far as Redis has them.
+func collectTopology(ch chan<- prometheus.Metric, s *sidecar.Stats) {
+	if n := s.Sentinels; n.Known > 0 {
+		ch <- prometheus.MustNewConstMetric(sentinelsKnown, prometheus.GaugeValue, float64(n.Known))
+		ch <- prometheus.MustNewConstMetric(sentinelsAnswer, prometheus.GaugeValue, float64(n.Answering))
+	}
 	if s.Shards == nil {
 		return
 	}
@@ -247,6 +261,9 @@ func collectCluster(ch chan<- prometheus.Metric, s *sidecar.Stats) {
 	for label, of := range byLabel {
 		ch <- prometheus.MustNewConstMetric(redisShardUp, prometheus.GaugeValue, truth(of.isUp), label)
 		ch <- prometheus.MustNewConstMetric(redisSlots, prometheus.GaugeValue, float64(of.slots), label)
+	}
+	for _, open := range s.OpenSlots[:min(len(s.OpenSlots), maxSlotLabels)] {
+		ch <- prometheus.MustNewConstMetric(openSlot, prometheus.GaugeValue, open.For.Seconds(), strconv.Itoa(int(open.Slot)))
 	}
 	ch <- prometheus.MustNewConstMetric(topologyChanges, prometheus.CounterValue, float64(s.TopologyChanges))
 	for kind, n := range map[string]uint64{"moved": s.Redirects.Moved, "ask": s.Redirects.Ask, "tryagain": s.Redirects.TryAgain} {

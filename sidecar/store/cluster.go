@@ -27,6 +27,8 @@ import (
 //     master that is connected, within the same time after a MOVED or the end of a connection, and each minute.
 //   - A node ends a sharded subscription by itself, because the slot has left it. Then one is asked.
 //
+// What is on the way from one node to another one is in openSlots.
+//
 // Each of them may be out of date. An answer with an older config epoch does not take a slot from a
 // master that is connected; MOVED always does, because the node that answers it does not serve the slot.
 type cluster struct {
@@ -65,6 +67,7 @@ type cluster struct {
 	isTooLarge bool                // that there are too many masters was logged
 
 	counts     clusterCounts
+	open       openSlots
 	askingTold atomic.Bool // that ASKING is refused was logged
 }
 
@@ -108,10 +111,14 @@ func (cl *cluster) run() {
 	for {
 		begun := time.Now()
 		isSettled := cl.learn()
+		hasOpen := cl.checkOpen()
 		retry := cl.retry()
 		wait := retry*9/10 + rand.N(retry/5)
-		if isSettled {
-			wait = topologyInterval*3/4 + rand.N(topologyInterval/2) // the hosts of a Cluster do not ask in step
+		switch { // the hosts of a Cluster do not ask in step
+		case isSettled && hasOpen:
+			wait = openInterval*3/4 + rand.N(openInterval/2)
+		case isSettled:
+			wait = topologyInterval*3/4 + rand.N(topologyInterval/2)
 		}
 		due := time.Now().Add(wait)
 		t := time.NewTimer(wait)
@@ -244,6 +251,7 @@ func (cl *cluster) ask(address string) (*topology, error) {
 		return nil, unavailablef("Redis at %s cannot be understood: %v", address, err)
 	}
 	t.askedAt = askedAt
+	cl.open.confirm(address, t.moving)
 	return t, nil
 }
 

@@ -125,7 +125,7 @@ func newCommands(cfg Config, d *dialer, spare resultPool) *commands {
 	c.server.Store(d)
 	if d.group != nil {
 		c.sentinels = newSentinels(d.group, cfg.Log)
-		c.sentinels.onMoved, c.sentinels.onFailover = c.onMoved, c.onFailover
+		c.sentinels.onMoved, c.sentinels.onFailover, c.sentinels.onLost = c.onMoved, c.onFailover, cfg.OnSentinels
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.last = cfg.Last

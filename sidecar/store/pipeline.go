@@ -785,6 +785,7 @@ func (p *pipeline) onResults(answer reply) error {
 			return nil
 		case word == "ASK" && !cl.isAsking && p.commands.cluster != nil:
 			if r, ok := parseRedirect(answer.text, p.dial.address); ok {
+				p.commands.cluster.noteOpen(r.slot, r.address, false)
 				p.asks = append(p.asks, askedOps{r, p.takeBack(cl)})
 				return nil
 			}
@@ -889,6 +890,9 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 		}
 		if p.commands.cluster != nil && (word == "MOVED" || word == "ASK") {
 			r.Outcome = redisop.Retryable
+		}
+		if p.commands.cluster != nil && word == "TRYAGAIN" && len(results) == 1 {
+			p.commands.cluster.noteOpen(p.dial.keys.slotOf(r.Name), "", true)
 		}
 		r.Msg = p.dial.answered(r.Name, text)
 		if endsSession(word) && p.drainReason == "" {

@@ -106,6 +106,10 @@ type sentinels struct {
 	// confirmed, or as two rounds found. It comes from any goroutine.
 	onMoved func(address string)
 
+	// onLost: most of the Sentinels do not answer, with the sentence that an operator reads; "": they do. It comes from
+	// any goroutine.
+	onLost func(why string)
+
 	// onFailover: a Sentinel is about to replace the master at an address, for the reason that an operator reads;
 	// "", "": none is any more. It comes from any goroutine.
 	onFailover func(address, why string)
@@ -124,6 +128,9 @@ type sentinels struct {
 	attempt attempt   // to connect to it
 
 	failovers map[*sentinelMember]*failover // that Sentinels lead, as they announced
+
+	count  SentinelCount // as of the last round
+	misses int           // rounds in a row in which no majority answered
 
 	disagreed    bool // that the Sentinels name different masters was logged
 	deniedTold   bool // that a Sentinel does not permit a question was logged
@@ -215,11 +222,11 @@ func (s *sentinels) close() {
 }
 
 // round asks all Sentinels at one time, and learns of others.
-func (s *sentinels) round(ctx context.Context) []sentinelView {
+func (s *sentinels) round(parent context.Context) []sentinelView {
 	began := time.Now()
 	s.mu.Lock()
 	name, asked := s.group.Master, len(s.members)
-	ctx, cancel := context.WithTimeout(ctx, s.group.timeout)
+	ctx, cancel := context.WithTimeout(parent, s.group.timeout)
 	defer cancel()
 	answers := make(chan sentinelView, asked) // with room for those that come too late
 	for _, m := range s.members {
@@ -248,9 +255,59 @@ func (s *sentinels) round(ctx context.Context) []sentinelView {
 		break
 	}
 	views = s.known(views)
+	if parent.Err() == nil {
+		s.tally(asked, views)
+	}
 	s.learn(views)
 	s.review(began, views)
 	return views
+}
+
+// SentinelCount is how many Sentinels there are, and how many of them named the master in the last round. Those that
+// end stay known to the others, and are counted: a failover needs a majority of all.
+type SentinelCount struct{ Known, Answering int }
+
+// HasMajority reports whether so many answer as a failover needs.
+func (c SentinelCount) HasMajority() bool { return 2*c.Answering > c.Known }
+
+// missesTold is in how many rounds in a row no majority answers before that is reported.
+const missesTold = 2
+
+// tally notes how many Sentinels answered in a round, and reports that a majority does not any more, or does again.
+func (s *sentinels) tally(asked int, views []sentinelView) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count = SentinelCount{Known: asked}
+	for _, v := range views {
+		if v.master != "" {
+			s.count.Answering++
+			s.count.Known = max(s.count.Known, 1+len(v.peers))
+		}
+	}
+	before := s.misses
+	if s.misses++; s.count.HasMajority() {
+		s.misses = 0
+	}
+	why := ""
+	switch {
+	case s.misses == missesTold:
+		why = fmt.Sprintf("%d of %d Sentinels of the master %q answer: if it fails, no replica replaces it, or this sidecar does not learn of that; start them, or correct their addresses in the Redis URL", s.count.Answering, s.count.Known, s.group.Master)
+		s.log.Warn("most of the Sentinels do not answer", "reason", why)
+	case s.misses == 0 && before >= missesTold:
+		s.log.Info("most of the Sentinels answer again", "answering", s.count.Answering, "known", s.count.Known)
+	default:
+		return
+	}
+	if s.onLost != nil {
+		s.onLost(why)
+	}
+}
+
+// counted returns how many Sentinels there are, and answer.
+func (s *sentinels) counted() SentinelCount {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count
 }
 
 // ask asks one Sentinel.

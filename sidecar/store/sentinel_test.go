@@ -34,6 +34,36 @@ func down(v sentinelView) sentinelView {
 	return v
 }
 
+// A round that a busy host spoils is not reported, two in a row are, once.
+func TestLossOfTheMajorityIsReportedOnce(t *testing.T) {
+	var reported []string
+	s := &sentinels{group: &sentinelGroup{Sentinel: redisurl.Sentinel{Master: "m"}}, log: slog.New(slog.DiscardHandler)}
+	s.onLost = func(why string) { reported = append(reported, why) }
+	all := []sentinelView{view("a", "m:1", 1, "b", "c"), view("b", "m:1", 1, "a", "c"), view("c", "m:1", 1, "a", "b")}
+	for i, step := range []struct {
+		answering, reports int
+		lost               bool
+	}{{3, 0, false}, {1, 0, false}, {2, 0, false}, {1, 0, false}, {1, 1, true}, {0, 1, true}, {1, 1, true}, {2, 2, false}, {3, 2, false}, {0, 2, false}, {0, 3, true}} {
+		asked := 3
+		if step.answering > 0 {
+			asked = 1 // the others are known to it
+		}
+		s.tally(asked, all[:step.answering])
+		if got := s.counted(); got != (SentinelCount{Known: 3, Answering: step.answering}) || got.HasMajority() != (step.answering > 1) {
+			t.Errorf("step %d: %+v", i, got)
+		}
+		if len(reported) != step.reports {
+			t.Fatalf("step %d: reported %q", i, reported)
+		}
+		if n := len(reported); n > 0 && (reported[n-1] != "") != step.lost {
+			t.Errorf("step %d: reported %q", i, reported[n-1])
+		}
+	}
+	if want := `1 of 3 Sentinels of the master "m" answer`; !strings.HasPrefix(reported[0], want) {
+		t.Errorf("%q does not begin with %q", reported[0], want)
+	}
+}
+
 func TestChooseMaster(t *testing.T) {
 	for _, tt := range []struct {
 		name           string

@@ -97,6 +97,13 @@ type Config struct {
 	// keys, with the sentence that an operator reads; "": nothing is known. After OnUp it is "", until this is called.
 	OnRisk func(n redisop.Shard, risk string)
 
+	// OnSentinels: most of the Sentinels do not answer, with the sentence that an operator reads; "": they do again.
+	OnSentinels func(why string)
+
+	// OnOpenSlots: slots of a Cluster are on the way between two masters for too long, with the sentence that an operator
+	// reads; "": none is any more. isFelt: locks wait because of that.
+	OnOpenSlots func(why string, isFelt bool)
+
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
 	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the
 	// connection was lost they come back by themselves.
@@ -279,6 +286,14 @@ func (s *Store) Address() string {
 
 // Database is the number of the database.
 func (s *Store) Database() int { return s.dial.options.DB }
+
+// Sentinels returns how many Sentinels there are, and answer; zero: the URL has none.
+func (s *Store) Sentinels() SentinelCount {
+	if s.commands == nil || s.commands.sentinels == nil {
+		return SentinelCount{}
+	}
+	return s.commands.sentinels.counted()
+}
 
 // SlotOf returns the function that says which slot a lock has; nil: Redis is no Cluster.
 func (s *Store) SlotOf() func(name string) uint16 {

@@ -19,6 +19,7 @@ type topology struct {
 	replicas []string              // addresses of all other nodes that are not down
 	owners   [redisop.Slots]string // the address of the master; "": none has the slot
 	covered  int                   // slots that have a master
+	moving   map[uint16]string     // the slots that the node itself moves to another one, and the address of that; "": it is not known
 	askedAt  int64                 // before which it was not asked for, CLOCK_BOOTTIME in ns
 }
 
@@ -27,10 +28,12 @@ type topology struct {
 //
 //	id ip:port@busport[,hostname[,…]] flags master ping pong epoch link slot slot …
 //
-// A slot is a number, or two with a dash; one in brackets is under way to or from another node, and the
-// node before has it. A node that does not know its own address leaves the host out.
+// A slot is a number, or two with a dash. The line of the node itself has the slots that are under way in brackets:
+// [slot->-id] if it goes to the node with that id, which does not have it yet, and [slot-<-id] if it comes from there.
+// A node that does not know its own address leaves the host out.
 func parseTopology(text, asked string) (*topology, error) {
 	t := &topology{askedAt: protocol.Now(), masters: make(map[string]uint64), nodes: make(map[string]bool), aliases: make(map[string]string)}
+	addresses := make(map[string]string) // by id
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) < 8 {
@@ -55,6 +58,7 @@ func parseTopology(text, asked string) (*topology, error) {
 		if !ok || has("noaddr") || has("handshake") {
 			continue
 		}
+		addresses[fields[0]] = address
 		if alias, ok := hostAddress(fields[1]); ok {
 			t.aliases[alias] = address
 		}
@@ -70,6 +74,7 @@ func parseTopology(text, asked string) (*topology, error) {
 		}
 		for _, field := range fields[8:] {
 			if strings.HasPrefix(field, "[") {
+				t.onMoving(field)
 				continue
 			}
 			first, last, isRange := strings.Cut(field, "-")
@@ -93,7 +98,21 @@ func parseTopology(text, asked string) (*topology, error) {
 			t.replicas = append(t.replicas, address)
 		}
 	}
+	for slot, id := range t.moving {
+		t.moving[slot] = addresses[id]
+	}
 	return t, nil
+}
+
+// onMoving takes in a slot in brackets, if it goes.
+func (t *topology) onMoving(field string) {
+	text, id, _ := strings.Cut(strings.Trim(field, "[]"), "->-")
+	if slot, err := strconv.ParseUint(text, 10, 16); err == nil && slot < redisop.Slots {
+		if t.moving == nil {
+			t.moving = make(map[uint16]string)
+		}
+		t.moving[uint16(slot)] = id
+	}
 }
 
 // nodeAddress returns the address of a node as CLUSTER NODES has it. asked is the address of the node

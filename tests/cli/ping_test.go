@@ -46,10 +46,10 @@ func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
 	}
 	d.AwaitRedis("out of memory")
 	const why = "is out of memory; raise maxmemory"
-	if out := d.Run("ping"); out.Code != 74 || !strings.Contains(out.Stderr, "refuses acquires") || !strings.Contains(out.Stderr, why) {
+	if out := d.Run("ping"); out.Code != 74 || !strings.Contains(out.Stderr, "refuses what locks need") || !strings.Contains(out.Stderr, why) {
 		t.Errorf("ping exits with %d: %s", out.Code, out.Stderr)
 	}
-	if out := d.Run("status"); !strings.Contains(out.Stdout, "degraded, it refuses acquires: Redis at") || !strings.Contains(out.Stdout, why) {
+	if out := d.Run("status"); !strings.Contains(out.Stdout, "degraded, it refuses what locks need: Redis at") || !strings.Contains(out.Stdout, why) {
 		t.Errorf("status prints %s", out.Stdout)
 	}
 	if out := d.Run("metrics"); !strings.Contains(out.Stdout, "locksidecar_redis_degraded 1\n") || !strings.Contains(out.Stdout, "locksidecar_redis_up 1\n") {

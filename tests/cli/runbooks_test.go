@@ -21,11 +21,12 @@ import (
 // incident is two hosts with what a page of the runbooks is about.
 type incident struct {
 	*testing.T
-	redis *harness.Redis
-	proxy *harness.Proxy // between the daemons and Redis
-	here  *harness.Daemon
-	there *harness.Daemon
-	jobs  []*harness.RunProcess
+	redis   *harness.Redis   // nil: it is a Cluster
+	proxy   *harness.Proxy   // between the daemons and Redis
+	cluster *harness.Cluster // nil: it is one Redis
+	here    *harness.Daemon
+	there   *harness.Daemon
+	jobs    []*harness.RunProcess
 }
 
 // job starts a run of invoice:42 on a host, and waits until it has the lock.
@@ -68,13 +69,14 @@ type shown struct {
 
 // book is the incident of a page, and what each command of the page shows, in their order.
 type book struct {
-	page   string
-	args   []string        // of the daemon here
-	socket func(*incident) // nil: a daemon that has its socket as usual
-	begin  func(*incident) // has the incident happen
-	shows  []shown
-	over   func(*incident) // ends the incident; nil: nothing has to
-	after  []shown         // what the page says of its end
+	page        string
+	isOfCluster bool
+	args        []string        // of the daemon here
+	socket      func(*incident) // nil: a daemon that has its socket as usual
+	begin       func(*incident) // has the incident happen
+	shows       []shown
+	over        func(*incident) // ends the incident; nil: nothing has to
+	after       []shown         // what the page says of its end
 }
 
 var runbooks = []book{
@@ -113,6 +115,35 @@ var runbooks = []book{
 			harness.Eventually(i.T, "Redis is not degraded", func() bool { return i.here.Run("ping").Code == 0 })
 		},
 		after: []shown{{command: "locksidecar ping", words: []string{"its Redis serves"}}},
+	},
+	{
+		page:        "slot-open.md",
+		isOfCluster: true,
+		begin: func(i *incident) {
+			name := i.cluster.Names(0, "job", 1)[0]
+			slot := harness.Slot(name)
+			harness.StartRun(i.T, i.there, name, "echo running; read line").AwaitOutput("running")
+			i.cluster.OpenMigration(slot, i.cluster.ShardMaster(1)).MoveKeys(name) // and not its token counter
+			harness.StartRun(i.T, i.here, name, "read line")                       // waits
+			i.here.Log.AwaitWords(i.T, "a slot of the Cluster is left between two masters", "locks_wait=true")
+		},
+		shows: []shown{
+			{command: "locksidecar ping", code: 74, words: []string{"redis-cli --cluster fix 127.0.0.1:"}},
+			{command: "locksidecar status", words: []string{"REDIS", "is on the way from 127.0.0.1:", "for more than 10s"}},
+			{command: "locksidecar events --since 15m", words: []string{"slots_open ", "slots are between two masters: slot "}},
+		},
+		over: func(i *incident) {
+			address := i.cluster.ShardMaster(0).Address()
+			out, err := exec.CommandContext(i.Context(), "redis-cli", "--cluster", "fix", address).CombinedOutput()
+			if err != nil {
+				i.Fatalf("redis-cli --cluster fix: %v\n%s", err, out)
+			}
+			i.here.Log.AwaitWords(i.T, "no slot of the Cluster is left between two masters any more")
+		},
+		after: []shown{
+			{command: "locksidecar events --since 15m", words: []string{"slots_closed ", "no slot is between two masters any more"}},
+			{command: "locksidecar ping", words: []string{"its Redis serves"}},
+		},
 	},
 	{
 		page: "data-lost.md",
@@ -326,9 +357,17 @@ func TestRunbooksShowTheirIncidents(t *testing.T) {
 			if commands := commandsOf(pages[b.page]); !slices.Equal(commands, known) {
 				t.Fatalf("the page has the commands\n%s\nand this test knows what these show\n%s", strings.Join(commands, "\n"), strings.Join(known, "\n"))
 			}
-			i := &incident{T: t, redis: harness.StartRedis(t)}
-			i.proxy = harness.StartProxy(t, i.redis)
-			i.here, i.there = harness.NewDaemon(t, i.proxy.URL()), harness.NewDaemon(t, i.proxy.URL())
+			i := &incident{T: t}
+			url := ""
+			if b.isOfCluster {
+				i.cluster = harness.StartCluster(t, 3, 0)
+				url = i.cluster.URL()
+			} else {
+				i.redis = harness.StartRedis(t)
+				i.proxy = harness.StartProxy(t, i.redis)
+				url = i.proxy.URL()
+			}
+			i.here, i.there = harness.NewDaemon(t, url), harness.NewDaemon(t, url)
 			i.there.Start("--host-name=db-8")
 			i.there.AwaitSocket()
 			i.there.AwaitRedis("ok")
@@ -374,8 +413,11 @@ func (i *incident) check(s *shown, redisCLI string) {
 	ctx, cancel := context.WithTimeout(i.Context(), harness.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", s.command)
-	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket, "REDIS="+i.redis.TCPURL(),
+	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket,
 		"PATH="+filepath.Dir(harness.Program(i.T))+":"+filepath.Dir(redisCLI)+":/usr/bin:/bin")
+	if i.redis != nil {
+		cmd.Env = append(cmd.Env, "REDIS="+i.redis.TCPURL())
+	}
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		i.Fatal(err)

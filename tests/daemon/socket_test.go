@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -34,6 +35,38 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	d.Terminate()
 	if _, err := os.Lstat(d.Socket); err == nil {
 		t.Error("the daemon left its socket behind")
+	}
+}
+
+// A program that cleans up removes the directory of the socket. The daemon makes all of it again, and what it
+// wrote into the new state is there after its sudden end.
+func TestRemovedDirectoryLosesNoLock(t *testing.T) {
+	t.Parallel()
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	c := harness.Dial(t, d)
+	before, err := c.Lock(t.Context(), "before")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(d.Socket)); err != nil {
+		t.Fatal(err)
+	}
+	d.Log.AwaitWords(t, "the socket was removed, and is made again", "the state was removed, and is written again")
+	after, err := c.Lock(t.Context(), "after")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Kill()
+	d.Start()
+	d.AwaitSocket()
+	d.AwaitRedis("ok")
+	d.Log.AwaitWords(t, "took over from the sidecar before")
+	other := harness.Dial(t, d)
+	for _, lock := range []*locksidecar.Lock{before, after} {
+		if _, err := other.TryLock(t.Context(), lock.Name()); err == nil {
+			t.Errorf("%q was granted twice", lock.Name())
+		}
+		harness.Eventually(t, "the client has resumed its session", func() bool { return lock.Unlock() == nil })
 	}
 }
 

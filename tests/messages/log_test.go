@@ -3,6 +3,7 @@ package messages
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -82,14 +83,30 @@ func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
 	}
 }
 
-// A daemon whose state file was removed says what that means for its successor.
-func TestStateThatWasRemovedIsReported(t *testing.T) {
+// A daemon whose state file was replaced says what that means for its successor, and writes it again when it can.
+func TestStateThatWasReplacedIsReported(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	other := filepath.Join(filepath.Dir(d.Socket), "other")
+	if err := os.WriteFile(other, []byte("of another program"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other, d.Socket+".state"); err != nil {
+		t.Fatal(err)
+	}
+	gone := `locksidecar_trouble{kind="state_gone"} `
+	harness.Eventually(t, "the daemon reports that its state is gone", func() bool {
+		return strings.Contains(d.Run("metrics").Stdout, gone+"1\n")
+	})
+	d.Log.AwaitWords(t, "a successor will not find the state", "is another file now; remove it")
+	if ping := d.Run("ping"); ping.Code != 74 {
+		t.Errorf("ping ends with %d", ping.Code)
+	}
 	if err := os.Remove(d.Socket + ".state"); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, "the daemon reports that its state is gone", func() bool {
-		return d.Log.Contains("a successor will not find the state")
-	})
+	harness.Eventually(t, "it is written again", func() bool { return strings.Contains(d.Run("metrics").Stdout, gone+"0\n") })
+	if ping := d.Run("ping"); ping.Code != 0 {
+		t.Errorf("ping ends with %d afterwards", ping.Code)
+	}
 }

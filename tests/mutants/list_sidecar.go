@@ -1284,4 +1284,25 @@ var sidecarMutants = []mutant{
 		new:  `	return h != nil && false`,
 		by:   test("sidecar", "TestWhoLooksAgainIfTheLockPassedOn"),
 	},
+	{
+		rule: "the trouble of a shard ends when another one has its slots",
+		file: "sidecar/loop.go",
+		old:  `if l.shards.slotsOf(n) == 0 {`,
+		new:  `if false {`,
+		by:   test("sidecar", "TestTroubleOfAShardHasAnEndAmongTheEvents"),
+	},
+	{
+		rule: "a degradation is an event",
+		file: "sidecar/events.go",
+		old:  "\tif t == was {",
+		new:  "\tif t == was || t.kind != protocol.EventRedisDown {",
+		by:   test("sidecar", "TestTroubleOfAShardHasAnEndAmongTheEvents"),
+	},
+	{
+		rule: "a lock that waits for an open slot degrades Redis",
+		file: "sidecar/health.go",
+		old:  `if h.isFelt && all.status == "ok" {`,
+		new:  `if false {`,
+		by:   test("sidecar", "TestHealthNamesLostSentinelsAndOpenSlots"),
+	},
 }

@@ -2,6 +2,7 @@ package topology
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -193,6 +194,46 @@ func TestSentinelsWithoutAQuorum(t *testing.T) {
 	awaitAddress(t, daemon, servers[1])
 	awaitAddress(t, other, servers[1])
 	startLoad(t, daemon, other).end()
+}
+
+// Most of the Sentinels end, and the master serves: nothing fails, and everything says that a failover would.
+func TestLossOfTheSentinelsIsToldWhileTheMasterServes(t *testing.T) {
+	t.Parallel()
+	master, _ := harness.StartReplicas(t, 0)
+	sentinels := harness.StartSentinels(t, master, 0)
+	d := harness.StartDaemon(t, sentinels[:1].URL(), "--log-format=json", "--log-level=debug") // the others are learned
+	answering := func(n int) bool {
+		text := d.Run("metrics").Stdout
+		return strings.Contains(text, "locksidecar_sentinels 3\n") && strings.Contains(text, fmt.Sprintf("locksidecar_sentinels_answering %d\n", n))
+	}
+	harness.Eventually(t, "all Sentinels are counted", func() bool { return answering(3) })
+	sentinels[1].Kill()
+	sentinels[2].Kill()
+	const risk = "1 of 3 Sentinels of the master \"" + harness.MasterName + "\" answer"
+	harness.Eventually(t, "the status says that most Sentinels are lost", func() bool {
+		return strings.Contains(d.Run("status").Stdout, risk)
+	})
+	if !answering(1) {
+		t.Error("the metrics count more")
+	}
+	if ping := d.Run("ping"); ping.Code != 0 || !strings.Contains(ping.Stdout, "warning: "+risk) {
+		t.Errorf("ping ends with %d: %s%s", ping.Code, ping.Stdout, ping.Stderr)
+	}
+	if out := d.Run("run", "--wait=0", "job", "true"); out.Code != 0 {
+		t.Errorf("no lock: %d, %s", out.Code, out.Stderr)
+	}
+	sentinels[0].Kill()
+	harness.Eventually(t, "none answers", func() bool { return answering(0) })
+	for _, s := range sentinels {
+		s.Start()
+	}
+	harness.Eventually(t, "the status has no risk any more", func() bool { return !strings.Contains(d.Run("status").Stdout, "RISK") })
+	d.Log.AwaitWords(t, "most of the Sentinels do not answer", "most of the Sentinels answer again")
+	for line := range strings.Lines(d.Log.String()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("a line of the log is no JSON: %s", line)
+		}
+	}
 }
 
 // User and password before the @ are for Redis; the Sentinels have options of their own. Neither is

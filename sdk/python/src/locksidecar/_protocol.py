@@ -278,8 +278,11 @@ EventKind: TypeAlias = Literal[
     "deadlock",
     "takeover",
     "redis_down",
+    "redis_degraded",
     "redis_up",
     "data_lost",
+    "slots_open",
+    "slots_closed",
 ]
 """Event.kind. A later sidecar may have others."""
 
@@ -396,8 +399,12 @@ class Event:
     - "deadlock": a request was refused, because it would have closed a wait cycle; count: how often,
       if it happened again in the same way, also of "force_refused";
     - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count;
-    - "redis_down", "redis_up": the connection to Redis ended, or was made; msg says why it ended;
-    - "data_lost": Redis may have lost data.
+    - "redis_down": the connection to Redis ended; msg says why;
+    - "redis_degraded": Redis is connected, and refuses what locks need; msg says why;
+    - "redis_up": that has ended;
+    - "data_lost": Redis may have lost data;
+    - "slots_open": slots of a Redis Cluster are between two masters for too long; msg names them;
+    - "slots_closed": none is any more.
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
     the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. at_ns is a time
@@ -487,9 +494,9 @@ class ShardStatus:
     """One master of a Redis Cluster that has slots, or the slots that have no master.
 
     address is host and port; "" if no master has these slots. slots is how many there are. redis is "ok", or a sentence
-    that says what is wrong. degraded: the master is connected, but refuses acquires. roundtrip_ns is how long the last
-    command took that it answered. held and waiting count the holds and waiters of locks with these slots. unsent counts
-    the operations that wait to be sent to the master.
+    that says what is wrong. degraded: the master is connected, but refuses what locks need. roundtrip_ns is how long
+    the last command took that it answered. held and waiting count the holds and waiters of locks with these slots.
+    unsent counts the operations that wait to be sent to the master.
     """
 
     address: str
@@ -510,8 +517,8 @@ class ShardStatus:
 class Status:
     """How the sidecar and its locks are.
 
-    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires.
-    redis_risk names settings with which two owners may have one lock after a failover; "" if none is known. trouble
+    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses what locks need.
+    redis_risk names what endangers locks while Redis serves, such as settings; "" if nothing is known. trouble
     says why clients cannot connect, or why a restart would end their locks. renewals_late counts the holds that have
     less than half of their lease left. lost has the losses of the last hour by reason. restart is None if no sidecar
     before this one left its state. hidden says in one sentence what the policy hides from this process; "" if it hides
