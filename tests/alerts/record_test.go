@@ -3,6 +3,7 @@ package alerts
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -29,6 +30,9 @@ type stage struct {
 	t       *testing.T
 	redis   *harness.Redis   // nil: it is a Cluster
 	cluster *harness.Cluster // nil: it is one Redis
+
+	sentinels harness.Sentinels // of redis; nil: there are none
+
 	d       *harness.Daemon
 	other   *harness.Daemon // of another host; nil: there is one host
 	start   time.Time
@@ -83,6 +87,31 @@ var outages = map[string]struct {
 		s.at(30 * time.Second)
 		s.note("outage")
 		s.cluster.MasterOf("held:0").Kill()
+	}},
+	"slot-open": {"A program that moves a slot of a Redis Cluster ends before the slot has moved.", 150 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		from := s.cluster.MasterOf("held:0")
+		for _, to := range s.cluster.Masters() {
+			if to != from {
+				s.cluster.OpenMigration(harness.Slot("held:0"), to)
+				return
+			}
+		}
+	}},
+	"sentinels-lost": {"Two of three Sentinels are killed. The master serves.", 100 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.sentinels[0].Kill()
+		s.sentinels[1].Kill()
+	}},
+	"state-replaced": {"Another program puts a file into the place of the state file.", 100 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		other := s.d.Socket + ".other"
+		if err := errors.Join(os.WriteFile(other, nil, 0o600), os.Rename(other, s.d.Socket+".state")); err != nil {
+			s.t.Error(err)
+		}
 	}},
 	"redis-hangs": {"Redis is stopped by SIGSTOP: connections stay, and nothing is answered.", 150 * time.Second, func(s *stage) {
 		s.at(30 * time.Second)
@@ -170,10 +199,15 @@ func TestRecordOutages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &stage{t: t, events: make(map[string]float64)}
-			if name == "shard-down" {
+			switch name {
+			case "shard-down", "slot-open":
 				s.cluster = harness.StartCluster(t, 3, 0, "--cluster-require-full-coverage", "no")
 				s.d = harness.NewDaemon(t, s.cluster.URL())
-			} else {
+			case "sentinels-lost":
+				s.redis, _ = harness.StartReplicas(t, 0)
+				s.sentinels = harness.StartSentinels(t, s.redis, 0)
+				s.d = harness.NewDaemon(t, s.sentinels.URL())
+			default:
 				s.redis = harness.StartRedis(t)
 				s.d = harness.NewDaemon(t, s.redis.TCPURL())
 			}
