@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -81,6 +82,7 @@ type conn struct {
 
 	mu          sync.Mutex    // guards what follows; no other lock is taken under it
 	changed     sync.Cond     // on mu: queued or out became less, out takes no more, or isAbandoned
+	asking      int           // questions to other hosts that have no answer
 	queued      int           // requests that the loop has not taken
 	isAbandoned bool          // see abandon
 	out         *rawio.Writer // of frames; finished with the last frame
@@ -166,6 +168,9 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			s.submit(c, batch)
 		}
 	}()
+	questions := connQuestions{}
+	questions.ctx, questions.cancel = context.WithCancel(context.Background())
+	defer questions.end()
 	greeted := false
 	for {
 		body, err := frames.Next()
@@ -224,7 +229,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			if !s.submitBatch(c, &batch) {
 				return nil
 			}
-			batch = append(batch, request{kind: clientOther, conn: c, other: s.askHosts(c, req)})
+			s.askHosts(c, &questions, copyOf(req))
 		default:
 			switch r := req.(type) {
 			case *protocol.Status:
@@ -237,12 +242,6 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 				// Here and not in the loop, because it may wait for a look at the socket.
 				why, _ := s.Trouble()
 				batch = append(batch, request{kind: clientOther, conn: c, other: &pingRequest{*r, why}})
-			case *protocol.Who:
-				// What the client requested before does not wait for Redis.
-				if !s.submitBatch(c, &batch) {
-					return nil
-				}
-				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareWho(c, r)})
 			default:
 				batch = append(batch, handOver(c, req))
 			}

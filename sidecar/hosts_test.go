@@ -91,13 +91,13 @@ func TestOnlyAdministratorsForceLocksOfOtherHostsFree(t *testing.T) {
 			if isRefused {
 				want = protocol.Denied
 			}
-			if _, refusal := s.tryHosts(c, &protocol.HostForceRelease{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != want {
+			if _, refusal := s.tryHosts(t.Context(), c, &protocol.HostForceRelease{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != want {
 				t.Errorf("user %d, other_hosts %s: %+v, want %s", user, setting, refusal, want)
 			}
-			if _, refusal := s.tryHosts(c, &protocol.ForceReleaseOrphaned{ID: 1, Name: "a"}); refusal == nil || refusal.Code != want {
+			if _, refusal := s.tryHosts(t.Context(), c, &protocol.ForceReleaseOrphaned{ID: 1, Name: "a"}); refusal == nil || refusal.Code != want {
 				t.Errorf("orphaned, user %d, other_hosts %s: %+v, want %s", user, setting, refusal, want)
 			}
-			if _, refusal := s.tryHosts(c, &protocol.HostInfo{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != protocol.Limit {
+			if _, refusal := s.tryHosts(t.Context(), c, &protocol.HostInfo{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != protocol.Limit {
 				t.Errorf("user %d may not look at locks of other hosts: %+v", user, refusal)
 			}
 		}

@@ -18,8 +18,7 @@ import (
 // after what whoTimeout bounds.
 const orphanTimeout = 500 * time.Millisecond
 
-// releaseOrphaned frees an orphaned lock. It runs on the reader of the connection, because that takes
-// time. The caller has checked who asks.
+// releaseOrphaned frees an orphaned lock. It takes time. The caller has checked who asks.
 //
 // A daemon that is only cut off from Redis cannot be told from one that is gone. So each sign of life
 // counts: a subscription to its channel, whether or not a daemon answers there, and what it published

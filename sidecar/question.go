@@ -27,8 +27,10 @@ const (
 	// hostTimeout is the default of Config.AskWithin.
 	hostTimeout = 500 * time.Millisecond
 
-	// maxQuestions bounds the questions of all clients that have no answer.
-	maxQuestions = 16
+	// maxQuestions bounds the questions of all clients that have no answer, and maxConnQuestions those of one connection,
+	// which is read no further then. An answer has at most some 20 KiB.
+	maxQuestions     = 256
+	maxConnQuestions = 64
 
 	// maxAnswers is how many questions a sidecar answers in a second. Others are dropped: any
 	// program that may publish can send them. One client that lists the locks of a host, page
@@ -130,15 +132,73 @@ func (a *answered) RequestID() uint64 { return a.id }
 // isAboutHosts reports whether a request is answered by other hosts, or by what they published.
 func isAboutHosts(req protocol.Request) bool {
 	switch req.(type) {
-	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned:
+	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned, *protocol.Who:
 		return true
 	}
 	return false
 }
 
-// askHosts answers a request about other hosts. It runs on the reader of the connection, because
-// the answer takes time: until then no further requests of this client are read.
-func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
+// copyOf copies a request about other hosts, which the decoder is about to reuse.
+func copyOf(req protocol.Request) protocol.Request {
+	switch r := req.(type) {
+	case *protocol.Hosts:
+		return new(*r)
+	case *protocol.HostInfo:
+		return new(*r)
+	case *protocol.HostList:
+		return new(*r)
+	case *protocol.HostForceRelease:
+		return new(*r)
+	case *protocol.ForceReleaseOrphaned:
+		return new(*r)
+	case *protocol.Who:
+		return new(*r)
+	}
+	panic(fmt.Sprintf("%T is not about hosts", req))
+}
+
+// connQuestions has the questions to other hosts that one connection waits for. Its reader owns it.
+type connQuestions struct {
+	ctx    context.Context // until the reader ends
+	cancel context.CancelFunc
+	asked  sync.WaitGroup
+}
+
+// end returns when no question of the connection is under way: what it requested is handed over before its end.
+func (q *connQuestions) end() {
+	q.cancel()
+	q.asked.Wait()
+}
+
+// askHosts has a request about other hosts answered, on a goroutine of its own, because that takes time: one host that
+// is silent delays no other one. It waits while maxConnQuestions are under way.
+func (s *Server) askHosts(c *conn, q *connQuestions, req protocol.Request) {
+	pending := []request{{kind: clientOther, conn: c}}
+	if c.keepPace(&pending); len(pending) == 0 {
+		return // nothing reads the answer
+	}
+	c.mu.Lock()
+	for c.asking >= maxConnQuestions && !c.isAbandoned && !c.isEnding() {
+		c.changed.Wait()
+	}
+	c.asking++
+	c.mu.Unlock()
+	q.asked.Go(func() {
+		if who, is := req.(*protocol.Who); is {
+			pending[0].other = s.prepareWho(q.ctx, c, who)
+		} else {
+			pending[0].other = s.answerAboutHosts(q.ctx, c, req)
+		}
+		s.submit(c, pending)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.asking--
+		c.changed.Broadcast()
+	})
+}
+
+// answerAboutHosts answers a request about other hosts.
+func (s *Server) answerAboutHosts(ctx context.Context, c *conn, req protocol.Request) *answered {
 	a := &answered{id: req.RequestID()}
 	switch r := req.(type) {
 	case *protocol.HostForceRelease:
@@ -150,7 +210,7 @@ func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
 	if a.refused = refuseHostsByPolicy(c, req); a.refused != nil {
 		refusal = a.refused.Err()
 	} else {
-		a.reply, refusal = s.tryHosts(c, req)
+		a.reply, refusal = s.tryHosts(ctx, c, req)
 	}
 	if refusal != nil {
 		refusal.ID = a.id
@@ -159,7 +219,7 @@ func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
 	return a
 }
 
-func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *protocol.Err) {
+func (s *Server) tryHosts(ctx context.Context, c *conn, req protocol.Request) (protocol.Reply, *protocol.Err) {
 	uid := c.peer.UID
 	if c.denial != nil {
 		refusal := *c.denial
@@ -180,7 +240,7 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 		return nil, refusal
 	}
 	defer s.asker.end(uid)
-	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.AskWithin)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.AskWithin)
 	defer cancel()
 	switch r := req.(type) {
 	case *protocol.Hosts:

@@ -57,6 +57,41 @@ func TestDeadlineOfAHoldOnAnotherHostIsWithinItsLease(t *testing.T) {
 	}
 }
 
+// The danger: one stopped host delays the answers of all others, or the end of a client that asked it.
+func TestSilentHostsDelayNothing(t *testing.T) {
+	there := newHouse(t, nil)
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis, c.AskWithin = there.cfg.Redis, time.Minute })
+	other, hello := there.hello(false, "")
+	other.hold("b")   // Redis serves
+	const silent = 63 // and one more is asked at one time
+	var channels []string
+	for i := range silent {
+		channels = append(channels, fmt.Sprintf("redisson_lock__channel:{locksidecar}:22222222-0000-8000-8000-%012d", i))
+	}
+	sub := redisOf(t, there).Subscribe(t.Context(), channels...)
+	defer sub.Close()
+	for range channels {
+		if _, err := sub.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := greeted(t, here.cfg.Socket)
+	c.hold("c")
+	for i := range silent {
+		c.id++
+		c.send(protocol.HostList{ID: c.id, Host: fmt.Sprintf("22222222-0000-8000-8000-%012d", i)})
+	}
+	for range 3 {
+		var info protocol.HostInfoOK
+		if why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "b"} }, &info); why != "" || info.Lock == nil {
+			t.Fatalf("the host that answers: %+v, %s", info, why)
+		}
+		c.ping()
+	}
+	c.nc.Close()
+	greeted(t, here.cfg.Socket).hold("c")
+}
+
 // A name that two hosts have names none of them: a hold might end on the wrong one.
 func TestHoldOfAnAmbiguousHostIsNotForced(t *testing.T) {
 	first := newHouse(t, func(c *sidecar.Config) { c.HostName, c.OtherHosts = "db-7", sidecar.OtherHostsForceRelease })

@@ -28,11 +28,9 @@ type whoRequest struct {
 	refusal *protocol.Err
 }
 
-// prepareWho reads what Redis has for a lock, and asks the sidecar of its holder. It runs on the
-// reader of the connection, because that takes time: until then no further requests of this client
-// are read. However many hosts there are, it reads one key and one queue, looks up the names of
+// prepareWho reads what Redis has for a lock, and asks the sidecar of its holder. However many hosts there are, it reads one key and one queue, looks up the names of
 // those that are in them, and asks one sidecar.
-func (s *Server) prepareWho(c *conn, m *protocol.Who) *whoRequest {
+func (s *Server) prepareWho(ctx context.Context, c *conn, m *protocol.Who) *whoRequest {
 	r := &whoRequest{Who: *m}
 	if c.denial != nil {
 		refusal := *c.denial
@@ -47,7 +45,7 @@ func (s *Server) prepareWho(c *conn, m *protocol.Who) *whoRequest {
 		return r
 	}
 	defer s.asker.end(c.peer.UID)
-	ctx, cancel := context.WithTimeout(context.Background(), whoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, whoTimeout)
 	defer cancel()
 	for range whoAttempts {
 		key, err := s.readKey(ctx, r.Name)

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/display"
@@ -20,30 +22,51 @@ const (
 
 	// maxHolders is for how many locks it asks them.
 	maxHolders = 256
+
+	// hostsAtOnce is how many hosts are asked at one time: as many as a sidecar asks for one connection.
+	hostsAtOnce = 64
 )
+
+// forEach calls do for the numbers below n, hostsAtOnce of them at one time, and returns when all calls have.
+func forEach(n int, do func(i int)) {
+	var calls sync.WaitGroup
+	room := make(chan struct{}, hostsAtOnce)
+	for i := range n {
+		room <- struct{}{}
+		calls.Go(func() {
+			do(i)
+			<-room
+		})
+	}
+	calls.Wait()
+}
 
 // findHolders adds the processes that hold remote locks, as the sidecars of their hosts report
 // them. A sidecar that does not answer is not asked again.
 func findHolders(ctx context.Context, sidecar *locksidecar.Client, locks []lockView) {
 	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
-	silent := make(map[string]bool)
+	byHost := make(map[string][]*lockView)
 	asked := 0
 	for i := range locks {
-		l := &locks[i]
-		id, _, _ := strings.Cut(l.RemoteField, ":")
-		if l.RemoteHost == "" || silent[id] || asked == maxHolders {
-			continue
-		}
-		asked++
-		row, known, err := sidecar.InfoOn(ctx, id, l.Name)
-		switch {
-		case err != nil:
-			silent[id] = true
-		case known && row.State == locksidecar.LockHeld:
-			l.RemotePID, l.RemoteCmd = row.PID, row.Cmd
+		if l := &locks[i]; l.RemoteHost != "" && asked < maxHolders {
+			asked++
+			id, _, _ := strings.Cut(l.RemoteField, ":")
+			byHost[id] = append(byHost[id], l)
 		}
 	}
+	ids := slices.Collect(maps.Keys(byHost))
+	forEach(len(ids), func(i int) {
+		for _, l := range byHost[ids[i]] {
+			row, known, err := sidecar.InfoOn(ctx, ids[i], l.Name)
+			if err != nil {
+				return
+			}
+			if known && row.State == locksidecar.LockHeld {
+				l.RemotePID, l.RemoteCmd = row.PID, row.Cmd
+			}
+		}
+	})
 }
 
 // hostView is a host as ls --all --json prints it. The help of ls documents its field names,
@@ -66,7 +89,7 @@ type hostLocks struct {
 	err   error     // nothing is known of its locks
 }
 
-// askHosts asks every host for its locks, one after the other, within the time that ctx has.
+// askHosts asks every host for its locks, within the time that ctx has.
 func askHosts(ctx context.Context, sidecar *locksidecar.Client) ([]hostLocks, error) {
 	rows, err := sidecar.Hosts(ctx)
 	if err != nil {
@@ -75,15 +98,14 @@ func askHosts(ctx context.Context, sidecar *locksidecar.Client) ([]hostLocks, er
 	slices.SortFunc(rows, func(a, b locksidecar.HostInfo) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), strings.Compare(a.Sidecar, b.Sidecar))
 	})
-	hosts := make([]hostLocks, 0, len(rows))
-	for i := range rows {
+	hosts := make([]hostLocks, len(rows))
+	forEach(len(rows), func(i int) {
 		h := hostLocks{HostInfo: rows[i], at: time.Now()}
-		h.locks, h.err = sidecar.ListOn(ctx, h.Sidecar)
-		if ctx.Err() != nil {
+		if h.locks, h.err = sidecar.ListOn(ctx, h.Sidecar); h.err != nil && ctx.Err() != nil {
 			h.err = fmt.Errorf("not asked: all hosts together took longer than %v", requestTimeout)
 		}
-		hosts = append(hosts, h)
-	}
+		hosts[i] = h
+	})
 	return hosts, nil
 }
 

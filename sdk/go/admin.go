@@ -168,8 +168,8 @@ func (c *Client) Hosts(ctx context.Context) ([]HostInfo, error) {
 
 // InfoOn describes a lock as the sidecar of another host knows it. host is the name of the host, or
 // the uuid of its sidecar, which the RemoteField of a LockInfo begins with. The error is
-// ErrUnavailable if that sidecar did not answer within half a second. Requests of this client that
-// are sent in the meantime wait for it.
+// ErrUnavailable if that sidecar did not answer within half a second. A sidecar asks up to 64 hosts
+// at one time for one client; other requests of the client wait meanwhile for none of them.
 func (c *Client) InfoOn(ctx context.Context, host, name string) (LockInfo, bool, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return LockInfo{}, false, &clientError{text: err.Error()}
@@ -242,8 +242,7 @@ func (c *Client) ForceReleaseOrphaned(ctx context.Context, name string) (Orphane
 
 // Who returns who has a lock and who waits for it, on all hosts. The sidecar reads Redis once and
 // asks the sidecar of the owner, so the answer takes a second at most, however many hosts there are.
-// Requests of this client that are sent in the meantime wait for it. A program may see as much as
-// Info shows it, and of other hosts as much as Hosts and InfoOn do.
+// A program may see as much as Info shows it, and of other hosts as much as Hosts and InfoOn do.
 func (c *Client) Who(ctx context.Context, name string) (Ownership, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return Ownership{}, &clientError{text: err.Error()}

@@ -178,7 +178,12 @@ func (cl *cluster) masterOf(slot uint16) string {
 // checkOpen asks the masters of open slots, and reports what has changed. It returns whether there are any.
 func (cl *cluster) checkOpen() bool {
 	for _, address := range cl.open.masters(cl.masterOf) {
-		_, _ = cl.ask(address) // a master that does not answer has its slots as before
+		cl.mu.Lock()
+		c := cl.get(cl.byAddress[address])
+		cl.mu.Unlock()
+		if c != nil && c.isUp.Load() { // another one may be replaced soon, and has its slots as before
+			_, _ = cl.ask(address)
+		}
 	}
 	why, isFelt, changed := cl.open.change(protocol.Now())
 	if changed {

@@ -1305,4 +1305,18 @@ var sidecarMutants = []mutant{
 		new:  `if false {`,
 		by:   test("sidecar", "TestHealthNamesLostSentinelsAndOpenSlots"),
 	},
+	{
+		rule: "the questions of a connection end with it",
+		file: "sidecar/question.go",
+		old:  "	q.cancel()\n",
+		new:  "",
+		by:   test("sidecar", "TestSilentHostsDelayNothing"),
+	},
+	{
+		rule: "a connection asks many hosts at one time",
+		file: "sidecar/question.go",
+		old:  `	maxConnQuestions = 64`,
+		new:  `	maxConnQuestions = 63`,
+		by:   test("sidecar", "TestSilentHostsDelayNothing"),
+	},
 }

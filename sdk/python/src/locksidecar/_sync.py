@@ -506,8 +506,7 @@ class Client:
     def who(self, name: str) -> Ownership:
         """Returns who has the lock and who waits for it, on all hosts.
 
-        The sidecar reads Redis once and asks the sidecar of the owner. That takes a second at most; other calls of this
-        client wait for it.
+        The sidecar reads Redis once and asks the sidecar of the owner. That takes a second at most.
         """
         return self._call(who_call(self._whole(name)))
 
