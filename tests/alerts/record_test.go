@@ -33,9 +33,9 @@ type stage struct {
 
 	sentinels harness.Sentinels // of redis; nil: there are none
 
-	d       *harness.Daemon
-	other   *harness.Daemon // of another host; nil: there is one host
-	start   time.Time
+	d     *harness.Daemon
+	other *harness.Daemon // of another host; nil: there is one host
+	start time.Time
 
 	mu     sync.Mutex
 	events map[string]float64
