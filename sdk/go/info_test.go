@@ -161,7 +161,7 @@ func TestEveryValueOfTheProtocolHasAConstant(t *testing.T) {
 	for _, s := range []LockState{LockHeld, LockRemote, LockBusy, LockLingering, LockFree} {
 		known["State "+string(s)] = true
 	}
-	for _, k := range []EventKind{EventGranted, EventReleased, EventCrashed, EventLost, EventForced, EventRefused, EventDeadlock, EventTakeover, EventRedisDown, EventRedisUp, EventDataLost} {
+	for _, k := range []EventKind{EventGranted, EventReleased, EventCrashed, EventLost, EventForced, EventRefused, EventDeadlock, EventTakeover, EventRedisDown, EventRedisDegraded, EventRedisUp, EventDataLost, EventSlotsOpen, EventSlotsClosed} {
 		known["Event "+string(k)] = true
 	}
 	for _, r := range []Reason{ReasonExpired, ReasonDeleted, ReasonStolen, ReasonForced, ReasonMaxHold, ReasonForgotten, ReasonCutShort} {
