@@ -134,14 +134,28 @@ func TestAlertRulesNameMetricsThatExist(t *testing.T) {
 			if r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
 				t.Errorf("%s lacks a severity, a summary or a description", r.Alert)
 			}
+			page := regexp.MustCompile(`\{\{ end \}\}/([a-z-]+\.md)$`).FindStringSubmatch(r.Annotations["runbook_url"])
+			if page == nil || !strings.Contains(runbookOf(t, r.Alert), "["+page[1]+"]") {
+				t.Errorf("%s has the runbook %q, and docs/runbooks/README.md has it in the row %q", r.Alert, r.Annotations["runbook_url"], runbookOf(t, r.Alert))
+			}
 			if !strings.Contains(document, "`"+r.Alert+"`") {
 				t.Errorf("docs/metrics.md does not name the alert %s", r.Alert)
 			}
 		}
 	}
-	if rules != 14 {
-		t.Errorf("there are %d rules, want 14", rules)
+	if rules != 17 {
+		t.Errorf("there are %d rules, want 17", rules)
 	}
+}
+
+// runbookOf returns the rows of docs/runbooks/README.md that name an alert.
+func runbookOf(t *testing.T, alert string) (rows string) {
+	for line := range strings.Lines(readFile(t, "../../docs/runbooks/README.md")) {
+		if strings.Contains(line, "`"+alert+"`") {
+			rows += line
+		}
+	}
+	return rows
 }
 
 func TestDashboardNamesMetricsThatExist(t *testing.T) {

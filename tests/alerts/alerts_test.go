@@ -1,11 +1,13 @@
 package alerts
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +26,10 @@ type incident struct {
 
 	// meanwhile may fire, too, at any time after the outage.
 	meanwhile []string
+
+	// hosts is how many hosts have the outage that was recorded on one as of; 0: the one.
+	hosts int
+	of    string
 }
 
 var incidents = map[string]incident{
@@ -51,7 +57,13 @@ var incidents = map[string]incident{
 	"slot-open":      {firing: map[string]float64{"LocksidecarSlotOpen": 105}},
 	"sentinels-lost": {firing: map[string]float64{"LocksidecarSentinelsLost": 45}},
 	"state-replaced": {firing: map[string]float64{"LocksidecarTrouble": 45}},
-	"state-full":     {firing: map[string]float64{"LocksidecarStateIncomplete": 80}},
+	"fleet-redis": {
+		of: "redis-stopped", hosts: 20,
+		firing:    map[string]float64{"LocksidecarFleetRedis": 20, "LocksidecarFleetLocksLost": 30},
+		meanwhile: []string{"LocksidecarRedisUnreachable", "LocksidecarRenewalsLate", "LocksidecarLocksLost"},
+	},
+	"fleet-down": {of: "daemon-killed", hosts: 20, firing: map[string]float64{"LocksidecarFleetDown": 20}, meanwhile: []string{"LocksidecarDown"}},
+	"state-full": {firing: map[string]float64{"LocksidecarStateIncomplete": 80}},
 }
 
 // Each rule fires in its outage, before locks are lost where that is possible, and in no other.
@@ -83,7 +95,7 @@ func TestEachRuleHasAnOutage(t *testing.T) {
 	recorded := make(map[string]bool)
 	for name, i := range incidents {
 		fires = append(fires, slices.Collect(maps.Keys(i.firing))...)
-		for series := range readRecording(t, name).Series {
+		for series := range readRecording(t, cmp.Or(i.of, name)).Series {
 			recorded[strings.SplitN(series, "{", 2)[0]] = true
 		}
 	}
@@ -95,6 +107,72 @@ func TestEachRuleHasAnOutage(t *testing.T) {
 	for _, m := range metricsOfRules(t) {
 		if !recorded[m] {
 			t.Errorf("no recording has %s: go test ./tests/alerts -run Record -record -parallel 16", m)
+		}
+	}
+}
+
+// The danger: an outage of Redis is a message for each of 600 hosts. Each alert of a host that an outage of the fleet
+// has is silenced by one of the fleet, and of these one is left.
+func TestOneOutageOfTheFleetIsOneMessage(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(harness.Root(), "deploy/alertmanager-example.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Rules []struct {
+			Source []string `yaml:"source_matchers"`
+			Target []string `yaml:"target_matchers"`
+			Equal  []string `yaml:"equal"`
+		} `yaml:"inhibit_rules"`
+	}
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	names := func(matchers []string) []string {
+		if len(matchers) != 1 {
+			t.Fatalf("%q", matchers)
+		}
+		_, value, _ := strings.Cut(matchers[0], `"`)
+		return strings.Split(strings.TrimSuffix(value, `"`), "|")
+	}
+	var known []string
+	for _, r := range readRules(t) {
+		known = append(known, r.Alert)
+	}
+	silences := make(map[string][]string) // by the alert that does
+	for _, r := range file.Rules {
+		source := names(r.Source)[0]
+		silences[source] = append(silences[source], names(r.Target)...)
+		if !slices.Equal(r.Equal, []string{"job"}) {
+			t.Errorf("%s: equal is %q", source, r.Equal)
+		}
+		for _, name := range append(names(r.Target), source) {
+			if !slices.Contains(known, name) {
+				t.Errorf("there is no alert %s", name)
+			}
+		}
+	}
+	for name, i := range incidents {
+		if i.hosts == 0 {
+			continue
+		}
+		left := append(slices.Collect(maps.Keys(i.firing)), i.meanwhile...)
+		for source := range i.firing {
+			left = slices.DeleteFunc(left, func(alert string) bool { return slices.Contains(silences[source], alert) })
+		}
+		if len(left) != 1 {
+			t.Errorf("%s: %q are left", name, left)
+		}
+	}
+}
+
+// What Prometheus sums up keeps the label of the job: an alert is about one of them.
+func TestEachRuleKeepsTheJob(t *testing.T) {
+	for _, r := range readRules(t) {
+		for _, m := range regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`).FindAllStringSubmatch(r.Expr, -1) {
+			if !slices.Contains(strings.Split(m[1], ", "), "job") {
+				t.Errorf("%s: %s", r.Alert, m[0])
+			}
 		}
 	}
 }
@@ -130,10 +208,14 @@ type (
 // test returns what promtool is to find at each scrape of a recording.
 func (i incident) test(t *testing.T, name string) promtoolTest {
 	t.Helper()
-	r := readRecording(t, name)
+	r := readRecording(t, cmp.Or(i.of, name))
 	test := promtoolTest{Name: name, Interval: interval.String()}
 	for _, series := range slices.Sorted(maps.Keys(r.Series)) {
 		test.Input = append(test.Input, promtoolSeries{series, r.Series[series]})
+		for n := 1; n < i.hosts; n++ {
+			of := strings.Replace(series, `instance="db-7"`, fmt.Sprintf(`instance="db-7-%d"`, n), 1)
+			test.Input = append(test.Input, promtoolSeries{of, r.Series[series]})
+		}
 	}
 	event := func(what string) float64 {
 		at, is := r.Events[what]
@@ -165,6 +247,9 @@ func (i incident) test(t *testing.T, name string) promtoolTest {
 			// A rule fires at the first evaluation of the time that is asked for.
 			if seconds := at.Seconds(); seconds <= from && seconds > from-interval.Seconds() {
 				expect(at, fmt.Sprintf(firing, `="`+alert+`"`), true)
+				if i.hosts > 0 { // once for all hosts
+					expect(at, `count(ALERTS{alertstate="firing",alertname="`+alert+`"})`, true)
+				}
 			}
 		}
 	}
