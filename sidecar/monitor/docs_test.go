@@ -166,7 +166,7 @@ func TestDashboardNamesMetricsThatExist(t *testing.T) {
 			ID      int
 			Title   string
 			Type    string
-			Targets []struct{ Expr string }
+			Targets []struct{ Expr, LegendFormat string }
 			GridPos struct{ X, Y, W, H int }
 		}
 	}
@@ -193,6 +193,9 @@ func TestDashboardNamesMetricsThatExist(t *testing.T) {
 		}
 		for _, target := range p.Targets {
 			queries++
+			if strings.Contains(target.LegendFormat, "{{instance}}") && !strings.HasPrefix(target.Expr, "topk(") {
+				t.Errorf("%s has a line for each of 200 hosts: %s", p.Title, target.Expr)
+			}
 			names := named(target.Expr)
 			if len(names) == 0 {
 				t.Errorf("%s names no metric: %s", p.Title, target.Expr)
@@ -208,6 +211,11 @@ func TestDashboardNamesMetricsThatExist(t *testing.T) {
 	for _, reason := range []string{"expired", "deleted", "stolen", "cut_short", "forced"} {
 		if !regexp.MustCompile(`"expr": "sum\(increase\(locksidecar_losses_total[^\n]*` + reason).MatchString(text) {
 			t.Errorf("the number of lost locks has none with the reason %s", reason)
+		}
+	}
+	for _, metric := range []string{"redis_degraded", "redis_shard_up", "redis_slots", "redirects_total", "sentinels_answering", "trouble", "redis_open_slot_seconds"} {
+		if !strings.Contains(text, "locksidecar_"+metric+"{") {
+			t.Errorf("the dashboard does not show %s", metric)
 		}
 	}
 	if queries < 10 {
