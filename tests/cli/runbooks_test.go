@@ -122,9 +122,10 @@ var runbooks = []book{
 		begin: func(i *incident) {
 			name := i.cluster.Names(0, "job", 1)[0]
 			slot := harness.Slot(name)
-			harness.StartRun(i.T, i.there, name, "echo running; read line").AwaitOutput("running")
-			i.cluster.OpenMigration(slot, i.cluster.ShardMaster(1)).MoveKeys(name) // and not its token counter
-			harness.StartRun(i.T, i.here, name, "read line")                       // waits
+			i.jobs = append(i.jobs, harness.StartRun(i.T, i.there, name, "echo running; read line"))
+			i.jobs[0].AwaitOutput("running")
+			i.cluster.OpenMigration(slot, i.cluster.ShardMaster(1)).MoveKeys(name)    // and not its token counter
+			i.jobs = append(i.jobs, harness.StartRun(i.T, i.here, name, "read line")) // waits
 			i.here.Log.AwaitWords(i.T, "a slot of the Cluster is left between two masters", "locks_wait=true")
 		},
 		shows: []shown{

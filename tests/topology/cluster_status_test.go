@@ -2,10 +2,12 @@ package topology
 
 import (
 	"fmt"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/tests/harness"
@@ -231,4 +233,54 @@ func TestClusterCountsRedirects(t *testing.T) {
 	m.Close()
 	harness.Eventually(t, "the source answers MOVED", counts("moved"))
 	harness.Eventually(t, "the slot is of the target", func() bool { return harness.Info(t, d, name).Shard == to })
+}
+
+// A program that moves a slot ended before the slot had moved, and both masters have a token counter, that of the target
+// an old one. redis-cli closes the slot, the hold stays, and tokens grow.
+func TestClusterSlotThatWasLeftOpenIsClosed(t *testing.T) {
+	t.Parallel()
+	cli, err := exec.LookPath("redis-cli")
+	if err != nil {
+		t.Skip("redis-cli is not installed: apt-get install redis-tools")
+	}
+	c := harness.StartCluster(t, 3, 0)
+	hosts := startHosts(t, c, 2*time.Second)
+	holder, other := harness.Dial(t, hosts[0]), harness.Dial(t, hosts[1])
+	name := c.Names(0, "left", 1)[0]
+	held, err := holder.Lock(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := c.OpenMigration(harness.Slot(name), c.ShardMaster(1))
+	m.MoveKeys(name)
+	old := m.To.Pipeline()
+	old.Do(t.Context(), "ASKING")
+	old.Set(t.Context(), "redisson_lock_token:{"+name+"}", 1, 0)
+	if _, err := old.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fix := func(more ...string) string {
+		out, _ := exec.CommandContext(t.Context(), cli, append([]string{"--cluster", "fix", m.From.Address()}, more...)...).CombinedOutput()
+		return string(out)
+	}
+	if out := fix(); !strings.Contains(out, "Target key exists") {
+		t.Errorf("redis-cli does not find the counter at both masters:\n%s", out)
+	}
+	out := fix("--cluster-replace")
+	c.AwaitAgreement()
+	for _, n := range c.Masters() {
+		if text := n.Do(t.Context(), "CLUSTER", "NODES").String(); strings.Contains(text, " [") {
+			t.Fatalf("the slot is open still:\n%s\n%s", out, text)
+		}
+	}
+	if err := held.Unlock(); err != nil {
+		t.Errorf("the lock was lost: %v", err)
+	}
+	next, err := other.Lock(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next.Token() <= held.Token() {
+		t.Errorf("token %d after %d", next.Token(), held.Token())
+	}
 }
