@@ -25,6 +25,7 @@ type RequestDecoder struct {
 	hosts        Hosts
 	hostInfo     HostInfo
 	hostList     HostList
+	hostStatus   HostStatus
 	hostForce    HostForceRelease
 	orphaned     ForceReleaseOrphaned
 	who          Who
@@ -121,6 +122,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "host_list":
 		d.hostList = HostList{ID: id, Host: o.host(), After: o.uint(fieldAfter)}
 		m = &d.hostList
+	case "host_status":
+		d.hostStatus = HostStatus{ID: id, Host: o.host()}
+		m = &d.hostStatus
 	case "host_force_release":
 		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name()}
 		m = &d.hostForce
@@ -422,6 +426,7 @@ func (m *StatusOK) unpack(id uint64, o *object) {
 		NowNS:        o.int(fieldNowNS, 0, 0, math.MaxInt64),
 		StartedNS:    o.int(fieldStartedNS, 0, 0, math.MaxInt64),
 		Version:      o.text(fieldVersion, 0),
+		Build:        o.text(fieldBuild, 0),
 		Redis:        o.text(fieldRedis, 0),
 		Degraded:     o.bool(fieldDegraded, false),
 		RedisAddress: o.text(fieldRedisAddress, 0),
@@ -527,6 +532,7 @@ func (m *HostsOK) unpack(id uint64, o *object) {
 
 func (m *HostInfoOK) unpack(id uint64, o *object)         { (*InfoOK)(m).unpack(id, o) }
 func (m *HostListOK) unpack(id uint64, o *object)         { (*ListOK)(m).unpack(id, o) }
+func (m *HostStatusOK) unpack(id uint64, o *object)       { (*StatusOK)(m).unpack(id, o) }
 func (m *HostForceReleaseOK) unpack(id uint64, o *object) { (*ForceReleaseOK)(m).unpack(id, o) }
 
 func (m *ForceReleaseOrphanedOK) unpack(id uint64, o *object) {

@@ -54,6 +54,7 @@ const (
 	fieldRedisAddress
 	fieldRedisRunID
 	fieldRedisRisk
+	fieldBuild
 	fieldKeyPrefix
 	fieldReason
 	fieldText
@@ -134,7 +135,7 @@ var fieldNames = [fields]string{
 	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason", fieldText: "text",
-	fieldDegraded: "degraded", fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldRedisRisk: "redis_risk", fieldKeyPrefix: "key_prefix",
+	fieldDegraded: "degraded", fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldRedisRisk: "redis_risk", fieldBuild: "build", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldAbsentMS: "absent_ms", fieldAbsentLeftMS: "absent_left_ms", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
@@ -243,6 +244,8 @@ func fieldOf(key []byte) field {
 		return fieldRedisRunID
 	case "redis_risk":
 		return fieldRedisRisk
+	case "build":
+		return fieldBuild
 	case "key_prefix":
 		return fieldKeyPrefix
 	case "reason":

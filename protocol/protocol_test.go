@@ -36,6 +36,7 @@ var everyRequest = []Request{
 	&Hosts{ID: 1, After: "uuid"},
 	&HostInfo{ID: 1, Host: "db-7", Name: "n"},
 	&HostList{ID: 1, Host: "db-7", After: 2},
+	&HostStatus{ID: 1, Host: "db-7"},
 	&HostForceRelease{ID: 1, Host: "db-7", Name: "n"},
 	&ForceReleaseOrphaned{ID: 1, Name: "n"},
 	&Who{ID: 1, Name: "n"},

@@ -118,6 +118,7 @@ type StatusRow struct {
 	NowNS     int64 // CLOCK_BOOTTIME
 	StartedNS int64 // the same, when the daemon was started
 	Version   string
+	Build     string // the commit that it was built from; "": it is not known
 
 	Redis        string // as in PingOK
 	Degraded     bool   // as in PingOK
@@ -193,11 +194,12 @@ type HostRow struct {
 	Started int64 // Unix time, ms
 }
 
-// HostInfoOK, HostListOK and HostForceReleaseOK answer as InfoOK, ListOK and ForceReleaseOK do on
+// HostInfoOK, HostListOK, HostStatusOK and HostForceReleaseOK answer as InfoOK, ListOK, StatusOK and ForceReleaseOK do on
 // the other host. The deadlines in their rows are times of this host.
 type (
 	HostInfoOK         InfoOK
 	HostListOK         ListOK
+	HostStatusOK       StatusOK
 	HostForceReleaseOK ForceReleaseOK
 )
 
@@ -354,6 +356,7 @@ func (LeaseEvent) reply()             {}
 func (HostsOK) reply()                {}
 func (HostInfoOK) reply()             {}
 func (HostListOK) reply()             {}
+func (HostStatusOK) reply()           {}
 func (HostForceReleaseOK) reply()     {}
 func (ForceReleaseOrphanedOK) reply() {}
 func (WhoOK) reply()                  {}
@@ -442,6 +445,7 @@ func (m StatusOK) Append(dst []byte) []byte {
 	w.int("now_ns", m.NowNS)
 	w.int("started_ns", m.StartedNS)
 	w.text("version", m.Version, MaxClient)
+	w.textIf("build", m.Build, MaxClient)
 	w.text("redis", m.Redis, MaxMessage)
 	w.boolIf("degraded", m.Degraded)
 	w.textIf("redis_address", m.RedisAddress, MaxField)
@@ -534,6 +538,7 @@ func (m HostsOK) Append(dst []byte) []byte {
 
 func (m HostInfoOK) Append(dst []byte) []byte         { return InfoOK(m).Append(dst) }
 func (m HostListOK) Append(dst []byte) []byte         { return ListOK(m).Append(dst) }
+func (m HostStatusOK) Append(dst []byte) []byte       { return StatusOK(m).Append(dst) }
 func (m HostForceReleaseOK) Append(dst []byte) []byte { return ForceReleaseOK(m).Append(dst) }
 
 func (m ForceReleaseOrphanedOK) Append(dst []byte) []byte {

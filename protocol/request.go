@@ -116,6 +116,12 @@ type HostList struct {
 	After uint64 // as in List
 }
 
+// HostStatus requests how the sidecar of another host and its locks are.
+type HostStatus struct {
+	ID   uint64
+	Host string // as in HostInfo
+}
+
 // HostForceRelease ends the hold that the sidecar of another host has on a lock.
 type HostForceRelease struct {
 	ID   uint64
@@ -196,6 +202,7 @@ func (Unknown) request()                         {}
 func (m Hosts) RequestID() uint64                { return m.ID }
 func (m HostInfo) RequestID() uint64             { return m.ID }
 func (m HostList) RequestID() uint64             { return m.ID }
+func (m HostStatus) RequestID() uint64           { return m.ID }
 func (m HostForceRelease) RequestID() uint64     { return m.ID }
 func (m ForceReleaseOrphaned) RequestID() uint64 { return m.ID }
 func (m Who) RequestID() uint64                  { return m.ID }
@@ -203,6 +210,7 @@ func (m Who) RequestID() uint64                  { return m.ID }
 func (Hosts) request()                {}
 func (HostInfo) request()             {}
 func (HostList) request()             {}
+func (HostStatus) request()           {}
 func (HostForceRelease) request()     {}
 func (ForceReleaseOrphaned) request() {}
 func (Who) request()                  {}
@@ -323,6 +331,12 @@ func (m HostList) Append(dst []byte) []byte {
 	w := begin(dst, "host_list", m.ID)
 	w.str("host", m.Host)
 	w.uintIf("after", m.After)
+	return w.finish()
+}
+
+func (m HostStatus) Append(dst []byte) []byte {
+	w := begin(dst, "host_status", m.ID)
+	w.str("host", m.Host)
 	return w.finish()
 }
 

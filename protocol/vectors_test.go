@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_status", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -290,6 +290,8 @@ func answerTo(op string) OK {
 		return new(HostInfoOK)
 	case "host_list":
 		return new(HostListOK)
+	case "host_status":
+		return new(HostStatusOK)
 	case "host_force_release":
 		return new(HostForceReleaseOK)
 	case "force_release_orphaned":
@@ -348,32 +350,32 @@ type fieldsOf struct {
 	Holds        []uint64 // hold, entries, hold, entries, …
 	More, Wait   bool
 
-	Sidecar, Version, Redis string
-	Degraded                bool
-	RedisAddress            string `json:"redis_address"`
-	RedisRunID              string `json:"redis_run_id"`
-	RedisRisk               string `json:"redis_risk"`
-	KeyPrefix               string `json:"key_prefix"`
-	Session                 uint64
-	NowNS                   int64 `json:"now_ns"`
-	Ticket                  string
-	Resumed                 bool
-	Token                   uint64
-	Count                   uint32
-	DeadlineNS              int64 `json:"deadline_ns"`
-	EndNS                   int64 `json:"end_ns"`
-	Canceled                bool
-	Lock                    *rowFields
-	Locks                   []rowFields
-	Next                    uint64
-	Text                    string
-	Reason                  Reason
-	Host                    string
-	AfterHost               string `json:"after_host"`
-	Hosts                   []hostFields
-	Events                  []eventFields
-	Missed                  uint64
-	Hidden                  string
+	Sidecar, Version, Build, Redis string
+	Degraded                       bool
+	RedisAddress                   string `json:"redis_address"`
+	RedisRunID                     string `json:"redis_run_id"`
+	RedisRisk                      string `json:"redis_risk"`
+	KeyPrefix                      string `json:"key_prefix"`
+	Session                        uint64
+	NowNS                          int64 `json:"now_ns"`
+	Ticket                         string
+	Resumed                        bool
+	Token                          uint64
+	Count                          uint32
+	DeadlineNS                     int64 `json:"deadline_ns"`
+	EndNS                          int64 `json:"end_ns"`
+	Canceled                       bool
+	Lock                           *rowFields
+	Locks                          []rowFields
+	Next                           uint64
+	Text                           string
+	Reason                         Reason
+	Host                           string
+	AfterHost                      string `json:"after_host"`
+	Hosts                          []hostFields
+	Events                         []eventFields
+	Missed                         uint64
+	Hidden                         string
 
 	StartedNS    int64 `json:"started_ns"`
 	RoundTripNS  int64 `json:"roundtrip_ns"`
@@ -552,6 +554,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &HostInfo{m.ID, m.Host, m.Name}
 	case "host_list":
 		return &HostList{m.ID, m.Host, m.After}
+	case "host_status":
+		return &HostStatus{m.ID, m.Host}
 	case "host_force_release":
 		return &HostForceRelease{m.ID, m.Host, m.Name}
 	case "force_release_orphaned":
@@ -635,15 +639,19 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 			ok.Events = append(ok.Events, EventRow(e))
 		}
 		return ok
-	case "status":
+	case "status", "host_status":
 		var shards []ShardRow
 		for _, s := range m.Shards {
 			shards = append(shards, ShardRow(s))
 		}
-		return &StatusOK{m.ID, StatusRow{
-			m.NowNS, m.StartedNS, m.Version, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.RedisRisk, m.KeyPrefix, m.RoundTripNS, m.Trouble,
+		ok := &StatusOK{m.ID, StatusRow{
+			m.NowNS, m.StartedNS, m.Version, m.Build, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.RedisRisk, m.KeyPrefix, m.RoundTripNS, m.Trouble,
 			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart, m.Hidden, shards, m.ShardCount,
 		}}
+		if answers == "host_status" {
+			return (*HostStatusOK)(ok)
+		}
+		return ok
 	case "who":
 		ok := &WhoOK{m.ID, WhoRow{Redis: m.Redis, Key: m.Key, Msg: m.Msg, TTLMS: m.TTLMS, Queued: m.Queued, Trouble: m.Trouble}}
 		for _, r := range m.Owners {

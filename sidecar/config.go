@@ -143,8 +143,9 @@ type Config struct {
 	// package policy. Default: none, and every process that may write to the socket may lock.
 	Policy []policy.Entry
 
-	// Version is sent to clients and logged. Default "dev".
-	Version string
+	// Version is sent to clients and logged. Default "dev". Build is the commit that the sidecar was built from; "":
+	// it is not known.
+	Version, Build string
 	// Log gets one line for each event that an operator acts on. Default slog.Default().
 	Log *slog.Logger
 }

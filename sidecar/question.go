@@ -19,7 +19,7 @@ import (
 )
 
 // A sidecar asks another one by a message on its channel in Redis. A question is the body of an
-// info, list or force_release request of the protocol, and an answer is the body of the answer to
+// info, list, status or force_release request of the protocol, and an answer is the body of the answer to
 // it, with one difference: deadline_ns is relative to the moment of the answer, because each host
 // has its own clock.
 
@@ -132,7 +132,7 @@ func (a *answered) RequestID() uint64 { return a.id }
 // isAboutHosts reports whether a request is answered by other hosts, or by what they published.
 func isAboutHosts(req protocol.Request) bool {
 	switch req.(type) {
-	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned, *protocol.Who:
+	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostStatus, *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned, *protocol.Who:
 		return true
 	}
 	return false
@@ -146,6 +146,8 @@ func copyOf(req protocol.Request) protocol.Request {
 	case *protocol.HostInfo:
 		return new(*r)
 	case *protocol.HostList:
+		return new(*r)
+	case *protocol.HostStatus:
 		return new(*r)
 	case *protocol.HostForceRelease:
 		return new(*r)
@@ -274,6 +276,14 @@ func (s *Server) tryHosts(ctx context.Context, c *conn, req protocol.Request) (p
 				}
 			}
 			ok.Locks = kept
+		}
+		return ok, refusal
+	case *protocol.HostStatus:
+		ok := new(protocol.HostStatusOK)
+		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.Status{ID: n} }, ok)
+		ok.ID = r.ID
+		if c.rules != nil {
+			c.rules.HostTerms().RedactOldest(&ok.StatusRow)
 		}
 		return ok, refusal
 	case *protocol.HostForceRelease:
@@ -513,8 +523,33 @@ func (q *questions) done() { q.waiting.Add(-1) }
 
 // onQuestion hands a question of another sidecar to the loop.
 func (s *Server) onQuestion(from string, body []byte) {
-	if s.cfg.OtherHosts != OtherHostsNone && s.questions.take(protocol.Now()) {
-		s.submitEvent(event{kind: hostQuestion, text: from, body: body})
+	if s.cfg.OtherHosts == OtherHostsNone || !s.questions.take(protocol.Now()) {
+		return
+	}
+	var d protocol.RequestDecoder
+	req, err := d.Decode(body)
+	if m, is := req.(*protocol.Status); is && err == nil {
+		m := *m
+		s.readers.Go(func() { s.answerStatus(from, &m) }) // because a survey takes several steps of the loop
+		return
+	}
+	s.submitEvent(event{kind: hostQuestion, text: from, body: body})
+}
+
+// answerStatus answers another sidecar that asks for the status of this one.
+func (s *Server) answerStatus(from string, m *protocol.Status) {
+	defer s.questions.done()
+	r := s.prepareStatus(m)
+	if r.survey == nil {
+		return // this sidecar is overloaded
+	}
+	done := make(chan struct{})
+	s.submitEvent(event{kind: loopQuery, done: done, query: func(now int64) {
+		s.store.Answer(from, frameBody(protocol.StatusOK{ID: r.ID, StatusRow: s.statusRow(now, r)}.Append(nil)))
+	}})
+	select {
+	case <-done:
+	case <-s.ended:
 	}
 }
 

@@ -57,6 +57,36 @@ func TestDeadlineOfAHoldOnAnotherHostIsWithinItsLease(t *testing.T) {
 	}
 }
 
+// The status of another host is that which its own clients get, but for what a policy hides there.
+func TestStatusOfAnotherHost(t *testing.T) {
+	there := newHouse(t, func(c *sidecar.Config) { c.Version, c.Build = "7.8.9", "0123456789ab" })
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
+	other, hello := there.hello(false, "")
+	other.hold("a")
+	other.acquire("a", protocol.Forever)
+	second, _ := there.hello(false, "")
+	second.acquire("a", protocol.Forever)
+	c := greeted(t, here.cfg.Socket)
+	c.hold("c") // Redis serves
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for range 1000 {
+		var got protocol.HostStatusOK
+		if why := c.hostAnswer(func(id uint64) protocol.Request { return protocol.HostStatus{ID: id, Host: hello.Sidecar} }, &got); why != "" {
+			t.Fatal(why)
+		}
+		if got.Waiting == 0 {
+			<-tick.C
+			continue
+		}
+		if got.Version != "7.8.9" || got.Build != "0123456789ab" || got.Redis != "ok" || got.Held != 1 || got.Sessions != 2 || got.OldestHold == nil || got.OldestHold.Name != "a" || got.OldestWaiter == nil {
+			t.Errorf("%+v", got)
+		}
+		return
+	}
+	t.Error("no request waits there")
+}
+
 // The danger: one stopped host delays the answers of all others, or the end of a client that asked it.
 func TestSilentHostsDelayNothing(t *testing.T) {
 	there := newHouse(t, nil)

@@ -89,21 +89,31 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 		l.refuse(cl.conn, r.ID, protocol.Unavailable, fmt.Sprintf("the sidecar is overloaded: it did not look at all its locks within %v", surveyTimeout))
 		return
 	}
+	m := &protocol.StatusOK{ID: r.ID, StatusRow: l.statusRow(now, r)}
+	if p := cl.policy; p != nil {
+		m.Hidden = p.Hidden()
+		p.Terms().RedactOldest(&m.StatusRow)
+	}
+	l.say(cl.conn, m)
+}
+
+// statusRow is the status, before what a policy hides. Precondition: the locks were surveyed.
+func (l *loop) statusRow(now int64, r *statusRequest) protocol.StatusRow {
 	stats := l.table.Stats()
 	redis := l.redis.Load()
-	m := &protocol.StatusOK{ID: r.ID, StatusRow: protocol.StatusRow{
-		NowNS: now, StartedNS: l.startedAt, Version: l.cfg.Version,
+	m := protocol.StatusRow{
+		NowNS: now, StartedNS: l.startedAt, Version: l.cfg.Version, Build: l.cfg.Build,
 		Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix,
 		RoundTripNS: int64(l.store.RoundTrip()), Trouble: r.trouble,
 		Sessions: len(l.sessions), Held: stats.Holds, Waiting: stats.Waiters,
 		RenewalsLate: r.survey.RenewalsLate, Lost: l.losses.rows(now),
-	}}
+	}
 	if r.shards != nil {
 		why, all := l.noteSilence(now, r.shards)
 		if m.Redis == "ok" && why != "" {
 			m.Redis, m.Degraded = why, !all
 		}
-		addShards(&m.StatusRow, r.shards)
+		addShards(&m, r.shards)
 	} else if silence := l.table.Silence(now); m.Redis == "ok" && silence >= l.table.TryWithin() {
 		m.Redis = fmt.Sprintf("Redis has not answered for %v", silence.Round(time.Millisecond))
 	}
@@ -119,15 +129,6 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 	if m.Held == 0 {
 		m.OldestHold = nil
 	}
-	if p := cl.policy; p != nil {
-		// The numbers are of all users: the metrics have them, which each client may read.
-		if m.Hidden = p.Hidden(); m.OldestWaiter != nil && !p.Terms().RedactAge(m.OldestWaiter) {
-			m.OldestWaiter = nil
-		}
-		if m.OldestHold != nil && !p.Terms().RedactAge(m.OldestHold) {
-			m.OldestHold = nil
-		}
-	}
 	if t := &l.takeover; t.holds > 0 || t.ended > 0 || t.reset != "" {
 		m.Restart = &protocol.RestartRow{Reason: t.reset, Held: t.holds, Sessions: t.opened, Ended: t.ended, Back: t.back}
 		for _, cl := range l.sessions {
@@ -136,7 +137,7 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 			}
 		}
 	}
-	l.say(cl.conn, m)
+	return m
 }
 
 // older returns the row of the older one of the two.

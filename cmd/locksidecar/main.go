@@ -26,6 +26,7 @@ type cli struct {
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Who          whoCmd          `cmd:"" help:"Say who has a lock and who waits for it, on all hosts."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
+	Hosts        hostsCmd        `cmd:"" help:"Show every host that uses the same Redis, those in trouble first."`
 	Status       statusCmd       `cmd:"" help:"Show how the sidecar, its Redis and its locks are."`
 	Top          topCmd          `cmd:"" help:"Watch the locks for which processes wait."`
 	Events       eventsCmd       `cmd:"" help:"Print what happened to locks, and what happens."`

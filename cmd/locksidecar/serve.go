@@ -134,6 +134,7 @@ func (s *settings) config() sidecar.Config {
 		Metrics:         s.Metrics,
 		MetricsNames:    s.MetricsNames,
 		Version:         locksidecar.Version,
+		Build:           build(),
 	}
 }
 

@@ -203,6 +203,19 @@ func (c *Client) ListOn(ctx context.Context, host string) ([]LockInfo, error) {
 	}
 }
 
+// StatusOn returns how the sidecar of another host and its locks are. host is as for InfoOn. The error is ErrUnavailable
+// also if that sidecar is too old to answer.
+func (c *Client) StatusOn(ctx context.Context, host string) (Status, error) {
+	var ok protocol.HostStatusOK
+	err := c.ask(ctx, newCall(queryCall, task{"ask for the status of host " + host, ""}, &ok, func(id uint64) protocol.Request {
+		return protocol.HostStatus{ID: id, Host: host}
+	}))
+	if err != nil {
+		return Status{}, err
+	}
+	return newStatus(&ok.StatusRow, c.readClocks()), nil
+}
+
 // ForceReleaseOn is ForceRelease for a hold that a process of another host has. host is as for
 // InfoOn. Root and the user of this sidecar may do this, if the setting other_hosts of the other
 // sidecar permits it. After ErrUnavailable the hold may have ended.

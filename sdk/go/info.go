@@ -116,6 +116,7 @@ const (
 type Status struct {
 	Started time.Time // when the sidecar's process was started
 	Version string    // of the sidecar
+	Build   string    // the commit that it was built from; "": it is not known
 
 	Redis        string        // "ok", or one sentence about what is wrong
 	Degraded     bool          // Redis is connected, but refuses what locks, or some of them, need; Redis says why
@@ -295,7 +296,7 @@ func newEvent(row *protocol.EventRow, now clockReading) Event {
 func newStatus(row *protocol.StatusRow, now clockReading) Status {
 	now.boot = row.NowNS
 	return Status{
-		Started: now.timeOf(row.StartedNS), Version: row.Version,
+		Started: now.timeOf(row.StartedNS), Version: row.Version, Build: row.Build,
 		Redis: row.Redis, Degraded: row.Degraded, RedisAddress: row.RedisAddress, RedisRunID: row.RedisRunID, RedisRisk: row.RedisRisk, KeyPrefix: row.KeyPrefix,
 		RoundTrip: time.Duration(row.RoundTripNS), Trouble: row.Trouble,
 		Sessions: row.Sessions, Held: row.Held, Waiting: row.Waiting,

@@ -70,8 +70,9 @@ var requests = map[string]func(ctx context.Context, c *Client) error{
 		_, _, err := c.InfoOn(ctx, "db-7", "invoice:42")
 		return err
 	},
-	"who":       func(ctx context.Context, c *Client) error { return errOf(c.Who(ctx, "invoice:42")) },
-	"host_list": func(ctx context.Context, c *Client) error { return errOf(c.ListOn(ctx, "db-7")) },
+	"who":         func(ctx context.Context, c *Client) error { return errOf(c.Who(ctx, "invoice:42")) },
+	"host_status": func(ctx context.Context, c *Client) error { return errOf(c.StatusOn(ctx, "db-7")) },
+	"host_list":   func(ctx context.Context, c *Client) error { return errOf(c.ListOn(ctx, "db-7")) },
 	"host_force_release": func(ctx context.Context, c *Client) error {
 		return errOf(c.ForceReleaseOn(ctx, "db-7", "invoice:42"))
 	},

@@ -117,9 +117,14 @@ func (terms *Terms) RedactEvent(r *protocol.EventRow) (isShown bool) {
 	return terms.redactClient(r.Name, r.Session, r.UID, &r.Cmd)
 }
 
-// RedactAge is RedactEvent for the oldest hold or waiter.
-func (terms *Terms) RedactAge(r *protocol.AgeRow) (isShown bool) {
-	return terms.redactClient(r.Name, r.Session, r.UID, &r.Cmd)
+// RedactOldest takes out of a status the oldest waiter and hold that are hidden. Its numbers are of all users: the
+// metrics have them, which each client may read.
+func (terms *Terms) RedactOldest(m *protocol.StatusRow) {
+	for _, row := range []**protocol.AgeRow{&m.OldestWaiter, &m.OldestHold} {
+		if r := *row; r != nil && !terms.redactClient(r.Name, r.Session, r.UID, &r.Cmd) {
+			*row = nil
+		}
+	}
 }
 
 // redactClient takes out the command of a client that did something with a lock, if the session may

@@ -273,7 +273,7 @@ var runbooks = []book{
 			{command: "locksidecar ping", words: []string{"its Redis serves"}},
 			{command: "locksidecar status", words: []string{"redis     serves", "held"}},
 			{command: `locksidecar serve --check --redis "$REDIS"`, words: []string{"the settings can work"}},
-			{command: "locksidecar ls --all", words: []string{"HOST db-7: locksidecar 0.", "HOST db-8: locksidecar 0."}},
+			{command: "locksidecar hosts", words: []string{"[db-7  ok     0\\.\\S+ .*]", "db-8  ok"}},
 		},
 	},
 	{

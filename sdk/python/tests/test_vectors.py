@@ -47,6 +47,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "hosts": protocol.hosts_ok,
     "host_info": protocol.info_ok,
     "host_list": protocol.list_ok,
+    "host_status": protocol.status_ok,
     "host_force_release": protocol.force_release_ok,
     "force_release_orphaned": protocol.force_release_orphaned_ok,
     "who": protocol.who_ok,
@@ -114,7 +115,7 @@ def expected(vector: Vector) -> Any:
             return message["id"], protocol.EventPage(
                 events, message["next"], message.get("missed", 0), message.get("hidden", "")
             )
-        case "status":
+        case "status" | "host_status":
             id = message.pop("id")
             for key, kind in (
                 ("oldest_waiter", protocol.Oldest),
@@ -357,6 +358,8 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.host_info(id, host, name) == whole(vector)
         case {"op": "host_list", "id": id, "host": host}:
             assert protocol.host_list(id, host, message.get("after", 0)) == whole(vector)
+        case {"op": "host_status", "id": id, "host": host}:
+            assert protocol.host_status(id, host) == whole(vector)
         case {"op": "host_force_release", "id": id, "host": host, "name": name}:
             assert protocol.host_force_release(id, host, name) == whole(vector)
         case {"op": "force_release_orphaned", "id": id, "name": name}:

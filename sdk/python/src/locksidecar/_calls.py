@@ -299,7 +299,10 @@ def who_call(name: str) -> Call[protocol.Ownership]:
     return Call("who", name, protocol.who_ok, lambda id, _: protocol.who(id, name))
 
 
-def status_call() -> Call[protocol.Status]:
+def status_call(host: str | None = None) -> Call[protocol.Status]:
+    if host is not None:
+        protocol.check_host(host)
+        return Call("host_status", "", protocol.status_ok, lambda id, _: protocol.host_status(id, host))
     return Call("status", "", protocol.status_ok, lambda id, _: protocol.status(id))
 
 

@@ -212,6 +212,10 @@ def host_list(id: int, host: str, after: int) -> bytes:
     return frame(message)
 
 
+def host_status(id: int, host: str) -> bytes:
+    return frame({"op": "host_status", "id": id, "host": check_host(host)})
+
+
 def host_force_release(id: int, host: str, name: str) -> bytes:
     return frame({"op": "host_force_release", "id": id, "host": check_host(host), "name": name})
 
@@ -522,7 +526,8 @@ class Status:
     says why clients cannot connect, or why a restart would end their locks. renewals_late counts the holds that have
     less than half of their lease left. lost has the losses of the last hour by reason. restart is None if no sidecar
     before this one left its state. hidden says in one sentence what the policy hides from this process; "" if it hides
-    nothing: without oldest_waiter or oldest_hold there may be one then.
+    nothing: without oldest_waiter or oldest_hold there may be one then. build is the commit that the sidecar was built
+    from; "" if it is not known.
 
     shards has the masters of a Redis Cluster, those in trouble first, 64 at most, and shard_count is how many there
     are. If Redis is no Cluster, shards is empty.
@@ -550,6 +555,7 @@ class Status:
     redis_risk: str = ""
     shards: tuple[ShardStatus, ...] = ()
     shard_count: int = 0
+    build: str = ""
 
     @property
     def at(self) -> datetime:
@@ -883,6 +889,7 @@ def status_ok(f: Fields) -> Status:
         hidden=f.text("hidden", ""),
         shards=tuple([_shard(row) for row in f.maps("shards")]) if "shards" in f else (),
         shard_count=f.integer("shard_count", 0),
+        build=f.text("build", ""),
     )
 
 
@@ -1109,6 +1116,7 @@ _KNOWN: Final = frozenset(
         "redis_address",
         "redis_run_id",
         "redis_risk",
+        "build",
         "key_prefix",
         "events",
         "missed",

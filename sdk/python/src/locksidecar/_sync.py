@@ -480,7 +480,7 @@ class Client:
         who() reads Redis.
 
         host: asks the sidecar of another host, by the name of the host or the uuid of the sidecar. Raises Unavailable
-        if it does not answer within half a second; other calls of this client wait for that.
+        if it does not answer within half a second.
         """
         return self._call(info_call(self._whole(name), host)).lock
 
@@ -510,9 +510,12 @@ class Client:
         """
         return self._call(who_call(self._whole(name)))
 
-    def status(self) -> Status:
-        """Returns how the sidecar and its locks are."""
-        return self._call(status_call())
+    def status(self, *, host: str | None = None) -> Status:
+        """Returns how the sidecar and its locks are, or the sidecar of another host, as in info().
+
+        The times of another host are of its own clock.
+        """
+        return self._call(status_call(host))
 
     def hosts(self) -> tuple[HostInfo, ...]:
         """Returns the sidecars that use the same Redis with the same key prefix, this one among them."""
