@@ -34,15 +34,22 @@ func TestFairLockIsGrantedInTheOrderOfArrival(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A host that has no ticket puts one into the queue; otherwise it reads the queue.
-			arrivals := func() int {
-				return r.CommandCalls(t.Context())["zrange"] + r.CommandCalls(t.Context())["zadd"]
+			// A request has arrived when its host has asked Redis about it: what the host asks next is answered later.
+			var waiting [2]int
+			arrives := func(host, i int) {
+				waiting[host]++
+				harness.Eventually(t, fmt.Sprintf("request %d arrives", i), func() bool {
+					status, err := clients[host].Status(t.Context())
+					return err == nil && status.Waiting == waiting[host]
+				})
+				if _, err := clients[host].TryLock(t.Context(), fmt.Sprintf("after:%d", i)); err != nil {
+					t.Fatal(err)
+				}
 			}
 			granted := make(chan int)
 			next := make(chan error)
 			order := []int{0, 1, 0, 0, 1, 1, 1, 0, 1, 0}
 			for i, host := range order {
-				before := arrivals()
 				go func() {
 					l, err := clients[host].Lock(context.WithoutCancel(t.Context()), name, tt.option...)
 					if err != nil {
@@ -52,7 +59,7 @@ func TestFairLockIsGrantedInTheOrderOfArrival(t *testing.T) {
 					granted <- i
 					next <- l.Unlock()
 				}()
-				harness.Eventually(t, fmt.Sprintf("request %d arrives", i), func() bool { return arrivals() > before })
+				arrives(host, i)
 			}
 
 			if err := held.Unlock(); err != nil {
