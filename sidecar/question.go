@@ -173,10 +173,11 @@ func (q *connQuestions) end() {
 }
 
 // askHosts has a request about other hosts answered, on a goroutine of its own, because that takes time: one host that
-// is silent delays no other one. It waits while maxConnQuestions are under way.
+// is silent delays no other one. It waits while maxConnQuestions are under way, and for a client that does not read its
+// answers: so no goroutine waits for that.
 func (s *Server) askHosts(c *conn, q *connQuestions, req protocol.Request) {
 	pending := []request{{kind: clientOther, conn: c}}
-	if c.keepPace(&pending); len(pending) == 0 {
+	if c.keepPace(&pending); len(pending) == 0 || !c.throttle(maxQueued, maxUnread) {
 		return // nothing reads the answer
 	}
 	c.mu.Lock()
@@ -191,11 +192,12 @@ func (s *Server) askHosts(c *conn, q *connQuestions, req protocol.Request) {
 		} else {
 			pending[0].other = s.answerAboutHosts(q.ctx, c, req)
 		}
-		s.submit(c, pending)
 		c.mu.Lock()
-		defer c.mu.Unlock()
 		c.asking--
+		c.queued++
 		c.changed.Broadcast()
+		c.mu.Unlock()
+		s.hand(c, pending...)
 	})
 }
 

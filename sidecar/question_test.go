@@ -3,7 +3,9 @@ package sidecar_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -120,6 +122,39 @@ func TestSilentHostsDelayNothing(t *testing.T) {
 	}
 	c.nc.Close()
 	greeted(t, here.cfg.Socket).hold("c")
+}
+
+// The danger: a client that asks about other hosts and does not read the answers keeps many goroutines.
+func TestAnswersThatAreNotReadKeepNoGoroutines(t *testing.T) {
+	h := newHouse(t, func(c *sidecar.Config) { c.OtherHosts = sidecar.OtherHostsNone }) // each question is answered at once
+	before := runtime.NumGoroutine()
+	const clients = 4
+	var sent atomic.Int64
+	question := protocol.HostInfo{ID: 7, Host: "db-7", Name: "a"}.Append(nil)
+	for range clients {
+		c := greeted(t, h.cfg.Socket)
+		_ = c.nc.SetDeadline(time.Time{})
+		go func() {
+			for {
+				if _, err := c.nc.Write(question); err != nil {
+					return
+				}
+				sent.Add(1)
+			}
+		}()
+	}
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for was := int64(-1); sent.Load() == 0 || sent.Load() != was; <-tick.C {
+		was = sent.Load() // until the sidecar reads no more
+	}
+	for range 100 {
+		if n := runtime.NumGoroutine() - before; n <= 6*clients {
+			return
+		}
+		<-tick.C
+	}
+	t.Errorf("%d goroutines for %d clients", runtime.NumGoroutine()-before, clients)
 }
 
 // A name that two hosts have names none of them: a hold might end on the wrong one.
