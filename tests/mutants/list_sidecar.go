@@ -476,8 +476,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a sidecar that shows nothing does not answer",
 		file: "sidecar/question.go",
-		old:  `	if s.cfg.OtherHosts != OtherHostsNone && s.questions.take(protocol.Now()) {`,
-		new:  `	if s.questions.take(protocol.Now()) {`,
+		old:  `	if s.cfg.OtherHosts == OtherHostsNone || !s.questions.take(protocol.Now()) {`,
+		new:  `	if !s.questions.take(protocol.Now()) {`,
 		by:   test("tests/cli", "TestHostThatShowsNothing"),
 	},
 	{
