@@ -101,7 +101,7 @@ const (
 	EventRedisDegraded = "redis_degraded" // Redis is connected, and refuses what locks need, or does so for another reason
 	EventRedisUp       = "redis_up"       // that has ended
 	EventDataLost      = "data_lost"      // Redis may have lost data
-	EventSlotsOpen     = "slots_open"     // slots of a Cluster are between two masters for too long, or others are
+	EventSlotsOpen     = "slots_open"     // slots of a Cluster stay open, or others are
 	EventSlotsClosed   = "slots_closed"   // none is any more
 )
 

@@ -165,7 +165,7 @@ func (l *loop) recordUsable(now int64, n redisop.Shard) {
 	}
 }
 
-// recordOpenSlots records that slots are between two masters for too long, others than before, or none any more ("").
+// recordOpenSlots records that slots stay open, others than before, or none any more ("").
 func (l *loop) recordOpenSlots(now int64, why string) {
 	switch {
 	case why == l.openSlots:

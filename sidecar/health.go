@@ -28,9 +28,9 @@ type shardHealths struct {
 	slots  []int           // of each shard
 	owners []redisop.Shard // by slot; nil: Redis is no Cluster
 
-	sentinels string // why most of the Sentinels are lost; "": they are not
-	open      string // why slots of a Cluster are between two masters for too long; "": none is
-	isFelt    bool   // locks wait because of that
+	sentinels  string // why most of the Sentinels are lost; "": they are not
+	open       string // why slots of a Cluster stay open; "": none is
+	isBlocking bool   // locks wait because of that
 }
 
 // ofCluster: no master is known.
@@ -66,11 +66,11 @@ func (h *shardHealths) setSentinels(why string, publish func(*redisHealth)) {
 	publish(h.all())
 }
 
-// setOpen notes why slots are between two masters, and whether locks wait because of that, as setSentinels does.
-func (h *shardHealths) setOpen(why string, isFelt bool, publish func(*redisHealth)) {
+// setOpen notes why slots stay open, and whether locks wait because of that, as setSentinels does.
+func (h *shardHealths) setOpen(why string, isBlocking bool, publish func(*redisHealth)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.open, h.isFelt = why, isFelt
+	h.open, h.isBlocking = why, isBlocking
 	publish(h.all())
 }
 
@@ -109,7 +109,7 @@ func (h *shardHealths) slotsOf(n redisop.Shard) int {
 // all is the health of all shards, and what else endangers locks. The caller holds mu.
 func (h *shardHealths) all() *redisHealth {
 	all := h.connections()
-	if h.isFelt && all.status == "ok" {
+	if h.isBlocking && all.status == "ok" {
 		all.status, all.isDegraded = h.open, true
 	}
 	for _, risk := range []string{h.sentinels, h.open} {

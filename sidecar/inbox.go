@@ -42,7 +42,7 @@ const (
 	redisUp           // shard; flag: data may be lost; listening; redis
 	redisDown         // shard; text
 	redisDegraded     // shard; text: why, "": it is not
-	redisOpenSlots    // text: why slots are between two masters, "": none is
+	redisOpenSlots    // text: why slots stay open, "": none does
 	redisRoute        // routes
 	redisSubscribed   // shard; names
 	redisUnsubscribed // shard; names

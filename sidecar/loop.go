@@ -68,7 +68,7 @@ type loop struct {
 	takeover     takeover
 	crash        crash
 	unusable     map[redisop.Shard]redisTrouble // of shards that are in trouble, as the newest event says
-	openSlots    string                         // why slots are between two masters, as the newest event says; "": none is
+	openSlots    string                         // why slots stay open, as the newest event says; "": none is
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit

@@ -366,9 +366,9 @@ func (s *Server) redisRisk(n redisop.Shard, risk string) {
 	s.shards.set(n, func(h *redisHealth) { h.risk = risk }, s.setHealth)
 }
 
-// redisOpenSlots has why slots are between two masters for too long; "": none is.
-func (s *Server) redisOpenSlots(why string, isFelt bool) {
-	s.shards.setOpen(why, isFelt, s.setHealth)
+// redisOpenSlots has why slots stay open; "": none is.
+func (s *Server) redisOpenSlots(why string, isBlocking bool) {
+	s.shards.setOpen(why, isBlocking, s.setHealth)
 	s.submitEvent(event{kind: redisOpenSlots, text: why})
 }
 

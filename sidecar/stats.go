@@ -37,7 +37,7 @@ type Stats struct {
 	Troubles  [3]Trouble          // of the daemon
 
 	Shards          []Shard          // of a Cluster; nil: Redis is none
-	OpenSlots       []store.OpenSlot // of a Cluster, which are between two masters for too long
+	OpenSlots       []store.OpenSlot // of a Cluster, which stay open
 	TopologyChanges uint64           // how often slots had other masters than before, of a Cluster
 	Redirects       store.Redirects  // of a Cluster
 }

@@ -34,7 +34,7 @@ func someEvents() *locksidecar.EventPage {
 		{At: at(2_650), Kind: locksidecar.EventRedisDegraded, Message: "Redis at 10.0.0.7:6379 is out of memory"},
 		{At: at(2_600), Kind: locksidecar.EventRedisUp},
 		{At: at(2_600), Kind: locksidecar.EventDataLost},
-		{At: at(2_550), Kind: locksidecar.EventSlotsOpen, Message: "slot 42 is on the way from 10.0.0.7:6379 to 10.0.0.8:6379 for more than 10s"},
+		{At: at(2_550), Kind: locksidecar.EventSlotsOpen, Message: "slot 42 has been migrating from 10.0.0.7:6379 to 10.0.0.8:6379 for more than 10s"},
 		{At: at(2_500), Kind: locksidecar.EventSlotsClosed},
 		{At: at(1_001), Kind: "renamed", Name: "later", Message: "of a later sidecar"},
 	}

@@ -53,9 +53,9 @@ func (e *Event) text() string {
 	case protocol.EventDataLost:
 		return "Redis may have lost data: the locks of this host are written again"
 	case protocol.EventSlotsOpen:
-		return "slots are between two masters: " + e.Msg
+		return "slots of the Cluster stay open: " + e.Msg
 	case protocol.EventSlotsClosed:
-		return "no slot is between two masters any more"
+		return "no slot of the Cluster stays open any more"
 	case protocol.EventLost:
 		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", e.Name, e.Reason, Reason(e.Reason), Duration(e.Held), e.client())
 		if e.RemoteField != "" {

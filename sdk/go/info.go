@@ -108,7 +108,7 @@ const (
 	EventRedisDegraded EventKind = "redis_degraded" // Redis is connected, and refuses what locks need, or does so for another reason
 	EventRedisUp       EventKind = "redis_up"       // that has ended: Redis can be used again
 	EventDataLost      EventKind = "data_lost"      // Redis may have lost data
-	EventSlotsOpen     EventKind = "slots_open"     // slots of a Redis Cluster are between two masters for too long, or others are
+	EventSlotsOpen     EventKind = "slots_open"     // slots of a Redis Cluster stay open, or others are
 	EventSlotsClosed   EventKind = "slots_closed"   // none is any more
 )
 

@@ -57,7 +57,7 @@ var (
 	redisShardUp    = describe("redis_shard_up", "Of a Redis Cluster: whether the daemon is connected to this master, which has slots.", "shard")
 	redisSlots      = describe("redis_slots", "Of a Redis Cluster: how many slots this master has.", "shard")
 	topologyChanges = describe("topology_changes_total", "Of a Redis Cluster: how often the daemon learned that slots have other masters, the first time included.")
-	openSlot        = describe("redis_open_slot_seconds", "Of a Redis Cluster: for how long this slot is on its way between two masters, if for more than 10 s.", "slot")
+	openSlot        = describe("redis_open_slot_seconds", "Of a Redis Cluster: for how long this slot has been migrating, if for more than 10 s.", "slot")
 	sentinelsKnown  = describe("sentinels", "Behind Sentinels: how many there are.")
 	sentinelsAnswer = describe("sentinels_answering", "Behind Sentinels: how many named the master in the last round of questions, each 5 s.")
 	redirects       = describe("redirects_total", "Of a Redis Cluster: commands that a node did not serve because of where their slot is, by its answer.", "kind")

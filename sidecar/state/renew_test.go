@@ -36,7 +36,7 @@ func TestRemovedFilesAreWrittenAgain(t *testing.T) {
 			if f.Misplaced() == "" {
 				t.Fatal("the files are not missed")
 			}
-			writeFile(t, path+".new", []byte("what a renewal left that died")) // nobody else may write here
+			writeFile(t, path+".new", []byte("of a daemon that was killed while it wrote the state again"))
 			if err := f.Renew(); err != nil {
 				t.Fatal(err)
 			}

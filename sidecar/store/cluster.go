@@ -27,7 +27,7 @@ import (
 //     master that is connected, within the same time after a MOVED or the end of a connection, and each minute.
 //   - A node ends a sharded subscription by itself, because the slot has left it. Then one is asked.
 //
-// What is on the way from one node to another one is in openSlots.
+// What has been migrating from one node to another one is in openSlots.
 //
 // Each of them may be out of date. An answer with an older config epoch does not take a slot from a
 // master that is connected; MOVED always does, because the node that answers it does not serve the slot.

@@ -11,9 +11,9 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// A slot of a Cluster is open while it is on its way from one master to another one. A program that moves slots closes
-// each within moments; one that dies leaves it open, for as long as nobody looks. Locks of the slot are served by both
-// masters then, but for those whose keys are divided between them: these wait.
+// A slot of a Cluster is open while it migrates from one master to another one. redis-cli closes each slot within
+// moments; if it is killed, the slot stays open until an operator runs redis-cli --cluster fix. Held locks of an open
+// slot are renewed, which needs one key. Takes and Drops need several, and Redis answers TRYAGAIN.
 //
 //	            ASK or TRYAGAIN of a node,                  openAfter
 //	            or CLUSTER NODES of its master
@@ -25,16 +25,17 @@ const (
 	// openAfter is for how long a slot may be open before that is reported.
 	openAfter = 10 * time.Second
 
-	// openInterval is how often the masters of open slots are asked, and openRecent for how long a lock counts as one
-	// that waits after Redis has not served it: waiters ask more often.
+	// openInterval is the time between two questions to the masters of open slots.
 	openInterval = 2500 * time.Millisecond
-	openRecent   = 5 * time.Second
 
-	// maxOpen bounds the open slots that are known. There is one at a time, unless many were left.
+	// blockedWithin is for how long a slot counts as blocking after the last TRYAGAIN: waiters retry more often.
+	blockedWithin = 5 * time.Second
+
+	// maxOpen bounds the open slots that are known. Usually there is one at a time.
 	maxOpen = 256
 )
 
-// OpenSlot is a slot that is on its way from one master to another one, and has been for longer than it should.
+// OpenSlot is a slot that has been migrating for longer than openAfter.
 type OpenSlot struct {
 	Slot     uint16
 	From, To string        // addresses; To may be "": it is not known
@@ -43,21 +44,21 @@ type OpenSlot struct {
 
 // openSlots has the open slots of a Cluster.
 type openSlots struct {
-	mu       sync.Mutex // guards what follows; nothing else is locked under it
-	slots    map[uint16]*openSlot
-	reported string // the sentence that was reported last; "": none is open
-	isFelt   bool   // the same: a lock waits
+	mu         sync.Mutex // guards what follows; nothing else is locked under it
+	slots      map[uint16]*openSlot
+	reported   string // the sentence that was reported last; "": none is open
+	isBlocking bool   // the same: a lock waits
 }
 
 type openSlot struct {
-	from, to string
-	since    int64 // CLOCK_BOOTTIME in ns
-	feltAt   int64 // when an operation was not served because of it; 0: none was
+	from, to  string
+	since     int64 // CLOCK_BOOTTIME in ns
+	blockedAt int64 // when an operation was not served because of it; 0: none was
 }
 
-// note notes a sign that a slot is open, which its master has. isFelt: an operation was not served because of it. It
-// reports whether that is new.
-func (o *openSlots) note(slot uint16, from, to string, isFelt bool) (isNew bool) {
+// note notes a sign that a slot of the master from is open. isBlocking: an operation got TRYAGAIN. It reports whether
+// the slot was not known to be open.
+func (o *openSlots) note(slot uint16, from, to string, isBlocking bool) (isNew bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	s := o.slots[slot]
@@ -74,8 +75,8 @@ func (o *openSlots) note(slot uint16, from, to string, isFelt bool) (isNew bool)
 	if to != "" {
 		s.to = to
 	}
-	if isFelt {
-		s.feltAt = protocol.Now()
+	if isBlocking {
+		s.blockedAt = protocol.Now()
 	}
 	return isNew
 }
@@ -112,40 +113,40 @@ func (o *openSlots) masters(masterOf func(slot uint16) string) (addresses []stri
 
 // long returns the slots that are open for longer than openAfter, and whether a lock waits because of one. The caller
 // holds mu.
-func (o *openSlots) long(now int64) (open []OpenSlot, isFelt bool) {
+func (o *openSlots) long(now int64) (open []OpenSlot, isBlocking bool) {
 	for slot, s := range o.slots {
 		if age := time.Duration(now - s.since); age > openAfter {
 			open = append(open, OpenSlot{slot, s.from, s.to, age})
-			isFelt = isFelt || s.feltAt != 0 && now-s.feltAt < int64(openRecent)
+			isBlocking = isBlocking || s.blockedAt != 0 && now-s.blockedAt < int64(blockedWithin)
 		}
 	}
 	slices.SortFunc(open, func(a, b OpenSlot) int { return cmp.Compare(a.Slot, b.Slot) })
-	return open, isFelt
+	return open, isBlocking
 }
 
 // change returns the sentence for the slots that are open for too long ("": there is none), and whether a lock waits;
 // changed: it is not what was returned last.
-func (o *openSlots) change(now int64) (why string, isFelt, changed bool) {
+func (o *openSlots) change(now int64) (why string, isBlocking, changed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	open, isFelt := o.long(now)
+	open, isBlocking := o.long(now)
 	if len(open) > 0 {
 		why = describeOpen(open)
 	}
-	changed = why != o.reported || isFelt != o.isFelt
-	o.reported, o.isFelt = why, isFelt
-	return why, isFelt, changed
+	changed = why != o.reported || isBlocking != o.isBlocking
+	o.reported, o.isBlocking = why, isBlocking
+	return why, isBlocking, changed
 }
 
 // describeOpen is the sentence for open slots.
 func describeOpen(open []OpenSlot) string {
 	first := &open[0]
-	what := fmt.Sprintf("slot %d is", first.Slot)
+	what, them := fmt.Sprintf("slot %d has", first.Slot), "it"
 	if n := len(open) - 1; n > 0 {
-		what = fmt.Sprintf("slot %d and %d more are", first.Slot, n)
+		what, them = fmt.Sprintf("slot %d and %d more have", first.Slot, n), "them"
 	}
-	return fmt.Sprintf("%s on the way from %s to %s for more than %v: if no program moves slots now, one has been ended, and locks of which Redis has some keys at each of the two wait; redis-cli --cluster fix %s ends that",
-		what, first.From, cmp.Or(first.To, "another master"), openAfter, first.From)
+	return fmt.Sprintf("%s been migrating from %s to %s for more than %v: held locks of %s are renewed, and none can be taken or released; if no program moves slots now, redis-cli --cluster fix %s ends that",
+		what, first.From, cmp.Or(first.To, "another master"), openAfter, them, first.From)
 }
 
 // OpenSlots returns the slots of a Cluster that are open for too long, the smallest first.
@@ -161,8 +162,8 @@ func (s *Store) OpenSlots() []OpenSlot {
 }
 
 // noteOpen notes a sign that a slot is open, and has its master asked.
-func (cl *cluster) noteOpen(slot uint16, to string, isFelt bool) {
-	if cl.open.note(slot, cl.masterOf(slot), to, isFelt) {
+func (cl *cluster) noteOpen(slot uint16, to string, isBlocking bool) {
+	if cl.open.note(slot, cl.masterOf(slot), to, isBlocking) {
 		cl.refreshLater()
 	}
 }
@@ -185,15 +186,15 @@ func (cl *cluster) checkOpen() bool {
 			_, _ = cl.ask(address)
 		}
 	}
-	why, isFelt, changed := cl.open.change(protocol.Now())
+	why, isBlocking, changed := cl.open.change(protocol.Now())
 	if changed {
 		if why != "" {
-			cl.cfg.Log.Warn("a slot of the Cluster is left between two masters", "reason", why, "locks_wait", isFelt)
+			cl.cfg.Log.Warn("a slot of the Cluster stays open", "reason", why, "locks_wait", isBlocking)
 		} else {
-			cl.cfg.Log.Info("no slot of the Cluster is left between two masters any more")
+			cl.cfg.Log.Info("no slot of the Cluster stays open any more")
 		}
 		if cl.cfg.OnOpenSlots != nil {
-			cl.cfg.OnOpenSlots(why, isFelt)
+			cl.cfg.OnOpenSlots(why, isBlocking)
 		}
 	}
 	cl.open.mu.Lock()

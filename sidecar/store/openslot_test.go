@@ -29,11 +29,11 @@ func TestTopologyHasTheSlotsThatItsNodeMovesAway(t *testing.T) {
 func TestSlotThatStaysOpenIsReportedUntilItIsClosed(t *testing.T) {
 	var o openSlots
 	now := protocol.Now()
-	expect := func(what string, after time.Duration, changed, isFelt bool, says ...string) {
+	expect := func(what string, after time.Duration, changed, isBlocking bool, says ...string) {
 		t.Helper()
-		why, felt, did := o.change(now + int64(after))
-		if did != changed || felt != isFelt || (why == "") != (len(says) == 0) {
-			t.Errorf("%s: %q, felt %v, changed %v", what, why, felt, did)
+		why, blocks, did := o.change(now + int64(after))
+		if did != changed || blocks != isBlocking || (why == "") != (len(says) == 0) {
+			t.Errorf("%s: %q, blocking %v, changed %v", what, why, blocks, did)
 		}
 		for _, s := range says {
 			if !strings.Contains(why, s) {
@@ -49,27 +49,27 @@ func TestSlotThatStaysOpenIsReportedUntilItIsClosed(t *testing.T) {
 		t.Error("the first sign of a slot is not the first one")
 	}
 	expect("at once", 0, false, false)
-	expect("after long", long, true, false, "slot 42 is on the way from a:1 to b:2 for more than 10s", "redis-cli --cluster fix a:1")
+	expect("after long", long, true, false, "slot 42 has been migrating from a:1 to b:2 for more than 10s", "redis-cli --cluster fix a:1")
 	expect("a little later", long+time.Second, false, false, "slot 42")
-	o.slots[42].feltAt = now + int64(long)
+	o.slots[42].blockedAt = now + int64(long)
 	expect("a lock waits", long+time.Second, true, true, "slot 42")
-	expect("it does not any more", long+openRecent, true, false, "slot 42")
+	expect("it does not any more", long+blockedWithin, true, false, "slot 42")
 	o.confirm("b:2", nil)
 	o.confirm("a:1", map[uint16]string{42: "", 7: "c:3"})
 	o.slots[7].since = now + int64(long)
-	expect("its master says so, too, and of another one", long+openRecent, false, false, "slot 42 is on the way from a:1 to b:2")
+	expect("its master says so, too, and of another one", long+blockedWithin, false, false, "slot 42 has been migrating from a:1 to b:2")
 	o.slots[7].since = now
-	expect("the other one, after long", long+openRecent, true, false, "slot 7 and 1 more are on the way from a:1 to c:3")
+	expect("the other one, after long", long+blockedWithin, true, false, "slot 7 and 1 more have been migrating from a:1 to c:3")
 	o.confirm("a:1", map[uint16]string{42: "b:2"})
-	expect("the other one is closed", long+openRecent, true, false, "slot 42 is")
+	expect("the other one is closed", long+blockedWithin, true, false, "slot 42 has")
 	if masters := o.masters(func(uint16) string { return "a:1" }); len(masters) != 1 || masters[0] != "a:1" {
 		t.Errorf("%v are asked", masters)
 	}
 	if masters := o.masters(func(uint16) string { return "b:2" }); len(masters) != 0 {
 		t.Errorf("%v are asked, and another master has the slot", masters)
 	}
-	expect("it has moved", long+openRecent, true, false)
-	expect("nothing is open", long+openRecent, false, false)
+	expect("it has moved", long+blockedWithin, true, false)
+	expect("nothing is open", long+blockedWithin, false, false)
 	for slot := range uint16(1000) {
 		o.note(slot, "a:1", "", false)
 	}

@@ -100,9 +100,9 @@ type Config struct {
 	// OnSentinels: most of the Sentinels do not answer, with the sentence that an operator reads; "": they do again.
 	OnSentinels func(why string)
 
-	// OnOpenSlots: slots of a Cluster are on the way between two masters for too long, with the sentence that an operator
-	// reads; "": none is any more. isFelt: locks wait because of that.
-	OnOpenSlots func(why string, isFelt bool)
+	// OnOpenSlots: slots of a Cluster stay open, with the sentence that an operator
+	// reads; "": none is any more. isBlocking: locks wait because of that.
+	OnOpenSlots func(why string, isBlocking bool)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
 	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the

@@ -126,12 +126,12 @@ var runbooks = []book{
 			i.jobs[0].AwaitOutput("running")
 			i.cluster.OpenMigration(slot, i.cluster.ShardMaster(1)).MoveKeys(name)    // and not its token counter
 			i.jobs = append(i.jobs, harness.StartRun(i.T, i.here, name, "read line")) // waits
-			i.here.Log.AwaitWords(i.T, "a slot of the Cluster is left between two masters", "locks_wait=true")
+			i.here.Log.AwaitWords(i.T, "a slot of the Cluster stays open", "locks_wait=true")
 		},
 		shows: []shown{
 			{command: "locksidecar ping", code: 74, words: []string{"redis-cli --cluster fix 127.0.0.1:"}},
-			{command: "locksidecar status", words: []string{"REDIS", "is on the way from 127.0.0.1:", "for more than 10s"}},
-			{command: "locksidecar events --since 15m", words: []string{"slots_open ", "slots are between two masters: slot "}},
+			{command: "locksidecar status", words: []string{"REDIS", "has been migrating from 127.0.0.1:", "for more than 10s"}},
+			{command: "locksidecar events --since 15m", words: []string{"slots_open ", "slots of the Cluster stay open: slot "}},
 		},
 		over: func(i *incident) {
 			address := i.cluster.ShardMaster(0).Address()
@@ -139,10 +139,10 @@ var runbooks = []book{
 			if err != nil {
 				i.Fatalf("redis-cli --cluster fix: %v\n%s", err, out)
 			}
-			i.here.Log.AwaitWords(i.T, "no slot of the Cluster is left between two masters any more")
+			i.here.Log.AwaitWords(i.T, "no slot of the Cluster stays open any more")
 		},
 		after: []shown{
-			{command: "locksidecar events --since 15m", words: []string{"slots_closed ", "no slot is between two masters any more"}},
+			{command: "locksidecar events --since 15m", words: []string{"slots_closed ", "no slot of the Cluster stays open any more"}},
 			{command: "locksidecar ping", words: []string{"its Redis serves"}},
 		},
 	},

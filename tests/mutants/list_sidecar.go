@@ -1301,7 +1301,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a lock that waits for an open slot degrades Redis",
 		file: "sidecar/health.go",
-		old:  `if h.isFelt && all.status == "ok" {`,
+		old:  `if h.isBlocking && all.status == "ok" {`,
 		new:  `if false {`,
 		by:   test("sidecar", "TestHealthNamesLostSentinelsAndOpenSlots"),
 	},

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -236,7 +237,7 @@ func TestClusterCountsRedirects(t *testing.T) {
 }
 
 // A program that moves a slot ended before the slot had moved, and both masters have a token counter, that of the target
-// an old one. redis-cli closes the slot, the hold stays, and tokens grow.
+// an old one. No lock of the slot can be taken. redis-cli closes the slot, the hold stays, and tokens grow.
 func TestClusterSlotThatWasLeftOpenIsClosed(t *testing.T) {
 	t.Parallel()
 	cli, err := exec.LookPath("redis-cli")
@@ -246,18 +247,22 @@ func TestClusterSlotThatWasLeftOpenIsClosed(t *testing.T) {
 	c := harness.StartCluster(t, 3, 0)
 	hosts := startHosts(t, c, 2*time.Second)
 	holder, other := harness.Dial(t, hosts[0]), harness.Dial(t, hosts[1])
-	name := c.Names(0, "left", 1)[0]
+	tag := c.Names(0, "left", 1)[0]
+	name, free := "{"+tag+"}:held", "{"+tag+"}:free"
 	held, err := holder.Lock(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := c.OpenMigration(harness.Slot(name), c.ShardMaster(1))
+	m := c.OpenMigration(harness.Slot(tag), c.ShardMaster(1))
 	m.MoveKeys(name)
 	old := m.To.Pipeline()
 	old.Do(t.Context(), "ASKING")
-	old.Set(t.Context(), "redisson_lock_token:{"+name+"}", 1, 0)
+	old.Set(t.Context(), "redisson_lock_token:"+name, 1, 0)
 	if _, err := old.Exec(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := other.TryLock(t.Context(), free); !errors.Is(err, locksidecar.ErrUnavailable) {
+		t.Errorf("a free lock of the open slot: %v", err)
 	}
 	fix := func(more ...string) string {
 		out, _ := exec.CommandContext(t.Context(), cli, append([]string{"--cluster", "fix", m.From.Address()}, more...)...).CombinedOutput()
@@ -279,6 +284,9 @@ func TestClusterSlotThatWasLeftOpenIsClosed(t *testing.T) {
 	next, err := other.Lock(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if _, err := other.TryLock(t.Context(), free); err != nil {
+		t.Errorf("a free lock of the slot afterwards: %v", err)
 	}
 	if next.Token() <= held.Token() {
 		t.Errorf("token %d after %d", next.Token(), held.Token())

@@ -407,7 +407,7 @@ class Event:
     - "redis_degraded": Redis is connected, and refuses what locks need; msg says why;
     - "redis_up": that has ended;
     - "data_lost": Redis may have lost data;
-    - "slots_open": slots of a Redis Cluster are between two masters for too long; msg names them;
+    - "slots_open": slots of a Redis Cluster stay open; msg names them;
     - "slots_closed": none is any more.
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
