@@ -170,7 +170,7 @@ func TestDialRejectsIncompatibleServer(t *testing.T) {
 func TestDialWaitsForStartingSidecar(t *testing.T) {
 	s := &scriptedSidecar{t: t, path: filepath.Join(shortDir(t), "s")}
 	attempts := make(chan struct{}, 1000)
-	c := newClient(dialer{path: s.path, name: "test", clock: protocol.Now})
+	c := newClient(dialer{path: s.path, name: "test", clock: protocol.Now, watchPeriod: time.Hour})
 	c.dialPatience = time.Minute
 	c.dialer.connect = func(ctx context.Context, path string) (net.Conn, error) {
 		defer func() { attempts <- struct{}{} }()

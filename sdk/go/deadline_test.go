@@ -25,7 +25,7 @@ func withRecorder(t *testing.T, test func(t *testing.T, c *Client, p *recorder))
 		clock := func() int64 { return time.Now().UnixNano() + p.suspended.Load() }
 		p.clock = clock
 		first := true
-		c := newClient(dialer{path: "pipe", name: "test", clock: clock})
+		c := newClient(dialer{path: "pipe", name: "test", clock: clock, watchPeriod: time.Hour})
 		c.dialer.connect = func(context.Context, string) (net.Conn, error) {
 			if !first {
 				return nil, errors.New("only one connection")

@@ -61,6 +61,8 @@ type dialer struct {
 	connect func(ctx context.Context, path string) (net.Conn, error)
 	clock   func() int64 // CLOCK_BOOTTIME
 	log     *slog.Logger // nil: nothing is logged
+
+	watchPeriod time.Duration // between two looks of waitWatch; 0: the constant
 }
 
 // dialFirst connects for the first time. It tries again while the sidecar may be about to

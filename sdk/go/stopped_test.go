@@ -25,7 +25,7 @@ type stoppedClient struct {
 func stopClient(t *testing.T, lease time.Duration, names ...string) (*stoppedClient, []*Lock) {
 	s := &stoppedClient{}
 	sidecar := listen(t)
-	s.c = newClient(dialer{path: sidecar.path, name: "test", connect: connectUnix, clock: s.clock})
+	s.c = newClient(dialer{path: sidecar.path, name: "test", connect: connectUnix, clock: s.clock, watchPeriod: time.Hour})
 	peers := make(chan *peer, 1)
 	go func() {
 		p := sidecar.accept()

@@ -35,11 +35,12 @@ const (
 func (s *session) startWatchLocked() {
 	w := &s.waits
 	w.isRunning = true
+	period := cmp.Or(s.dialer.watchPeriod, watchPeriod)
 	if w.timer == nil {
-		w.timer = time.AfterFunc(watchPeriod, s.watchWaits)
+		w.timer = time.AfterFunc(period, s.watchWaits)
 		return
 	}
-	w.timer.Reset(watchPeriod)
+	w.timer.Reset(period)
 }
 
 // stop ends the watch with the session.
@@ -59,18 +60,18 @@ func (s *session) watchWaits() {
 		return
 	}
 	slow := "" // the name of a lock
-	w.isRunning = false
+	isWaiting := false
 	for _, c := range s.calls {
 		if c.kind != acquireCall || c.phase == callAbandoned {
 			continue
 		}
-		w.isRunning = true
+		isWaiting = true
 		if c.looks++; c.looks >= slowLooks && c.looks&(c.looks-1) == 0 {
 			slow = c.task.name
 		}
 	}
-	if w.isRunning {
-		w.timer.Reset(watchPeriod)
+	if w.isRunning = false; isWaiting {
+		s.startWatchLocked()
 	}
 	grants := w.grants
 	isDue := slow != "" && w.mayWarn(grants) && s.phase.get() == sessionServing
