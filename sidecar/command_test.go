@@ -43,6 +43,7 @@ func newBlocking() *blocking {
 	return b
 }
 
+// Shows docs/guarantees.md: Blocks the reading of its command line.
 func TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBlocking()
@@ -160,6 +161,8 @@ func TestCommandsShowTheProgramAndTheJob(t *testing.T) {
 }
 
 // A daemon serves clients whose command lines block the reader.
+//
+// Shows docs/guarantees.md: Blocks the reading of its command line.
 func TestClientIsServedThoughReadingItsCommandLineBlocks(t *testing.T) {
 	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
 	if err != nil {

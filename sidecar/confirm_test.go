@@ -149,6 +149,7 @@ func (c *wire) ping() {
 	c.answer(c.id, new(protocol.PingOK))
 }
 
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
 func TestConfirmIsAnsweredAfterRedisHasExecutedTheRelease(t *testing.T) {
 	here, there, g := twoHouses(t, nil)
 	for _, answered := range []bool{true, false} {
@@ -173,6 +174,7 @@ func TestConfirmIsAnsweredAfterRedisHasExecutedTheRelease(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
 func TestConfirmWithNothingToWaitForIsAnsweredAtOnce(t *testing.T) {
 	here, _, g := twoHouses(t, nil)
 	a, b := greeted(t, here.cfg.Socket), greeted(t, here.cfg.Socket)
@@ -220,6 +222,8 @@ func TestConfirmsCountAmongTheWaitersOfASession(t *testing.T) {
 
 // A client sends its confirm again to the successor, which executes what its predecessor
 // did not execute. It has ended a session that holds nothing more, and has the same uuid.
+//
+// Shows docs/guarantees.md: A confirmed release that the dead daemon had not executed.
 func TestConfirmIsAnsweredBySuccessor(t *testing.T) {
 	for _, holdsMore := range []bool{true, false} {
 		here, there, g := twoHouses(t, nil)

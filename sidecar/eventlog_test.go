@@ -54,6 +54,8 @@ func TestEventsAreReadInTheirOrderOverPages(t *testing.T) {
 }
 
 // What one class has very many of does not displace the events of another.
+//
+// Shows docs/guarantees.md: Follows the events and does not read them.
 func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 	kinds := []protocol.EventRow{
 		{Kind: protocol.EventGranted}, {Kind: protocol.EventReleased, HeldMS: 999},
@@ -179,6 +181,7 @@ func TestNewestEventsAreFoundInTheirOrder(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: Follows the events and does not read them.
 func TestGrantsDoNotDisplaceLosses(t *testing.T) {
 	var g eventLog
 	g.begin(5_000_000)

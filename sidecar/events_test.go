@@ -211,6 +211,8 @@ func TestLaterEventsRequestHasTheEarlierOneAnswered(t *testing.T) {
 }
 
 // The requests of all clients that wait are bounded, and clients that left do not count.
+//
+// Shows docs/guarantees.md: Follows the events and does not read them.
 func TestRequestsThatWaitForEventsAreLimited(t *testing.T) {
 	socket := start(t, nil)
 	waiting := func() *wire {

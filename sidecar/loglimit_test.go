@@ -38,6 +38,7 @@ func TestLogHasAFewLinesOfAKind(t *testing.T) {
 	want("a new window", "pid=1", maxLines+1)
 }
 
+// Shows docs/guarantees.md: Loses thousands of locks in a second.
 func TestLinesThatAreLeftOutAreSummedUpWithTheirLocks(t *testing.T) {
 	var log strings.Builder
 	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
@@ -70,6 +71,8 @@ func TestLinesThatAreLeftOutAreSummedUpWithTheirLocks(t *testing.T) {
 
 // A forced release is in the log, however many there are. A user who ends his own holds by force all
 // the time gets a line with the names instead.
+//
+// Shows docs/guarantees.md: Loses thousands of locks in a second.
 func TestLogHasEveryForcedReleaseOfThePrivileged(t *testing.T) {
 	var log strings.Builder
 	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}

@@ -41,6 +41,8 @@ func (c *wire) holdFor(name string, lease time.Duration) (m protocol.AcquireOK) 
 
 // A lock of a daemon that is gone is freed once there is no sign of life of it: the next waiter has it
 // at once, with a larger token. A daemon that comes back with the state of before notifies its client.
+//
+// Shows docs/guarantees.md: A lock of a dead host is freed early only on request.
 func TestOrphanedLockIsFreedForTheNextWaiter(t *testing.T) {
 	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "db-7" })
 	here := newHouse(t, func(c *sidecar.Config) { c.HostName, c.Redis = "db-8", there.cfg.Redis })
@@ -121,6 +123,8 @@ func TestOrphanedLockIsFreedForTheNextWaiter(t *testing.T) {
 }
 
 // A lock that is not orphaned, or may not be, stays as it is.
+//
+// Shows docs/guarantees.md: A lock of a dead host is freed early only on request.
 func TestLockThatIsNotOrphanedIsNotFreed(t *testing.T) {
 	h := newHouse(t, nil)
 	c, hello := h.hello(false, "")

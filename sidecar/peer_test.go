@@ -50,6 +50,8 @@ func TestReusedPIDIsNotTheClient(t *testing.T) {
 
 // A process with the same pid and start time may have executed another program, and then no part of it
 // knows the locks of the former one. Whatever is not known says nothing.
+//
+// Shows docs/guarantees.md: The process executes another program.
 func TestExecIsFoundByWhatOnlyExecChanges(t *testing.T) {
 	type program = state.Program
 	p := func(o state.Origin, text, stack uint16) program { return program{Origin: o, Text: text, Stack: stack} }
@@ -74,6 +76,7 @@ func TestExecIsFoundByWhatOnlyExecChanges(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: The process executes another program.
 func TestProcessThatExecutesAnotherProgramIsRecognized(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "echo runs; read line; exec cat")
 	in, err := cmd.StdinPipe()
@@ -210,6 +213,8 @@ const (
 
 // Where /proc hides the processes of other users, the inode of the pidfd still identifies a
 // process. On a kernel without these inodes, the process remains unproven.
+//
+// Shows docs/guarantees.md: A client died in the meantime, and another process has its pid.
 func TestHiddenProcessIsFoundByItsPidfd(t *testing.T) {
 	if os.Getenv(hiddenEnv) != "" {
 		lookAtHiddenProcess()

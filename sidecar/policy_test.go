@@ -111,6 +111,8 @@ func TestRequestsPerSecondAreRefusedAndReleasesAreNot(t *testing.T) {
 
 // A client that goes on sending although it is refused is read no faster than at twice the rate. It
 // gets every answer.
+//
+// Shows docs/guarantees.md: Sends as fast as it can.
 func TestClientThatSendsTooFastIsReadMoreSlowly(t *testing.T) {
 	t.Parallel()
 	const perSecond, requests = 100, 400
@@ -141,6 +143,8 @@ func TestClientThatSendsTooFastIsReadMoreSlowly(t *testing.T) {
 }
 
 // To connect counts, too: a client that reconnects all the time is not served faster.
+//
+// Shows docs/guarantees.md: Sends as fast as it can.
 func TestClientThatReconnectsTooFastWaits(t *testing.T) {
 	t.Parallel()
 	const perSecond, connections = 10, 20
@@ -156,6 +160,8 @@ func TestClientThatReconnectsTooFastWaits(t *testing.T) {
 }
 
 // What a client has sent before it went is not read slowly: until it is read, its locks stay.
+//
+// Shows docs/guarantees.md: Sends as fast as it can.
 func TestClientThatHasGoneIsNotReadSlowly(t *testing.T) {
 	const tooMany = 2000 // at the pace of this entry, they would take minutes
 	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: 5}))

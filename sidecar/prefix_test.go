@@ -14,6 +14,8 @@ import (
 )
 
 // A name is refused for the key that it becomes, and only for that.
+//
+// Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.
 func TestReservedNamesOfAKeyPrefixAreRefused(t *testing.T) {
 	c := greeted(t, start(t, func(c *sidecar.Config) { c.KeyPrefix = "redisson_" }))
 	c.hold("victim")
@@ -46,6 +48,8 @@ func TestLongestNameWithTheLongestKeyPrefix(t *testing.T) {
 
 // With another prefix, a successor would renew and release keys that its predecessor never
 // had. It begins with a new uuid, and says why; so does the next one with the old prefix.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestStateOfAnotherKeyPrefixIsNotTakenOver(t *testing.T) {
 	h := newHouse(t, func(c *sidecar.Config) { c.KeyPrefix = "app1:" })
 	options, err := redis.ParseURL(h.cfg.Redis)

@@ -369,6 +369,7 @@ func TestHelperHoldsALock(t *testing.T) {
 	select {}
 }
 
+// Shows docs/guarantees.md: The client does not connect again, but its process lives.
 func TestClientThatCannotResumeKeepsItsLocksToTheirDeadlines(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t, func(c *sidecar.Config) { c.Lease = time.Second })
@@ -385,6 +386,7 @@ func TestClientThatCannotResumeKeepsItsLocksToTheirDeadlines(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: The client does not connect again, but its process lives.
 func TestAbsentClientIsRenewedForResumeWithin(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t, func(c *sidecar.Config) { c.Lease = 3 * time.Second; c.ResumeWithin = 4 * time.Second })
@@ -421,6 +423,8 @@ func (h *house) changeState(change func(*state.Session)) {
 
 // The pid of a client that died while no sidecar ran was given to a process that lives
 // for long.
+//
+// Shows docs/guarantees.md: A client died in the meantime, and another process has its pid.
 func TestPidOfADeadClientKeepsNoLock(t *testing.T) {
 	h := newHouse(t, func(c *sidecar.Config) { c.Lease = time.Hour })
 	a, _ := h.hello(true, "")
@@ -453,6 +457,8 @@ func (h *house) ticketFor() string {
 
 // A process that has become another user cannot resume its session. It relies on its locks until the
 // deadlines that it knows.
+//
+// Shows docs/guarantees.md: The process changes its user.
 func TestTicketShownInVainFreesNothingBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	for _, isOwn := range []bool{true, false} {
@@ -485,6 +491,8 @@ func TestTicketShownInVainFreesNothingBeforeTheDeadline(t *testing.T) {
 
 // Nothing shows whether the process that has the pid is the client, so its locks are
 // not renewed for an hour.
+//
+// Shows docs/guarantees.md: A client died in the meantime, and another process has its pid.
 func TestPidThatProvesNothingKeepsALockForOneLease(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
@@ -528,6 +536,7 @@ func TestStateHasTheRedisAndTheSessionsThatAreOpen(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestWithoutStateEveryLockEndsWithItsLease(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t, func(c *sidecar.Config) { c.State = sidecar.StateNone; c.Lease = time.Second })

@@ -169,6 +169,7 @@ func TestALockPassesBetweenSessions(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: Its connection ends, and its process lives.
 func TestTheEndOfAConnectionFreesItsLocks(t *testing.T) {
 	socket := start(t, nil)
 	a, b := greeted(t, socket), greeted(t, socket)
@@ -269,6 +270,8 @@ func TestSessionsAreLimited(t *testing.T) {
 
 // A lock must not be kept under the key of another lock's token counter or queue: the
 // attacker's hold would end the tokens, and then the renewals, of the other lock.
+//
+// Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.
 func TestReservedNamesAreRefused(t *testing.T) {
 	c := greeted(t, start(t, nil))
 	c.hold("victim")
@@ -367,6 +370,8 @@ func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
 
 // A reader waits while its client has too many unread answers. So what this client sends last is certainly
 // unread when the sidecar stops.
+//
+// Shows docs/guarantees.md: A release that the daemon had not read.
 func TestStopExecutesReleasesThatHaveArrived(t *testing.T) {
 	t.Parallel() // the stop waits for the client to read, for a second
 	h := newHouse(t, nil)
@@ -391,6 +396,7 @@ func TestStopExecutesReleasesThatHaveArrived(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: A release that the daemon had not read.
 func TestReleaseThatAStoppedSidecarCannotReadFails(t *testing.T) {
 	h := newHouse(t, nil)
 	c := greeted(t, h.cfg.Socket)
@@ -402,6 +408,8 @@ func TestReleaseThatAStoppedSidecarCannotReadFails(t *testing.T) {
 }
 
 // Some of these ends are certainly not read when the sidecar stops.
+//
+// Shows docs/guarantees.md: A release that the daemon had not read.
 func TestStopEndsTheSessionsOfClientsThatHaveClosedTheirConnections(t *testing.T) {
 	const n = 200
 	h := newHouse(t, nil)

@@ -52,6 +52,8 @@ func TestOnlyErrorsThatStayAreSettingErrors(t *testing.T) {
 }
 
 // The lock table has the times of the settings.
+//
+// Shows docs/queue.md: Settings.
 func TestTimesReachTheLockTable(t *testing.T) {
 	for _, tt := range []struct {
 		cfg                 Config

@@ -73,6 +73,8 @@ func TestOnlyItsOwnerCanOpenTheLockFile(t *testing.T) {
 
 // Another process has the file of an earlier daemon open. After one sidecar has started, it
 // cannot lock the sidecars out any more.
+//
+// Shows docs/guarantees.md: A process of another user locks the lock file.
 func TestLockFileThatOthersCanOpenIsReplaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	path := socket + ".lock"
@@ -141,6 +143,7 @@ func TestOneSidecarAtATimeLocksASocket(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: A process of another user locks the lock file.
 func TestFilesOfOtherProgramsAreNoLockFiles(t *testing.T) {
 	const text = "precious\n"
 	write := func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
@@ -211,6 +214,8 @@ const lockerEnv = "LOCKSIDECAR_TEST_LOCKER"
 
 // A process of another user has locked the file of an earlier daemon. The error names the process
 // and a remedy, and the remedy works.
+//
+// Shows docs/guarantees.md: A process of another user locks the lock file.
 func TestProcessOfAnotherUserThatLockedTheFileIsNamed(t *testing.T) {
 	if path := os.Getenv(lockerEnv); path != "" {
 		lockForAnotherUser(path)
@@ -281,6 +286,8 @@ func lockForAnotherUser(path string) {
 }
 
 // Also if its lock file was removed while it runs.
+//
+// Shows docs/guarantees.md: A process of another user locks the lock file.
 func TestSocketOfARunningProcessIsNotReplaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})

@@ -83,6 +83,8 @@ func (v vector) frame(t *testing.T) []byte {
 
 // Every request of the vectors reaches the sidecar, and every answer and event the program.
 // TestVectorsCoverTheProtocol of package protocol shows that they have every op and every field.
+//
+// Shows docs/pipe.md: The mapping.
 func TestPipePassesEveryVector(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l, err := net.Listen("unix", path)

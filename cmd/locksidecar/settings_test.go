@@ -290,6 +290,8 @@ func TestListIsTheSameInEachSpelling(t *testing.T) {
 
 // To the sidecar, 0 stands for the default. A user writes 0 for no lingering, and for turns of one
 // grant.
+//
+// Shows docs/queue.md: Settings.
 func TestZeroOfLingerAndTurnIsNotTheDefault(t *testing.T) {
 	for _, tt := range []struct {
 		name string

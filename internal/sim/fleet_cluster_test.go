@@ -56,6 +56,8 @@ func TestScaleClusterOfOneHost(t *testing.T) {
 // The danger: a master that fails delays the locks of the others, because all hosts notice at one moment,
 // or its locks are asserted too late. The hosts of a smaller fleet believe that there are 10,000, and their
 // questions count as if it had so many.
+//
+// Shows docs/scaling.md: A Cluster of 30 masters.
 func TestScaleCluster(t *testing.T) {
 	const (
 		trip     = 2 * time.Millisecond
@@ -143,6 +145,8 @@ func TestScaleCluster(t *testing.T) {
 }
 
 // Hosts that know how few they are ask more often, and learn of a new master sooner.
+//
+// Shows docs/topologies.md: Which master has which slot.
 func TestScaleSmallClusterLearnsSoon(t *testing.T) {
 	for _, tt := range []struct {
 		hosts, masters int

@@ -34,6 +34,7 @@ func checkOrder(t *testing.T, c sim.Contention) {
 	}
 }
 
+// Shows docs/scaling.md: One lock that 1,000 hosts want.
 func TestScaleOneLock(t *testing.T) {
 	hosts, turns := 50, 4
 	trips, works := []time.Duration{near, far}, []time.Duration{0, 10 * time.Millisecond}
@@ -66,6 +67,8 @@ func TestScaleOneLock(t *testing.T) {
 }
 
 // What a grant costs does not depend on how many hosts wait.
+//
+// Shows docs/scaling.md: A turn costs the same for any number of hosts.
 func TestScaleGrantCostsTheSameForAnyNumberOfHosts(t *testing.T) {
 	sizes := []int{2, 8, 40, 200}
 	if *scale {
@@ -89,6 +92,8 @@ func TestScaleGrantCostsTheSameForAnyNumberOfHosts(t *testing.T) {
 // Hosts that are 200 times as far from Redis as others get the lock in the same order, however
 // long the lock is held, and however soon the hosts that had it want it again: also if it is
 // left free after each turn.
+//
+// Shows docs/scaling.md: Also at different distances.
 func TestScaleEveryHostGetsTheLock(t *testing.T) {
 	turns := 30
 	if *scale {
@@ -113,6 +118,8 @@ func TestScaleEveryHostGetsTheLock(t *testing.T) {
 }
 
 // Without a queue a host that is near gets the lock each time.
+//
+// Shows docs/scaling.md: Also at different distances.
 func TestScaleHostsGetNoTurnWithoutQueue(t *testing.T) {
 	p := sim.FleetPlan{Seed: 1, Hosts: 40, Clients: 1, Trip: 100 * time.Microsecond, FarTrip: far, Work: 60 * time.Millisecond, DenyQueues: true}
 	c := sim.Contend(p, 30).Contention()
@@ -159,6 +166,9 @@ func TestScaleHeldLocks(t *testing.T) {
 }
 
 // Renewals of locks that were taken together drift apart, and stay apart.
+//
+// Shows docs/renewals.md: When.
+// Shows docs/scaling.md: 1,000 locks held on each of 1,000 hosts.
 func TestScaleRenewalsSpread(t *testing.T) {
 	hosts, held, periods := 200, 100, 60
 	if *scale {
@@ -175,6 +185,7 @@ func TestScaleRenewalsSpread(t *testing.T) {
 	}
 }
 
+// Shows docs/scaling.md: 1,000 waiting hosts connect again.
 func TestScaleWaitersComeBack(t *testing.T) {
 	hosts := 50
 	if *scale {
@@ -205,6 +216,8 @@ func TestScaleWaitersComeBack(t *testing.T) {
 
 // Hosts that die at one time keep the lock from the others for one lease in all, and hosts
 // whose connections end keep it for nothing beyond the lease of the holder.
+//
+// Shows docs/scaling.md: Hosts that die.
 func TestScaleDeadHosts(t *testing.T) {
 	hosts, dead := 50, 20
 	if *scale {

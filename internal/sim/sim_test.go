@@ -28,6 +28,33 @@ var ofACommit = sync.OnceValue(func() *search {
 	return s
 })
 
+// Shows docs/guarantees.md: Tokens grow.
+// Shows docs/guarantees.md: Nothing is freed early.
+// Shows docs/guarantees.md: A lost lock is reported once, with the reason.
+// Shows docs/guarantees.md: Every waiter is answered.
+// Shows docs/guarantees.md: On one host, first come, first served.
+// Shows docs/guarantees.md: A transfer that a host does not accept costs a round trip.
+// Shows docs/guarantees.md: Exclusion.
+// Shows docs/guarantees.md: A lock with a keep stays held until so long after its grant.
+// Shows docs/guarantees.md: Fairness between hosts.
+// Shows docs/guarantees.md: First come, first served over all hosts, if every request asks for it.
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
+// Shows docs/guarantees.md: kill -9, crash, SIGTERM, upgrade.
+// Shows docs/guarantees.md: No daemon starts, or only after the deadlines.
+// Shows docs/guarantees.md: The file system of the state file is full.
+// Shows docs/guarantees.md: The same, of a daemon that died.
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
+// Shows docs/guarantees.md: Failover to a replica that lags.
+// Shows docs/guarantees.md: Messages lost.
+// Shows docs/guarantees.md: A host dies that waits for a lock.
+// Shows docs/guarantees.md: Its clock jumps.
+// Shows docs/guarantees.md: Its host is suspended.
+// Shows docs/guarantees.md: Takes all it can get.
+// Shows docs/queue.md: Origins.
+// Shows docs/queue.md: Strict order.
+// Shows docs/queue.md: Faults.
+// Shows docs/renewals.md: When.
 func TestSimulation(t *testing.T) {
 	start := time.Now()
 	s := &search{first: 1, last: math.MaxUint64, steps: math.MaxInt}
@@ -158,6 +185,7 @@ func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
 	}
 }
 
+// Shows docs/queue.md: Faults.
 func TestSimulationMeetsEverySituation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("few seeds meet few situations")

@@ -131,6 +131,9 @@ func TestReconnectKeepsOrderOfWaiters(t *testing.T) {
 
 // The same calls, while the connection ends after each byte in each direction, and after several
 // bytes at random.
+//
+// Shows docs/guarantees.md: kill -9, crash, SIGTERM, upgrade.
+// Shows docs/guarantees.md: The same, of a daemon that died.
 func TestSessionSurvivesDisconnectAtEveryByte(t *testing.T) {
 	sidecar := startFakeSidecar(filepath.Join(shortDir(t), "s"))
 	defer sidecar.stop()
@@ -874,6 +877,7 @@ func TestReconnectSendsRemainingWait(t *testing.T) {
 	})
 }
 
+// Shows docs/guarantees.md: No daemon starts, or only after the deadlines.
 func TestHoldsExpireIfSidecarDoesNotReturn(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
 		l := mustLock(t, c, "a")

@@ -376,6 +376,8 @@ func TestCloseReturnsWhenSidecarReportsProtocolError(t *testing.T) {
 }
 
 // While a host is suspended no timer runs, and the clock goes on.
+//
+// Shows docs/guarantees.md: Its host is suspended.
 func TestSuspendedHostFindsItsLocksLost(t *testing.T) {
 	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		l := p.lock(c, "a", time.Minute)

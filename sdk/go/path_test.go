@@ -8,6 +8,7 @@ import (
 	"testing"
 )
 
+// Shows docs/guarantees.md: The process changes its user.
 func TestRelativePathOfTheSocketOutlivesAChangeOfTheDirectory(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

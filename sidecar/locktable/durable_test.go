@@ -51,6 +51,8 @@ func TestLockThatReplicasDidNotConfirmIsGivenBack(t *testing.T) {
 }
 
 // The danger: a client believes in a renewal that a failover undoes.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestRenewalThatReplicasDidNotConfirmExtendsNothing(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
@@ -96,6 +98,8 @@ func TestTokensThatReplicasDidNotConfirmKeepNoRenewalBack(t *testing.T) {
 }
 
 // The danger: another host is told that a lock is free, and after a failover it is not.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestConfirmWaitsForADropThatReplicasConfirmed(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -127,6 +131,8 @@ func TestConfirmWaitsForADropThatReplicasConfirmed(t *testing.T) {
 }
 
 // The danger: the daemon ends after its Drop was executed, and the successor confirms what no replica has.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestConfirmOfALockThatIsNotKnownWaitsForReplicas(t *testing.T) {
 	for _, durable := range []bool{true, false} {
 		r := newListeningRig(t, locktable.Config{Durable: durable, RetryAfter: 100 * time.Millisecond})

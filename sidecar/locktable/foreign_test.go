@@ -60,6 +60,7 @@ func (r *rig) handoffs(first uint64) time.Duration {
 	panic("unreachable")
 }
 
+// Shows docs/queue.md: Free moments.
 func TestRunOfHandoffsLeavesTheKeyFreeNowAndThen(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
@@ -105,6 +106,7 @@ func TestFirstHandoffAfterALongHoldIsImmediate(t *testing.T) {
 	r.want("s2 granted hold=2 token=2 count=1")
 }
 
+// Shows docs/queue.md: Free moments.
 func TestTryEndsAQuietPause(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
@@ -244,6 +246,9 @@ func TestCheckWithUnknownEndIsAskedAgain(t *testing.T) {
 
 // A lease that is shorter than the watchdog's is checked by its own length, and one that is not longer
 // than minCheckInterval not at all.
+//
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
+// Shows docs/renewals.md: When.
 func TestFixedLeaseIsCheckedByItsOwnLease(t *testing.T) {
 	for _, tt := range []struct {
 		lease  time.Duration
@@ -331,6 +336,9 @@ func TestKeyOfAnotherTypeIsATheft(t *testing.T) {
 }
 
 // The counter of a lock is not one: tokens cannot be drawn. Renewals go on.
+//
+// Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.
+// Shows docs/renewals.md: Scripts and commands.
 func TestRefusedDrawKeepsNoRenewalBack(t *testing.T) {
 	for _, outcome := range []redisop.Outcome{redisop.Refused, redisop.Retryable} {
 		r := newRig(t)

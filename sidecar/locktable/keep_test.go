@@ -152,6 +152,8 @@ func TestHoldThatOutlivesItsKeepEndsWithItsRelease(t *testing.T) {
 
 // If the host dies, nothing but the expiry of the key keeps the lock. So Redis has the key for all
 // of the keep from the grant on, and each operation on it leaves that so.
+//
+// Shows docs/guarantees.md: A lock with a keep stays held until so long after its grant.
 func TestEachOperationLeavesTheKeyForTheWholeKeep(t *testing.T) {
 	const whole = 10 * time.Minute
 	r := newRig(t)
@@ -205,6 +207,8 @@ func TestKeepDoesNotMakeADeadlineLater(t *testing.T) {
 
 // A lock that comes to a request without an operation of its own, from another local client or
 // from another host, has too short an expiry. It is granted when Redis has it for the whole keep.
+//
+// Shows docs/guarantees.md: A lock with a keep stays held until so long after its grant.
 func TestKeepIsInRedisBeforeTheGrant(t *testing.T) {
 	t.Run("from a local client", func(t *testing.T) {
 		r := newRig(t)

@@ -46,6 +46,7 @@ var floors = []struct {
 // upwards are the references to a file above, with the reason of each.
 var upwards = map[string]string{}
 
+// Shows docs/architecture.md: The lock table.
 func TestFilesReferToFilesBelow(t *testing.T) {
 	used := map[string]bool{}
 	for _, house := range floors {

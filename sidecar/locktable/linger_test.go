@@ -51,6 +51,7 @@ func newLingeringRig(t *testing.T, cfg locktable.Config) *rig {
 	return r
 }
 
+// Shows docs/queue.md: Lingering.
 func TestLockThatLingersIsGrantedWithoutAnOperation(t *testing.T) {
 	r := newLingeringRig(t, locktable.Config{})
 	for i := range uint64(10) { // until Redis gets the number of the hold
@@ -66,6 +67,8 @@ func TestLockThatLingersIsGrantedWithoutAnOperation(t *testing.T) {
 }
 
 // Its holder could be on any host until then: a lock is not hot from the first.
+//
+// Shows docs/queue.md: Lingering.
 func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 	for _, tt := range []struct {
 		pause   time.Duration
@@ -87,6 +90,7 @@ func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 	}
 }
 
+// Shows docs/queue.md: Lingering.
 func TestLingeringEndsAfterItsTime(t *testing.T) {
 	for _, tt := range []struct{ configured, want time.Duration }{{0, 5 * time.Millisecond}, {18 * time.Millisecond, 18 * time.Millisecond}} {
 		r := newLingeringRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
@@ -176,6 +180,9 @@ func TestNoLingerIsNever(t *testing.T) {
 }
 
 // Whatever says that the lock must not linger has it dropped at once.
+//
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
+// Shows docs/queue.md: Lingering.
 func TestLingeringEnds(t *testing.T) {
 	for says, end := range map[string]func(r *rig){
 		"another sidecar waits": func(r *rig) { r.recall("a") },
@@ -249,6 +256,8 @@ func TestLockThatSidecarsWaitForDoesNotLinger(t *testing.T) {
 }
 
 // Another host that took the lock in between is found by the take.
+//
+// Shows docs/queue.md: Lingering.
 func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
 	r := newHotRig(t, locktable.Config{})
 	r.acquire(1, "a")
@@ -265,6 +274,8 @@ func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
 }
 
 // A program that is subscribed waits for the message of a release.
+//
+// Shows docs/queue.md: Lingering.
 func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 	for _, listeners := range []int32{1, -1} {
 		r := newHotRig(t, locktable.Config{})
@@ -282,6 +293,8 @@ func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 
 // While a hot lock is held or lingers, Redis gets the number of its hold each 50 ms, and returns
 // whether a program has subscribed since.
+//
+// Shows docs/queue.md: Faults.
 func TestHotLockIsSyncedEach50MS(t *testing.T) {
 	r := newHotRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	hold := warmUp(r)
@@ -325,6 +338,8 @@ func lastToken(r *rig) uint64 {
 // two ticks after the last operation that Redis answered, and no longer than until the next one is
 // answered. Their tokens were drawn before, so the program's is larger than all of them, and those
 // that are drawn after the loss are larger still.
+//
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
 func TestKeyOfALingeringLockThatIsDeletedIsNoticedWithin50MS(t *testing.T) {
 	r := newLingeringRig(t, locktable.Config{Contest: contest.Config{QuietTime: time.Hour}})
 	synced, taken := r.now, r.tokens+1 // the program's token
@@ -428,6 +443,8 @@ func (r *rig) useUntilDropped(hold uint64) time.Duration {
 
 // While a program is remembered that had the lock without being subscribed, it may poll, and the
 // lock is free more often. The table remembers it although it has forgotten the lock.
+//
+// Shows docs/queue.md: Free moments.
 func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
 	r := newHotRig(t, locktable.Config{})
 	id := r.acquire(1, "a")
@@ -453,6 +470,8 @@ func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
 
 // A lock that is left free is looked at in that time, which takes it from no program. A
 // program that has it then may poll it: it is not looked for again.
+//
+// Shows docs/queue.md: Free moments.
 func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 	const pause = 4 * time.Millisecond
 	r := newHotRig(t, locktable.Config{})
@@ -495,6 +514,8 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 
 // Clients that are subscribed are known. A look that finds one of them would only end the moment,
 // which is for all of them.
+//
+// Shows docs/queue.md: Free moments.
 func TestLockOfSubscribersIsNotLookedAt(t *testing.T) {
 	for _, tt := range []struct {
 		others int32
@@ -515,6 +536,8 @@ func TestLockOfSubscribersIsNotLookedAt(t *testing.T) {
 }
 
 // A client that polls is not known to wait. So the lock is free for a moment now and then.
+//
+// Shows docs/queue.md: Free moments.
 func TestLockThatLingersIsLeftFreeNowAndThen(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		r := newHotRig(t, locktable.Config{})
@@ -604,6 +627,8 @@ func TestOnlyAReleasedLockLingers(t *testing.T) {
 }
 
 // The successor of a process that dies drops what lingered.
+//
+// Shows docs/queue.md: Faults.
 func TestLockThatLingersIsInTheJournal(t *testing.T) {
 	l := newRestartHarness(t)
 	l.tb.Up(l.now, 0, false, true)

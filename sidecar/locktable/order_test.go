@@ -59,6 +59,7 @@ func TestWaitersOfAHolderArriveAtRedis(t *testing.T) {
 	r.quiet()
 }
 
+// Shows docs/queue.md: Strict order.
 func TestLockPassesOnHereIfNoOtherHostWaitsBefore(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{})
 	r.arrive(1000, 0)
@@ -79,6 +80,8 @@ func TestLockPassesOnHereIfNoOtherHostWaitsBefore(t *testing.T) {
 }
 
 // A Drop and a Take behind it pass the lock to the host itself if its next waiter is the first.
+//
+// Shows docs/queue.md: Strict order.
 func TestLockThatComesBackAtOnceIsGranted(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{})
 	r.release(1, 1) // no arrival is known
@@ -94,6 +97,7 @@ func TestLockThatComesBackAtOnceIsGranted(t *testing.T) {
 	r.want("s2 granted hold=2 token=" + itoa(40-uint64(take.Reserve)+1) + " count=1")
 }
 
+// Shows docs/queue.md: Strict order.
 func TestTicketMovesIfItsWaiterIsGone(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	first := r.acquire(1, "a", fair)
@@ -117,6 +121,8 @@ func TestTicketMovesIfItsWaiterIsGone(t *testing.T) {
 
 // The lock passes to the ticket of a waiter that is gone. The next one arrived later, and others
 // may wait before it.
+//
+// Shows docs/queue.md: Strict order.
 func TestTransferForAWaiterThatIsGoneIsNotForTheNext(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	first := r.acquire(1, "a", fair)
@@ -151,6 +157,7 @@ func lingering(t *testing.T) *rig {
 	return r
 }
 
+// Shows docs/queue.md: Strict order.
 func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 	r := lingering(t)
 	r.acquire(2, "a", fair)
@@ -166,6 +173,7 @@ func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 	r.redis(redisop.Drop, redisop.Done) // it does not linger either
 }
 
+// Shows docs/queue.md: Strict order.
 func TestLockInOrderHasNoTurns(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	r.arrive(1000, 0)
@@ -182,6 +190,8 @@ func TestLockInOrderHasNoTurns(t *testing.T) {
 
 // A lock that has had no free moment for long is left free for one. Its next waiter keeps its
 // place meanwhile.
+//
+// Shows docs/queue.md: Strict order.
 func TestLockInOrderIsLeftFreeForAMoment(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{})
 	r.arrive(1000, 0)

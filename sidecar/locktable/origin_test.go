@@ -18,6 +18,8 @@ func (r *rig) transferOver(conn redisop.Conn, ticket, last uint64) {
 
 // The danger: a former master passes on the message of its new one, whose script saw no receiver
 // and gave the lock to the next ticket.
+//
+// Shows docs/queue.md: Origins.
 func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -56,6 +58,8 @@ func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
 }
 
 // The answer of a server that is not known proves nothing, and so does a message.
+//
+// Shows docs/queue.md: Origins.
 func TestTransferOfAServerThatIsNotKnownIsAskedFor(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.tb.conn = redisop.Conn{}
@@ -86,6 +90,7 @@ func TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket(t *testing.T) {
 	r.want() // another host may have asked between the two
 }
 
+// Shows docs/queue.md: Messages.
 func TestRequeueOfAnotherTicketChangesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

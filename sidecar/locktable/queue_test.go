@@ -146,6 +146,7 @@ func (r *rig) deadline() time.Duration {
 // believed is for how long a lease of 30 s may be believed in.
 const believed = 29698 * time.Millisecond
 
+// Shows docs/queue.md: Tickets.
 func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
@@ -175,6 +176,8 @@ func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
 // ticket, so that Redis knows of each ticket that its sidecar lives.
 // An operation that was sent for a hold, or for a request that does not wait, makes no ticket. If it finds
 // that another host has the lock, a waiter has to queue at once, as others may come before it.
+//
+// Shows docs/queue.md: Tickets.
 func TestWaiterQueuesAtOnceWhenAnotherHostIsFound(t *testing.T) {
 	queues := func(t *testing.T, r *rig) {
 		t.Helper()
@@ -216,6 +219,8 @@ func TestWaiterQueuesAtOnceWhenAnotherHostIsFound(t *testing.T) {
 	})
 }
 
+// Shows docs/guarantees.md: Messages lost.
+// Shows docs/queue.md: Tickets.
 func TestTicketIsRefreshed(t *testing.T) {
 	for _, tt := range []struct{ lease, poll, least time.Duration }{
 		{30 * time.Second, 0, 5 * time.Second},
@@ -240,6 +245,8 @@ func TestTicketIsRefreshed(t *testing.T) {
 
 // The other waiters here get the tokens that came with the transfer. No operation is needed
 // before the first grants.
+//
+// Shows docs/queue.md: Transfers.
 func TestTransferredLockIsHandedOverHere(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
@@ -257,6 +264,9 @@ func TestTransferredLockIsHandedOverHere(t *testing.T) {
 
 // The transfer happened after the last question to which Redis answered that the ticket
 // stands. Its lease began later than that; how much later, this host cannot know.
+//
+// Shows docs/guarantees.md: A transfer that a host does not accept costs a round trip.
+// Shows docs/queue.md: Transfers.
 func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
 	setUp := func(t *testing.T) (r *rig, asked time.Duration) {
 		r = newListeningRig(t, locktable.Config{})
@@ -307,6 +317,8 @@ func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
 }
 
 // The watchdog has to have time to renew it.
+//
+// Shows docs/queue.md: Transfers.
 func TestTransferWithLittleLeftOfItsLeaseIsAskedFor(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
@@ -326,6 +338,8 @@ func TestTransferWithLittleLeftOfItsLeaseIsAskedFor(t *testing.T) {
 }
 
 // The sidecar that passes the lock on may have another lease configured.
+//
+// Shows docs/queue.md: Transfers.
 func TestTransferWithAnotherLease(t *testing.T) {
 	t.Run("a shorter one", func(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
@@ -369,6 +383,9 @@ func TestTransferWithAnotherLease(t *testing.T) {
 // reaches Redis, the lock passes to the ticket; meanwhile another client here has asked. If
 // the sidecar granted that transfer, the Drop would then pass the lock on to another host,
 // and two would have it. So a ticket is dead when its Drop is sent, whatever becomes of that.
+//
+// Shows docs/guarantees.md: A transfer that a host does not accept costs a round trip.
+// Shows docs/queue.md: Transfers.
 func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 	setUp := func(t *testing.T) *rig {
 		r := newListeningRig(t, locktable.Config{})
@@ -435,6 +452,9 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 
 // The clients may have gone while Redis could not be asked, so that the ticket is not given up
 // yet. It is then dropped as the lock that it has become.
+//
+// Shows docs/guarantees.md: A transfer that a host does not accept costs a round trip.
+// Shows docs/queue.md: Transfers.
 func TestTransferThatNoClientWaitsForIsDropped(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	id := r.acquire(1, "a")
@@ -502,6 +522,8 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 
 // An operation of a connection that is gone, or of a predecessor of this process, made the
 // ticket.
+//
+// Shows docs/queue.md: Transfers.
 func TestTransferOfALockThatIsNotKnownIsGivenBack(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "b")
@@ -546,6 +568,8 @@ func TestTransferUnderAHoldHasTheKeySetAgain(t *testing.T) {
 // The danger: a ticket that has left the queue is put there again under the same number. A
 // message about it that was stuck on its way could then be taken for a newer transfer, and
 // the lease of that would be counted from a question that came after it.
+//
+// Shows docs/queue.md: Tickets.
 func TestTicketThatLeftTheQueueIsNotUsedAgain(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
@@ -592,6 +616,8 @@ func (r *rig) quietBut(n int) {
 // The danger: Redis has a field of this sidecar that the table knows nothing of, made by a
 // late command or announced by a message that was lost. Every other host waits until its lease
 // ends. The recall of the first that wants the lock ends that.
+//
+// Shows docs/queue.md: Recalls.
 func TestRecallOfALockThatIsNotKnownHasItDropped(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "b")
@@ -658,6 +684,9 @@ func (r *rig) handOver(hold uint64) {
 
 // The host that has had its turn passes the lock on, and stands behind all others: in one
 // step, so that its ticket comes before those of later hosts.
+//
+// Shows docs/guarantees.md: Fairness between hosts.
+// Shows docs/queue.md: Turns.
 func TestTurnThatIsOverPassesTheLockOn(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 2 * time.Millisecond}})
 	takeTurn(r)
@@ -685,6 +714,8 @@ func TestTurnThatIsOverPassesTheLockOn(t *testing.T) {
 	r.want("s2 granted hold=4 token=33 count=1")
 }
 
+// Shows docs/guarantees.md: Fairness between hosts.
+// Shows docs/queue.md: Turns.
 func TestTurnEndsByItsTime(t *testing.T) {
 	for _, turn := range []time.Duration{1, 8 * time.Millisecond} {
 		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: turn}})
@@ -712,6 +743,8 @@ func TestTurnEndsByItsTime(t *testing.T) {
 }
 
 // A turn is two round trips to Redis long, within bounds.
+//
+// Shows docs/queue.md: Turns.
 func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 	for _, tt := range []struct{ trip, least, most time.Duration }{
 		{0, 200 * time.Microsecond, 200 * time.Microsecond},
@@ -741,6 +774,8 @@ func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 
 // The danger: the host that has the lock does not get, or forgets, that another one waits, and
 // keeps it. What a handoff or a renewal answers must not erase what a recall said before.
+//
+// Shows docs/queue.md: Recalls.
 func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 3 * time.Millisecond}})
 	r.acquire(1, "a", owner(1))
@@ -767,6 +802,8 @@ func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 }
 
 // No other host wants it: there are no turns.
+//
+// Shows docs/queue.md: Turns.
 func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
 	r.acquire(1, "a")
@@ -804,6 +841,9 @@ func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
 // The danger: foreign clients get the lock only in a moment in which it is free.
 // If the time without one began again with each host, such a program would wait as long as
 // the sidecars pass the lock on.
+//
+// Shows docs/guarantees.md: Fairness between hosts.
+// Shows docs/queue.md: Free moments.
 func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	setUp := func(t *testing.T, passed uint32) *rig {
 		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
@@ -965,6 +1005,7 @@ func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 	})
 }
 
+// Shows docs/queue.md: Free moments.
 func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
 	freed := redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10}
 	t.Run("a client waits", func(t *testing.T) {
@@ -1005,6 +1046,8 @@ func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
 }
 
 // However its clients leave, the ticket leaves the queue.
+//
+// Shows docs/queue.md: Tickets.
 func TestTicketLeavesTheQueueWithTheLastWaiter(t *testing.T) {
 	for says, leave := range map[string]func(r *rig, id uint64){
 		"canceled":            func(r *rig, id uint64) { r.cancel(1, id) },
@@ -1036,6 +1079,8 @@ func TestTicketLeavesTheQueueWithTheLastWaiter(t *testing.T) {
 }
 
 // Its ticket has its place for the others here.
+//
+// Shows docs/queue.md: Order and fairness.
 func TestTicketStaysWhileAnotherWaiterIsLeft(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	id := r.acquire(1, "a")
@@ -1049,6 +1094,8 @@ func TestTicketStaysWhileAnotherWaiterIsLeft(t *testing.T) {
 
 // When a holder lets its lease end, the first in the queue takes the lock. The others ask
 // later, so that it has the time.
+//
+// Shows docs/queue.md: A holder that is a foreign client.
 func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
 	for rank := range int32(5) {
 		r := newListeningRig(t, locktable.Config{})
@@ -1063,6 +1110,8 @@ func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
 
 // A holder that is a sidecar passes the lock on, or sends a message to the first of the queue.
 // One that is not publishes only on the lock's channel: it is enough if two hosts receive that.
+//
+// Shows docs/queue.md: A holder that is a foreign client.
 func TestHostSubscribesOnlyIfTheHolderIsNoSidecar(t *testing.T) {
 	for _, tt := range []struct {
 		rank   int32
@@ -1162,6 +1211,7 @@ func (r *rig) lastHold() uint64 {
 	return row.Hold
 }
 
+// Shows docs/queue.md: Tickets.
 func TestAcquireThatDoesNotWaitDoesNotEnqueue(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a", wait(0))
@@ -1183,6 +1233,8 @@ func TestSidecarWithoutItsChannelDoesNotEnqueue(t *testing.T) {
 }
 
 // What was published while it had no connection is lost, so each ticket asks.
+//
+// Shows docs/guarantees.md: Messages lost.
 func TestTicketsAskAgainAfterAnOutage(t *testing.T) {
 	for _, isListening := range []bool{true, false} {
 		r := newListeningRig(t, locktable.Config{})
@@ -1222,6 +1274,8 @@ func TestTakeThatEnqueuedMayEndAfterTheChannelIsGone(t *testing.T) {
 
 // The journal has what a successor must know: that Redis may pass the lock on to a ticket of
 // this sidecar. The successor drops both; its clients ask again.
+//
+// Shows docs/queue.md: Faults.
 func TestTicketIsInTheJournal(t *testing.T) {
 	l := newRestartHarness(t)
 	l.tb.Up(l.now, 0, false, true)
@@ -1247,6 +1301,8 @@ func TestTicketIsInTheJournal(t *testing.T) {
 // The journal has it until Redis has executed its Drop. If a client here asked for the lock
 // before that, and the table forgot the ticket for the new one, Redis could pass the lock on to
 // a dead process whose successor does not know.
+//
+// Shows docs/queue.md: Transfers.
 func TestTicketThatWasGivenUpIsDroppedBeforeTheNextOne(t *testing.T) {
 	l := newRestartHarness(t)
 	l.tb.Up(l.now, 0, false, true)

@@ -9,6 +9,8 @@ import (
 
 // Groups that were acquired at one moment reach their offsets, whatever the lease, and no renewal
 // is earlier than a third of the lease or later than a twentieth of it after that.
+//
+// Shows docs/renewals.md: When.
 func TestRenewalGroupsReachTheirOffsets(t *testing.T) {
 	const groups = 200
 	for _, lease := range []time.Duration{300 * time.Millisecond, 10 * time.Second, 30 * time.Second, 75 * time.Second, 2 * time.Minute, time.Hour} {

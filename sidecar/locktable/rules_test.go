@@ -116,6 +116,8 @@ func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
 }
 
 // A Drop for which something waits goes before thousands that free locks which nothing wants.
+//
+// Shows docs/guarantees.md: Holds more than Redis can renew.
 func TestDropSaysWhetherItCanWait(t *testing.T) {
 	for what, c := range map[string]struct {
 		want     bool
@@ -553,6 +555,8 @@ func TestWaitersAreRefusedInParts(t *testing.T) {
 }
 
 // A run of holds by requests that do not wait leaves the key free now and then, too.
+//
+// Shows docs/queue.md: Free moments.
 func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", wait(0))

@@ -577,6 +577,8 @@ func TestUnneededSubscriptionEndsAfterAFewMessages(t *testing.T) {
 }
 
 // What is due in the same sixtieth of a lease is renewed together, and not early.
+//
+// Shows docs/renewals.md: When.
 func TestRenewalsMeet(t *testing.T) {
 	r := newRig(t)
 	taken := make(map[string]int64)
@@ -605,6 +607,8 @@ func TestRenewalsMeet(t *testing.T) {
 }
 
 // The locks of a renewal group that are due together stay together, and not all groups do.
+//
+// Shows docs/renewals.md: When.
 func TestRenewalGroupsStayTogether(t *testing.T) {
 	r := newRig(t)
 	const groups = 8
@@ -642,6 +646,8 @@ func TestRenewalGroupsStayTogether(t *testing.T) {
 
 // Thousands of renewals that are due at one moment do not begin in one tick, but all within half a
 // cell: a hundred and twentieth of the lease.
+//
+// Shows docs/renewals.md: When.
 func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 	const lease, tick, perTick = 3 * time.Second, 2 * time.Millisecond, 512
 	for _, locks := range []int{3 * perTick, 60 * perTick} {
@@ -721,6 +727,8 @@ func TestPostponedRenewalDoesNotPostponeTheEndOfAHold(t *testing.T) {
 }
 
 // Locks of a renewal group that were taken at different times are renewed together later.
+//
+// Shows docs/renewals.md: When.
 func TestRenewalGroupsMeet(t *testing.T) {
 	r := newRig(t)
 	const locks = 100

@@ -52,6 +52,7 @@ func (r *rig) redisDoesAll() {
 	r.log = nil
 }
 
+// Shows docs/guarantees.md: Takes all it can get.
 func TestNoUserGetsAllOfMaxLocks(t *testing.T) {
 	r := newUsersRig(t, locktable.Config{MaxLocks: 32, UID: 7}, 1000, 1000, 2000, 0, 7)
 	if n := r.takes(1, "a"); n != 24 {
@@ -82,6 +83,7 @@ func TestSmallLimitsLeaveRoomToo(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: Takes all it can get.
 func TestALongNameCountsAsSeveral(t *testing.T) {
 	for _, c := range []struct{ bytes, cells int }{{1, 1}, {32, 1}, {33, 2}, {152, 2}, {153, 3}, {protocol.MaxName, 5}} {
 		if got := locktable.Cells(strings.Repeat("x", c.bytes)); got != c.cells {
@@ -153,6 +155,7 @@ func (r *rig) names(s locktable.SessionID, most int) (n int) {
 	return n
 }
 
+// Shows docs/guarantees.md: Locks names that were never used before.
 func TestNewNamesOfAUserAreBounded(t *testing.T) {
 	const often = 10
 	r := newUsersRig(t, locktable.Config{NewNames: often}, 1000, 1000, 2000, 0)

@@ -10,6 +10,8 @@ import (
 
 // The danger: hosts ask so often that a master is late for its locks, or so rarely that one learns late
 // of a master that was promoted.
+//
+// Shows docs/topologies.md: Which master has which slot.
 func TestHostsAskAsOftenAsTheMastersCanBear(t *testing.T) {
 	for _, tt := range []struct {
 		hosts, masters, nodes int

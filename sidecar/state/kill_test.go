@@ -107,6 +107,8 @@ func childWorks(path, counter, seed string) {
 // Processes that are killed while they work leave all calls that they made, and a stage of
 // the one in which they died. A copy that was made while they worked is refused, unless it
 // has that too.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestKilledAtAnyMoment(t *testing.T) {
 	lives := harness.Pick(12, 120)
 	seed, random := harness.Seed(t), harness.Random(t)

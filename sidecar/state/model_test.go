@@ -146,6 +146,8 @@ func TestFileIsTrueAfterEveryStore(t *testing.T) {
 // The same while the file system is full from time to time: unless the file is marked as
 // incomplete, a successor would find everything, and the mark is cleared when nothing is
 // missing any more.
+//
+// Shows docs/guarantees.md: The file system of the state file is full.
 func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	l := newLimited(minSize)

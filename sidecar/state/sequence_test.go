@@ -23,6 +23,8 @@ type aCopy struct {
 
 // A copy of the state file from any moment is refused, unless it has what a successor may
 // find in the state file itself: after a Commit that is the world of that round only.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestCopyIsRefusedOnceALaterRoundIsCommitted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	h := thisHost()
@@ -115,6 +117,8 @@ func remove(t *testing.T, paths ...string) {
 
 // A copy of the state file is made, the sidecar changes something, and the copy takes
 // the place of the state file, in each way that people restore files.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestRestoredCopyIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		what    string

@@ -99,6 +99,7 @@ func TestUnknownBootIsReported(t *testing.T) {
 	}
 }
 
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestStateIsTakenOverOrReset(t *testing.T) {
 	here := thisHost()
 	here.boot, here.timeNS, here.pidNS = [16]byte{1}, 2, 3
@@ -187,6 +188,8 @@ func TestStateIsTakenOverOrReset(t *testing.T) {
 // testdata/format3 is a state file that version 0.1.0 wrote during its development, when a
 // lock and its hold were one record. On the same boot, in the same inode, with its sequence
 // file: nothing of it is taken over.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestStateOfAnEarlierFormatIsReset(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	h := thisHost()

@@ -1211,6 +1211,8 @@ func TestCloseDoesNotWaitForASilentNode(t *testing.T) {
 }
 
 // Addresses of IPv6 have colons, and no brackets in CLUSTER NODES and MOVED.
+//
+// Shows docs/topologies.md: TLS.
 func TestClusterIsReachedOverIPv6(t *testing.T) {
 	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
 		t.Skip("this host has no IPv6: ", err)
@@ -1462,6 +1464,8 @@ func TestTakeComesAfterItsDropThoughThatWasBusy(t *testing.T) {
 
 // The danger: the nodes of a Cluster get new addresses again and again, as in Kubernetes, and after maxShards of
 // them the locks of a new one are refused.
+//
+// Shows docs/topologies.md: Nodes may get new addresses.
 func TestShardsOfNodesThatLeftAreUsedAgain(t *testing.T) {
 	cl := routerOf(t, nil)
 	cl.cfg.OnDown = nil

@@ -755,6 +755,7 @@ func TestForgottenScriptsAreRunByTextIfTheyCannotBeLoaded(t *testing.T) {
 	}
 }
 
+// Shows docs/queue.md: What Redis has.
 func TestLeastPermissions(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("least", leastRules...))
@@ -1177,6 +1178,8 @@ func TestRenewalsAreNotStarved(t *testing.T) {
 	r.overtakes(t, batchOthers, takes, renewOp("held", 1))
 }
 
+// Shows docs/guarantees.md: Holds more than Redis can renew.
+// Shows docs/renewals.md: Scripts and commands.
 func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
 	r := connected(t, startRedis(t).url())
 	var renewals []redisop.Op
@@ -1199,6 +1202,8 @@ func dropsThatCanWait() (drops []redisop.Op) {
 }
 
 // They are not counted either: otherwise the loop would do no requests meanwhile.
+//
+// Shows docs/guarantees.md: Holds more than Redis can renew.
 func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
 	r := connected(t, startRedis(t).url())
 	r.overtakes(t, batchDeletes+1, dropsThatCanWait(), thatCanWait(ofUser(1002, dropOp("held", 1))), takeOp("another", 1))
@@ -1210,6 +1215,8 @@ func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
 
 // A Take never overtakes the Drop of its lock: it would find the lock taken, and strict order would
 // be lost. But it does not wait for the Drops of other locks, either.
+//
+// Shows docs/guarantees.md: Holds more than Redis can renew.
 func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
 	for _, inBacklog := range []bool{true, false} {
 		r := connected(t, startRedis(t).url())
@@ -1288,6 +1295,8 @@ func TestLanesLoseNothing(t *testing.T) {
 
 // Operations of one user keep their order, and n users that have enough get an equal part of
 // what is popped, but for a turn.
+//
+// Shows docs/guarantees.md: Holds more than Redis can renew.
 func TestLanes(t *testing.T) {
 	var l lanes
 	random := harness.Random(t)

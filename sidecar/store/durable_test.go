@@ -244,6 +244,8 @@ func TestSubscriptionsAreDeliveredAfterTheResultsBeforeThem(t *testing.T) {
 
 // The danger: an outcome that is withheld is delivered after the connection, and with it the master,
 // has changed.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 	s := startSlow(t)
 	r := connected(t, s.url, replicated(1))
@@ -283,6 +285,8 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 }
 
 // Too few replicas confirm: what Redis did is NotSynced, and what it did not do is as it was.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestTooFewReplicasAreNotSynced(t *testing.T) {
 	master, replica := startPair(t)
 	a := master.admin()
@@ -380,6 +384,8 @@ func hasWrite(text, name string) bool {
 
 // The danger: a WAIT covers what its own connection wrote, in newer servers nothing else. So a release that an
 // earlier connection executed is confirmed, and no replica has it.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestDropThatFindsNothingIsWrittenForReplicas(t *testing.T) {
 	master := startRedis(t, "--repl-diskless-sync-delay", "0")
 	a := master.admin()

@@ -46,6 +46,8 @@ func TestLostAddressesAreTriedLast(t *testing.T) {
 
 // The name of an endpoint that fails over leads to a replica first. The master is at another of its
 // addresses.
+//
+// Shows docs/topologies.md: A managed service with one address.
 func TestEndpointWithAReplicaAmongItsAddresses(t *testing.T) {
 	replica := startRedis(t)
 	replica.becomeReplica()
@@ -61,6 +63,8 @@ func TestEndpointWithAReplicaAmongItsAddresses(t *testing.T) {
 }
 
 // A master that needs fewer replicas than it has goes on granting locks after one of them was promoted.
+//
+// Shows docs/guarantees.md: `SENTINEL FAILOVER`, without that setting.
 func TestNumberOfReplicasThatIsWrongIsNamed(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -10,6 +10,8 @@ import (
 )
 
 // A Redis that deletes keys when its memory is full is named when the daemon connects.
+//
+// Shows docs/guarantees.md: Full.
 func TestRedisThatEvictsIsNamed(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -50,6 +52,8 @@ func TestRedisThatEvictsIsNamed(t *testing.T) {
 }
 
 // After keys of held locks are gone, the number of evicted keys is read again.
+//
+// Shows docs/guarantees.md: Full.
 func TestEvictedKeysAreCountedWhenKeysAreGone(t *testing.T) {
 	t.Parallel()
 	server := startRedis(t, "--maxmemory", "50mb", "--maxmemory-policy", "allkeys-random")

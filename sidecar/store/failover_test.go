@@ -68,6 +68,9 @@ func awaitOutcome(r *recorder, want redisop.Outcome) redisop.Result {
 }
 
 // The danger: the old master grants a lock that the promoted replica does not have.
+//
+// Shows docs/guarantees.md: `SENTINEL FAILOVER`, without that setting.
+// Shows docs/topologies.md: The daemon receives the steps of all Sentinels.
 func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 	s := startSwitching(t)
 	received := make(chan redisop.Message, 10)
@@ -129,6 +132,9 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 }
 
 // An announced failover that does not take place ends when the Sentinel says so, by a message or an answer.
+//
+// Shows docs/guarantees.md: `SENTINEL FAILOVER`, without that setting.
+// Shows docs/topologies.md: An aborted failover.
 func TestFailoverThatIsAbortedWithholdsNoMore(t *testing.T) {
 	for _, channel := range []string{"-failover-abort-no-good-slave", "-failover-abort-slave-timeout", "-failover-abort-master-timeout", "lost"} {
 		t.Run(channel, func(t *testing.T) {
@@ -190,6 +196,7 @@ func TestMessagesOfAllSentinelsAreReceived(t *testing.T) {
 	}
 }
 
+// Shows docs/topologies.md: An aborted failover.
 func TestReviewOfFailovers(t *testing.T) {
 	s := newSentinels(group(t, "redis+sentinel://a:1,b:1/mymaster"), slog.New(slog.DiscardHandler))
 	defer s.close()

@@ -99,6 +99,8 @@ func TestOneOfTwoNamesWithOneChannelIsSubscribed(t *testing.T) {
 }
 
 // A lock could have such a name in the state file of an earlier version.
+//
+// Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.
 func TestChannelOfASidecarIsNeverThatOfALock(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
@@ -283,6 +285,9 @@ func TestDeniedSubscriptionsAreReported(t *testing.T) {
 }
 
 // Redis permits everything but the sidecar's own channel: locks are served without it.
+//
+// Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.
+// Shows docs/queue.md: What Redis has.
 func TestOwnChannelThatIsDenied(t *testing.T) {
 	s := startRedis(t)
 	r := open(t, s.userURL("others", "~*", "&redisson_lock__channel:{a*", "+@all"))
@@ -312,6 +317,8 @@ func TestOwnChannelThatIsDenied(t *testing.T) {
 
 // What other sidecars publish to this one is received from OnUp on, without a call of
 // Subscribe, on each connection.
+//
+// Shows docs/queue.md: Messages.
 func TestMessagesToThisSidecar(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		got := make(chan redisop.Message, 100)

@@ -82,6 +82,7 @@ var messageCases = []struct {
 	{text: "recall \xff"},
 }
 
+// Shows docs/queue.md: Messages.
 func TestMessagesOnTheChannelOfASidecar(t *testing.T) {
 	for _, tt := range messageCases {
 		for _, prefix := range []string{"", "app1:", "{app1}:"} {
@@ -99,6 +100,8 @@ func TestMessagesOnTheChannelOfASidecar(t *testing.T) {
 }
 
 // Sidecars with different key prefixes have one set of channels.
+//
+// Shows docs/queue.md: Messages.
 func TestMessageForAnotherPrefixIsIgnored(t *testing.T) {
 	k := newKeyspace("app1:")
 	for _, key := range []string{"a", "app2:a", "app1:", "app1"} {
@@ -118,6 +121,8 @@ func TestMessageForAnotherPrefixIsIgnored(t *testing.T) {
 }
 
 // Whatever is published: no panic, and what was understood says what the text says.
+//
+// Shows docs/queue.md: Messages.
 func FuzzMessages(f *testing.F) {
 	for _, tt := range messageCases {
 		f.Add(tt.text)

@@ -65,6 +65,8 @@ func TestNameIsReservedIfItsKeyBelongsToAnotherLock(t *testing.T) {
 }
 
 // What counts is the channel: a name must not get one of a sidecar together with the prefix.
+//
+// Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.
 func TestNameIsReservedIfItsChannelIsThatOfASidecar(t *testing.T) {
 	for _, tt := range []struct {
 		prefix, name string
@@ -111,6 +113,8 @@ func TestNameInBracesThatSharesNoChannelIsSubscribed(t *testing.T) {
 // Two locks have nothing in common in Redis, and none has anything in common with what sidecars
 // have for themselves. The exception is Redisson's: "a" and "{a}" have one counter and one
 // channel. The sidecars that this compares have two prefixes.
+//
+// Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.
 func TestLocksShareNothingInRedis(t *testing.T) {
 	parts := []string{
 		"{", "{", "}", "}", ":", "a", "b", "lock", "sidecar", "locksidecar", "{locksidecar}:", "locksidecar}:", "redisson_", ourUUID, otherUUID,
@@ -294,6 +298,8 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 }
 
 // The ACL that the documentation gives for a prefix is enough, and says where it ends.
+//
+// Shows docs/queue.md: What Redis has.
 func TestPermissionsOfAPrefix(t *testing.T) {
 	s := startRedis(t)
 	least := slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return rule == "~*" || rule == "&*" })

@@ -46,6 +46,8 @@ func passTo(t *testing.T, holder, next *recorder, lock string) {
 }
 
 // A message proves what it says if the server at the other end of the connection made it.
+//
+// Shows docs/queue.md: Origins.
 func TestMessageNamesItsServer(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -80,6 +82,8 @@ func TestMessageNamesItsServer(t *testing.T) {
 }
 
 // The danger: the replica that a master has become passes on what its new master publishes.
+//
+// Shows docs/queue.md: Origins.
 func TestMessageOverReplicationProvesNothing(t *testing.T) {
 	master, replica := startRedis(t, "--repl-diskless-sync-delay", "0"), startRedis(t)
 	_, received := receiver(t, replica.url(), secondUUID) // greeted as a master
@@ -151,6 +155,8 @@ func TestReplicaEndsTheSessionOfAWaiter(t *testing.T) {
 
 // The danger: one forged message has this host draw tokens that are a year ahead of Redis's clock,
 // and with them all hosts.
+//
+// Shows docs/queue.md: Messages.
 func TestForgedTransferRaisesNoFloor(t *testing.T) {
 	s := startRedis(t)
 	admin := s.admin()

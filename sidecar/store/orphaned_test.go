@@ -108,6 +108,8 @@ func TestOrphanedLockPassesToTheFirstOfItsQueue(t *testing.T) {
 }
 
 // Only the lock that was examined is released, and only without a sign of life of its sidecar.
+//
+// Shows docs/guarantees.md: A lock of a dead host is freed early only on request.
 func TestOrphanedLockIsLeftAloneInDoubt(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)

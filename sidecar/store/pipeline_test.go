@@ -197,6 +197,8 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 
 // Results, messages and confirmations are reported in the order in which Redis sent them,
 // however the network cuts them.
+//
+// Shows docs/queue.md: Messages.
 func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 	own, x := ownChannel(ourUUID), channelOf("x")
 	message := func(ch, text string) string { return ">3\r\n" + bulk("message") + bulk(ch) + bulk(text) }

@@ -12,6 +12,8 @@ var queueRules = []string{"+zadd", "+zcard", "+zpopmin", "+zrange", "+zrank", "+
 
 // Two sidecars with the permissions that deploy/README.md names pass a lock on. Without those for
 // queues no sidecar queues, and locks are taken and dropped as before.
+//
+// Shows docs/queue.md: What Redis has.
 func TestPermissionsOfQueues(t *testing.T) {
 	s := startRedis(t)
 	commands := slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool {

@@ -49,6 +49,7 @@ type queueCase struct {
 	freedFor  uint32         // this sidecar is told that the lock is free for so long, ms; 0: it is not
 }
 
+// Shows docs/queue.md: A holder that is a foreign client.
 func TestQueueInScripts(t *testing.T) {
 	const lock, queue = "lock", "locksidecar_queue:{lock}"
 	again := func(op redisop.Op) redisop.Op {

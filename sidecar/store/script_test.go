@@ -259,6 +259,8 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 
 // Only some renewals look for what other programs have put beside our field. All find a lock
 // that is not ours, and a check always looks.
+//
+// Shows docs/guarantees.md: A program builds another structure around the field of a held lock.
 func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		ours := field(ourUUID, 7)
@@ -308,6 +310,8 @@ func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
 }
 
 // A script for many locks computes their expiry, if it may. Each lock has the lease either way.
+//
+// Shows docs/renewals.md: Scripts and commands.
 func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 	renewAll := func(t *testing.T, r *recorder, a *redis.Client, locks int) {
 		t.Helper()
@@ -370,6 +374,9 @@ func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 
 // However far apart the renewals of a lock are, up to the latest, one within eight windows looks;
 // and of many renewal groups, one in eight is looked at.
+//
+// Shows docs/guarantees.md: A program builds another structure around the field of a held lock.
+// Shows docs/renewals.md: Scripts and commands.
 func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 	for _, lease := range []uint32{100, 30_000, 4_000_000_000} {
 		op := renewOp("lock", 1_000_003)
@@ -405,6 +412,8 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 }
 
 // The script looks at the first of its keys only.
+//
+// Shows docs/renewals.md: Scripts and commands.
 func TestRenewalsThatLookComeFirst(t *testing.T) {
 	const group = redisop.RenewalGroupSize
 	ids := []uint64{3, 9 * group, 8*group + 7, 1, 8*group + 5, 2}
@@ -541,6 +550,7 @@ func TestListenersAreThoseOfTheChannel(t *testing.T) {
 	})
 }
 
+// Shows docs/guarantees.md: Tokens grow.
 func TestTokens(t *testing.T) {
 	const name, counter = "lock", "redisson_lock_token:{lock}"
 	const week = 7 * 24 * time.Hour

@@ -113,6 +113,8 @@ func TestSentinelMessages(t *testing.T) {
 
 // The danger: the address of a Sentinel leads to one of another group by now, which watches another
 // master under the same name, perhaps with a higher epoch.
+//
+// Shows docs/topologies.md: A Sentinel that missed the failover.
 func TestSentinelsOfAnotherGroupDoNotCount(t *testing.T) {
 	seed := func(v sentinelView) sentinelView {
 		v.member.isSeed = true
@@ -424,6 +426,8 @@ func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
 
 // The danger: a master that returned after its crash is believed. Between the first question and the
 // greeting it came back, and a replica was promoted.
+//
+// Shows docs/topologies.md: A master that returns after its crash.
 func TestMasterThatSentinelsNameNoMoreIsNotUsed(t *testing.T) {
 	old, promoted := startRedis(t), startRedis(t)
 	s := startFakeSentinel(t, func(round int) (string, int) {
@@ -553,6 +557,8 @@ func TestWrongURLShowsNoPassword(t *testing.T) {
 
 // The danger: no Sentinel answers, and the last address leads to a server that has lost the locks, or was
 // replaced.
+//
+// Shows docs/topologies.md: No Sentinel answers.
 func TestLastAddressCountsForTheSameServerOnly(t *testing.T) {
 	master := startRedis(t)
 	var mu sync.Mutex

@@ -120,6 +120,8 @@ func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
 }
 
 // The nodes of a Cluster announce IP addresses, and their certificates have names.
+//
+// Shows docs/topologies.md: TLS.
 func TestClusterIsReachedOverTLS(t *testing.T) {
 	a := newAuthority(t, "ours")
 	a.sign("server", time.Now().Add(time.Hour))

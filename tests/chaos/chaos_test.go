@@ -79,6 +79,12 @@ func run(t *testing.T, set settings) *outcome {
 	return o
 }
 
+// Shows docs/guarantees.md: Tokens grow.
+// Shows docs/guarantees.md: Nothing is freed early.
+// Shows docs/guarantees.md: Exclusion.
+// Shows docs/guarantees.md: kill -9, crash, SIGTERM, upgrade.
+// Shows docs/guarantees.md: The same, of a daemon that died.
+// Shows docs/guarantees.md: Failover to a replica that lags.
 func TestStormOfFaultsBreaksNoRule(t *testing.T) {
 	set := smallRun(t)
 	set.length, set.seed = 7500*time.Millisecond, 36517 // draws many kinds of faults in a short time
@@ -93,6 +99,8 @@ func TestStormOfFaultsBreaksNoRule(t *testing.T) {
 
 // Daemons that live for 150 ms, and clients that are killed and stopped, of which some cannot
 // resume their sessions: no two clients rely on a lock at one time.
+//
+// Shows docs/guarantees.md: Nothing is freed early.
 func TestBarrageOfKillsBreaksNoRule(t *testing.T) {
 	set := smallRun(t)
 	set.length, set.lease = harness.Pick[time.Duration](3, 6)*time.Second, time.Second
@@ -107,6 +115,8 @@ func TestBarrageOfKillsBreaksNoRule(t *testing.T) {
 // The roles of master and replica are exchanged again and again, and no connection ends for that. Of
 // two hosts with daemons of a version whose messages name no server, each follows the master. No
 // fault excuses two owners of a lock, or a token that is granted twice.
+//
+// Shows docs/guarantees.md: Exclusion.
 func TestExchangesOfRolesUnderTwoVersionsBreakNoRule(t *testing.T) {
 	set := smallRun(t)
 	set.older = harness.ProgramOf(t, harness.Base010PreQueue)
@@ -122,6 +132,8 @@ func TestExchangesOfRolesUnderTwoVersionsBreakNoRule(t *testing.T) {
 }
 
 // Clients keep their locks over kill -9 of the daemon, and the next daemon serves the waiters.
+//
+// Shows docs/guarantees.md: kill -9, crash, SIGTERM, upgrade.
 func TestKilledDaemonsLoseNoLock(t *testing.T) {
 	set := smallRun(t)
 	set.kills = harness.Pick(3, 5)

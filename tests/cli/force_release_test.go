@@ -7,6 +7,8 @@ import (
 )
 
 // force-release ends a hold. The SDK of the holder reports the reason.
+//
+// Shows docs/guarantees.md: A lost lock is reported once, with the reason.
 func TestForceReleaseEndsAHold(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())

@@ -14,6 +14,8 @@ import (
 // force-release --orphaned frees a lock of a host that died, and no other: not while its daemon runs,
 // is stopped, or has just ended. The next waiter gets the lock at once, and the daemon that comes back
 // notifies the process that had it.
+//
+// Shows docs/guarantees.md: A lock of a dead host is freed early only on request.
 func TestForceReleaseOfAnOrphanedLock(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

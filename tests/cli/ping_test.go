@@ -65,6 +65,8 @@ func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
 }
 
 // A Redis that deletes keys when its memory is full serves; what that means for locks is shown.
+//
+// Shows docs/guarantees.md: Full.
 func TestRedisThatEvictsIsShown(t *testing.T) {
 	r := harness.StartRedis(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease", "1s")

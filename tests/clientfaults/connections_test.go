@@ -16,6 +16,8 @@ import (
 
 // Ten thousand connections that ended in any state leave nothing behind: no descriptors,
 // goroutines, memory, records in the state file, locks or sessions.
+//
+// Shows docs/guarantees.md: Connects and disconnects ten thousand times, sends garbage.
 func TestTenThousandConnectionsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -111,6 +113,8 @@ func stateSize(t testing.TB, d *harness.Daemon) int64 {
 
 // A connection on which half a hello arrives, a byte in a second, or nothing, is closed after
 // five seconds, so that others can connect.
+//
+// Shows docs/guarantees.md: Connects and disconnects ten thousand times, sends garbage.
 func TestSlowHelloKeepsNoPlace(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--max-sessions=1")

@@ -37,6 +37,8 @@ const noFiles = 3
 // A client process that can open no file uses its present connection. When that ends, it
 // holds its locks until the deadlines, fails other requests with the reason, and reconnects
 // as soon as it can open a file.
+//
+// Shows docs/guarantees.md: Has no file descriptors left.
 func TestClientWithoutDescriptorsKeepsItsLock(t *testing.T) {
 	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
@@ -90,6 +92,8 @@ func TestClientWithoutDescriptorsKeepsItsLock(t *testing.T) {
 
 // A process that cannot connect, because it can open no file, gets an error that says so. It
 // can connect when there is a descriptor again.
+//
+// Shows docs/guarantees.md: Leaves the daemon no file descriptors.
 func TestDialWithoutDescriptorsReportsIt(t *testing.T) {
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	was := limitFiles(t, os.Getpid(), noFiles)
@@ -155,6 +159,8 @@ func occupy(t *testing.T, d *harness.Daemon) (clients []*harness.RawClient) {
 // renews, subscribes, reconnects to Redis and watches the process of each client, with a
 // reserve of descriptors. Other clients are refused with an error that says what to do, the
 // log has it once, and when a client has disconnected, another one can connect.
+//
+// Shows docs/guarantees.md: Leaves the daemon no file descriptors.
 func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -249,6 +255,8 @@ func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 
 // A daemon whose limit is lowered while it runs can open no file. It serves the clients that
 // are connected. Another client waits, and is served when there are descriptors again.
+//
+// Shows docs/guarantees.md: Leaves the daemon no file descriptors.
 func TestDaemonWithoutDescriptorsServesItsClients(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -274,6 +282,8 @@ func TestDaemonWithoutDescriptorsServesItsClients(t *testing.T) {
 
 // A daemon that is restarted with fewer descriptors than its clients need accepts as many
 // clients as it can. It keeps the locks of the others, for a successor with a higher limit.
+//
+// Shows docs/guarantees.md: Leaves the daemon no file descriptors.
 func TestDaemonRestartedWithTooFewDescriptorsKeepsLocks(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

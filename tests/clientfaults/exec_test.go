@@ -12,6 +12,8 @@ import (
 
 // A holder executes another program, which keeps the pid, the start time and the pidfd of the process.
 // The client does not connect in between: exec has closed its connection, or the end of the daemon has.
+//
+// Shows docs/guarantees.md: The process executes another program.
 func TestLockOfAProcessThatHasExecutedAnotherProgramIsFree(t *testing.T) {
 	t.Parallel()
 	for when, execute := range map[string]func(d *harness.Daemon, exec func()){

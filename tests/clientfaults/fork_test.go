@@ -23,6 +23,9 @@ import (
 
 // A child that was forked while the connection was open, and keeps it open, does not keep the
 // locks of its dead parent.
+//
+// Shows docs/guarantees.md: A process that dies frees its locks at once.
+// Shows docs/guarantees.md: Forks.
 func TestForkedChildDoesNotKeepItsParentsLocks(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)

@@ -13,6 +13,8 @@ import (
 // A process of another user sends whatever the protocol allows, as fast as it can, over as
 // many connections as it gets. A neighbour keeps its lock, because it is renewed in time, and
 // its requests are answered.
+//
+// Shows docs/guarantees.md: Sends as fast as it can.
 func TestHostileProcessCostsNoOtherProcessALock(t *testing.T) {
 	t.Parallel()
 	size := func(n int) int {
@@ -61,6 +63,8 @@ func TestHostileProcessCostsNoOtherProcessALock(t *testing.T) {
 
 // One user opens as many sessions and acquires as many locks as the daemon grants. Another
 // user still gets some, and root can list the locks and release them by force.
+//
+// Shows docs/guarantees.md: Takes all it can get.
 func TestOneUserLeavesRoomForOthers(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

@@ -14,6 +14,9 @@ import (
 
 // The lock of a process that is killed is free at once, for waiters on its own host and on
 // others.
+//
+// Shows docs/guarantees.md: A process that dies frees its locks at once.
+// Shows docs/guarantees.md: Crash of a holder, kill -9.
 func TestKillOfAHolderFreesItsLock(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

@@ -13,6 +13,8 @@ import (
 // user's are refused. Both hosts are still granted the lock, and pass it on to each other; their
 // channels stay subscribed; and a host that died is not taken for one that lives.
 // TestMeasureNameAttacks in tests/bench/measure counts the grants.
+//
+// Shows docs/redisson.md: A name in braces.
 func TestNamesNearToThoseOfSidecarsHarmNoOtherLock(t *testing.T) {
 	t.Parallel()
 	const lock = "wanted by two hosts"
@@ -57,6 +59,8 @@ func TestNamesNearToThoseOfSidecarsHarmNoOtherLock(t *testing.T) {
 
 // While clients of a host wait for {x}, no sidecar is subscribed to its channel, which is that of x:
 // a subscriber would count as a program for which sidecars leave x free.
+//
+// Shows docs/redisson.md: A name in braces.
 func TestWaitersForANameInBracesAreNoSubscribersOfTheOther(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

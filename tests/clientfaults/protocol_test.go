@@ -21,6 +21,8 @@ func TestClientWithoutHelloIsDisconnected(t *testing.T) {
 
 // The daemon disconnects a client that announces a frame of 4 GiB, and allocates nothing for
 // it.
+//
+// Shows docs/guarantees.md: Breaks the protocol.
 func TestFrameOfFourGigabytesIsRefused(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
@@ -41,6 +43,9 @@ func TestFrameOfFourGigabytesIsRefused(t *testing.T) {
 
 // A client that violates the protocol while it holds a lock is disconnected. Its process is
 // alive, so that the lock is not granted to another client before the deadline.
+//
+// Shows docs/guarantees.md: Nothing is freed early.
+// Shows docs/guarantees.md: Breaks the protocol.
 func TestMisbehavingClientKeepsItsLockToTheDeadline(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--lease=2s")

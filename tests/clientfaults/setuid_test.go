@@ -13,6 +13,8 @@ import (
 // The ticket of a session is good for one user. A process that has become another one cannot resume its
 // sessions. The one whose ticket it shows ends with its lease: its client knows that it is not renewed. The
 // other one may rely on its lock until the daemon was asked in vain.
+//
+// Shows docs/guarantees.md: The process changes its user.
 func TestLockIsNotRenewedAfterItsProcessHasBecomeAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user")

@@ -72,6 +72,7 @@ func (s *holderGroup) stopPastDeadlines() {
 	})
 }
 
+// Shows docs/guarantees.md: Stopped past its deadline.
 func TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed(t *testing.T) {
 	t.Parallel()
 	s := startHolders(t, harness.StartRedis(t))
@@ -123,6 +124,9 @@ func TestHoldersStoppedWithTheirDaemonLoseTheirLocksOnce(t *testing.T) {
 
 // The SDK of a process that was stopped past the end of its lease reports the lock as lost.
 // Another client has been granted it, with a larger token.
+//
+// Shows docs/guarantees.md: No holder relies on a lock for too long.
+// Shows docs/guarantees.md: Stopped past its deadline.
 func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
@@ -154,6 +158,9 @@ func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
 
 // The daemon renews the lock of a stopped process. Only the end of the process, or a deadline
 // of its own, frees the lock.
+//
+// Shows docs/guarantees.md: Nothing is freed early.
+// Shows docs/guarantees.md: Stopped past its deadline.
 func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

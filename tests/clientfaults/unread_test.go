@@ -16,6 +16,8 @@ import (
 // A client that reads nothing costs the daemon a bounded amount of memory, and does not delay
 // other clients or the stop of the daemon. Its process is alive, so its locks stay held and
 // are renewed, also by the next daemon. When the process ends they are free.
+//
+// Shows docs/guarantees.md: Never reads.
 func TestClientThatNeverReadsHarmsNoOtherClient(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

@@ -20,6 +20,12 @@ import (
 // sidecar: each lock has the same holder, token and field in Redis, and waiters wait in the
 // same order. Locks of processes that died meanwhile are free, and so are those that were
 // released meanwhile.
+//
+// Shows docs/guarantees.md: Nothing is freed early.
+// Shows docs/guarantees.md: On one host, first come, first served.
+// Shows docs/guarantees.md: A process that dies frees its locks at once.
+// Shows docs/guarantees.md: kill -9, crash, SIGTERM, upgrade.
+// Shows docs/guarantees.md: The client does not connect again, but its process lives.
 func TestDaemonThatIsRestartedLosesNoLock(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -124,6 +130,9 @@ func restartLosesNothing(t *testing.T, end func(*harness.Daemon)) {
 // Processes in both languages on two hosts increment one counter, while the daemon of one
 // host is killed or stopped and restarted, again and again. No increment is lost, and no
 // call of an SDK fails.
+//
+// Shows docs/guarantees.md: Exclusion.
+// Shows docs/guarantees.md: kill -9, crash, SIGTERM, upgrade.
 func TestNoIncrementIsLostInRestartsUnderLoad(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -162,6 +171,8 @@ func TestNoIncrementIsLostInRestartsUnderLoad(t *testing.T) {
 }
 
 // A daemon that is stopped removes its socket and frees no lock.
+//
+// Shows docs/guarantees.md: Nothing is freed early.
 func TestStopOfTheDaemonFreesNothing(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -196,6 +207,9 @@ func TestStopOfTheDaemonFreesNothing(t *testing.T) {
 // A daemon is killed or suspended. Its clients hold their locks until the deadlines, at which
 // the SDKs report them as lost without the daemon. No other client is granted them before.
 // A daemon that goes on after that does not disturb the new holders.
+//
+// Shows docs/guarantees.md: No holder relies on a lock for too long.
+// Shows docs/guarantees.md: No daemon starts, or only after the deadlines.
 func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -40,6 +40,8 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 
 // A program that cleans up removes the directory of the socket. The daemon makes all of it again, and what it
 // wrote into the new state is there after its sudden end.
+//
+// Shows deploy/README.md: Restarts and settings.
 func TestRemovedDirectoryLosesNoLock(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())

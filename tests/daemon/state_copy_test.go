@@ -11,6 +11,8 @@ import (
 // An operator restores a copy of the state file that was made while another client held
 // the lock. With that copy, the daemon would grant it to a second client under the hold
 // number of the first.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestStaleCopyOfTheStateFileGrantsNoLockTwice(t *testing.T) {
 	t.Parallel()
 	for _, cp := range [][]string{{"cp"}, {"cp", "-p"}, {"cp", "-p", "--remove-destination"}} {

@@ -51,6 +51,8 @@ func fillUp(t *testing.T, f *os.File) {
 
 // The file system of the state file is full for a while, so that the file does not have all
 // locks. When there is room again, a daemon that is killed loses none of them.
+//
+// Shows docs/guarantees.md: The file system of the state file is full.
 func TestRestartLosesNoLockAfterAFullFileSystem(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -359,6 +359,7 @@ def sell_with_a_kill(stock: Stock, prices: Prices, order: str, item: str, victim
         ("only the read is fenced", ("gate",), 1),
     ],
 )
+# Shows docs/guarantees.md: A fence in a database.
 def test_application_whose_process_is_killed_while_it_writes(
     directory: Path,
     start: Callable[[str, str], Host],
@@ -393,6 +394,7 @@ def test_application_whose_process_is_killed_while_it_writes(
         assert stock.lost(item) == lost, f"kill {n}, order {order}"
 
 
+# Shows docs/guarantees.md: A fence in a database.
 def test_tasks_whose_worker_is_killed_while_it_writes(
     sidecar: str, environment: dict[str, str], stock: Stock, prices: Prices
 ) -> None:
@@ -444,6 +446,7 @@ READ = "SELECT stock FROM items WHERE name = %s"
         ("REPEATABLE READ", "SELECT FROM fences WHERE name = 'rows' AND fence = %s FOR UPDATE", (ENTER, READ), STOCK),
     ],
 )
+# Shows docs/guarantees.md: A fence in a database.
 def test_fence_of_many_rows(
     database: str, stock: Stock, isolation: str, check: str, enter: tuple[str, ...], expected: object
 ) -> None:

@@ -37,6 +37,8 @@ func unlockConfirmed(t *testing.T, l *locksidecar.Lock) {
 // A program releases a lock and then signals a program on another host, which tries to acquire
 // the lock. With a confirmed release each try succeeds, although commands of the first host
 // need 2 ms to reach Redis and those of the other host do not.
+//
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
 func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 	t.Parallel()
 	rounds := harness.Pick(25, 100)
@@ -116,6 +118,8 @@ func awaitRelease(t *testing.T, c *locksidecar.Client) {
 
 // While Redis cannot be reached, a confirmed release does not return. It returns when the
 // daemon has reconnected to Redis and Redis has executed the release.
+//
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
 func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
 	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
@@ -149,6 +153,8 @@ func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
 // The daemon is killed before Redis has executed a release, and started again. The program
 // that waits for the confirmation gets it from the successor. After that, another host finds
 // the lock free.
+//
+// Shows docs/guarantees.md: A confirmed release that the dead daemon had not executed.
 func TestConfirmationOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
@@ -209,6 +215,8 @@ func killBeforeRelease(t *testing.T, d *harness.Daemon, way *harness.Proxy, w *h
 
 // A daemon that starts without the state of its predecessor does not know the release. An SDK
 // does not accept its confirmation. The lock is free when its lease ends.
+//
+// Shows docs/guarantees.md: A confirmed release that the dead daemon had not executed.
 func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
 	t.Parallel()
 	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
@@ -238,6 +246,8 @@ func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
 }
 
 // If `locksidecar run` has ended without a warning, another host finds the lock free.
+//
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
 func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -265,6 +275,8 @@ func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 
 // If run gets no confirmation of its release, it ends with a warning and with the exit code of
 // its command.
+//
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
 func TestRunWarnsThatItsReleaseIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

@@ -9,6 +9,9 @@ import (
 
 // Processes in both languages on two hosts increment one counter by reading it and writing
 // the value plus one. No increment is lost, and tokens grow in the order of the holds.
+//
+// Shows docs/guarantees.md: Tokens grow.
+// Shows docs/guarantees.md: Exclusion.
 func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -19,6 +22,9 @@ func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
 
 // Waiters of one host are granted the lock in the order of their requests, whatever process
 // they are in.
+//
+// Shows docs/guarantees.md: On one host, first come, first served.
+// Shows docs/queue.md: Order and fairness.
 func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
@@ -53,6 +59,10 @@ func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
 }
 
 // A client of one host is granted a lock that clients of another host request all the time.
+//
+// Shows docs/guarantees.md: Every waiter is answered.
+// Shows docs/guarantees.md: Fairness between hosts.
+// Shows docs/queue.md: Turns.
 func TestNoHostStarves(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

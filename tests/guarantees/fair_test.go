@@ -11,6 +11,9 @@ import (
 
 // Requests of two hosts for a fair lock are granted in the order in which they arrive at Redis,
 // whether each of them asks for that or the setting fair names the lock.
+//
+// Shows docs/guarantees.md: First come, first served over all hosts, if every request asks for it.
+// Shows docs/queue.md: Strict order.
 func TestFairLockIsGrantedInTheOrderOfArrival(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

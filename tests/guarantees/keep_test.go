@@ -24,6 +24,8 @@ func nightly(done string) []string {
 
 // The crons of five hosts start one job, at one moment or one after the other. One host runs it,
 // however short it is.
+//
+// Shows docs/guarantees.md: A lock with a keep stays held until so long after its grant.
 func TestKeptJobOfFiveHostsRunsOnce(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -74,6 +76,7 @@ func isHeld(t *testing.T, d *harness.Daemon, words ...string) {
 	harness.CheckError(t, err, locksidecar.ErrHeld, words...)
 }
 
+// Shows docs/guarantees.md: A lock with a keep stays held until so long after its grant.
 func TestLockIsKeptWhateverDies(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -137,6 +140,8 @@ func TestLockIsKeptWhateverDies(t *testing.T) {
 }
 
 // A client of another host that waits gets the lock at the end of the keep, and not before.
+//
+// Shows docs/guarantees.md: A lock with a keep stays held until so long after its grant.
 func TestKeepEnds(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

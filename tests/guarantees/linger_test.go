@@ -12,6 +12,9 @@ import (
 
 // A process that acquires one lock again and again is granted it without Redis, unless the
 // setting linger is 0. Another host gets the lock all the same.
+//
+// Shows docs/guarantees.md: A release returns before Redis has executed it, unless it is confirmed.
+// Shows docs/queue.md: Lingering.
 func TestLockThatOneHostUsesAgainAndAgainLingers(t *testing.T) {
 	t.Parallel()
 	const pairs = 100

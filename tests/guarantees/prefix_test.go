@@ -98,6 +98,8 @@ func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
 
 // A daemon that is started with another prefix does not restore the holds of its predecessor.
 // The SDKs report the locks as lost, the log says why, and the old keys expire.
+//
+// Shows docs/guarantees.md: The state file is gone, damaged, of another boot.
 func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 	t.Parallel()
 	const name = "kept"

@@ -196,6 +196,8 @@ func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
 // ---- wake-ups -------------------------------------------------------------------
 
 // The message of RLock.unlock wakes a waiter of a sidecar.
+//
+// Shows docs/queue.md: A holder that is a foreign client.
 func TestUnlockOfRedissonWakesAWaiterOfASidecar(t *testing.T) {
 	t.Parallel()
 	const poll = 5 * time.Second // after this time without a message, a sidecar tries again
@@ -480,6 +482,9 @@ func TestGetTokenIsNotBelowTheTokenOfTheHolder(t *testing.T) {
 // A client that polls is granted a lock that a sidecar hands over between local processes
 // without a pause: several times, not once by chance. It pauses after each grant, so that it
 // cannot be granted the lock twice while it is free once.
+//
+// Shows docs/guarantees.md: Fairness between hosts.
+// Shows docs/queue.md: Free moments.
 func TestPollersAreGrantedALockThatIsHandedOver(t *testing.T) {
 	t.Parallel()
 	const name, pauseMS = "wanted", 100
@@ -520,6 +525,8 @@ func TestPollersAreGrantedALockThatIsHandedOver(t *testing.T) {
 
 // Redisson force-unlocks a lock for which clients of a sidecar wait. Its holder loses it, and
 // the first waiter is granted it, before the next renewal.
+//
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
 func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 	t.Parallel()
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
@@ -550,6 +557,8 @@ func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 
 // Redisson force-unlocks a lock for which no client of the sidecar waits. Its holder loses it
 // at the next check. Checks are as frequent as renewals, also if the hold is not renewed.
+//
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
 func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel()
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
@@ -576,6 +585,8 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 
 // Redisson force-unlocks a lock that lingers, and acquires it. For a moment the sidecar may grant it,
 // too: with a token that was drawn before, so that the resource refuses that holder.
+//
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
 func TestGrantsAfterAForceUnlockOfALingeringLockHaveSmallerTokens(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -624,6 +635,8 @@ func TestGrantsAfterAForceUnlockOfALingeringLockHaveSmallerTokens(t *testing.T) 
 
 // A Redisson program overwrites the key of a lock with a value. The holder loses the lock at
 // the next renewal, long before its deadline, and the log names the type of the value.
+//
+// Shows docs/guarantees.md: A key is overwritten by another type.
 func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -650,6 +663,8 @@ func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 
 // The releases of these locks are published on other channels, or not at all. A waiter of a
 // sidecar is granted the lock when the sidecar tries again, after five seconds at most.
+//
+// Shows docs/queue.md: A holder that is a foreign client.
 func TestReleasesOfRedissonThatWakeNoWaiterOfASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -769,6 +784,8 @@ func TestMultiLockOfRedissonRespectsALockOfASidecar(t *testing.T) {
 // A sidecar respects a read-write lock of Redisson with the name of a lock. The reverse is not
 // true: Redisson grants both the read lock and the write lock while a client of a sidecar
 // holds the lock. That client loses it at the next renewal that looks for fields of others.
+//
+// Shows docs/guarantees.md: A program builds another structure around the field of a held lock.
 func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -810,6 +827,8 @@ func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 
 // The unlock of a read lock deletes the key of a lock that a client of a sidecar holds. That client
 // loses it at the next renewal or check, before its deadline.
+//
+// Shows docs/guarantees.md: A program builds another structure around the field of a held lock.
 func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -841,6 +860,8 @@ func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
 
 // A map and a rate limiter of Redisson are hashes, as a lock is. If one has the name of a lock, an
 // acquire is refused with denied, and the hash stays as it is.
+//
+// Shows docs/guarantees.md: A key is overwritten by another type.
 func TestHashOfRedissonIsNotALock(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -869,6 +890,8 @@ func TestHashOfRedissonIsNotALock(t *testing.T) {
 // A map or a rate limiter that is made while a client of a sidecar holds the lock of that name is
 // written around its field. The client loses the lock at the next check. The hash has the expiry of
 // the lock, so the name is refused until that, and usable after it.
+//
+// Shows docs/guarantees.md: A program builds another structure around the field of a held lock.
 func TestHashOfRedissonAroundALockOfASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -895,6 +918,8 @@ func TestHashOfRedissonAroundALockOfASidecar(t *testing.T) {
 
 // A lock of a group of values is a hash with the name of the group. It is granted although a client
 // of a sidecar holds the lock of that name. While a Redisson program holds it, the name is refused.
+//
+// Shows docs/guarantees.md: A program builds another structure around the field of a held lock.
 func TestGroupLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

@@ -14,6 +14,8 @@ import (
 // An interrupt of lockInterruptibly comes while the script that takes the lock is on its way: the
 // method throws, and Redis gives the lock to the thread. The watchdog renews it. A waiter here is
 // refused with the same owner field each time, and the thread can unlock.
+//
+// Shows docs/redisson.md: An interrupt of.
 func TestInterruptOfRedissonCanLeaveALockTaken(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -65,6 +67,8 @@ func TestInterruptOfRedissonCanLeaveALockTaken(t *testing.T) {
 // A release here wakes one thread of each program, so the threads of a program in lock() need as
 // many free moments as they are. Each is granted the lock, while clients of two hosts take it again
 // and again.
+//
+// Shows docs/redisson.md: Free moments.
 func TestManyThreadsOfRedissonShareTheFreeMoments(t *testing.T) {
 	t.Parallel()
 	const name, threads, grants = "wanted by many threads", 12, 3

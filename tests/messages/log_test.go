@@ -15,6 +15,8 @@ import (
 
 // A client that violates the protocol thousands of times does not fill the disk: of each
 // kind of error, the log has the first few in a period, and the number of the others.
+//
+// Shows docs/guarantees.md: Connects and disconnects ten thousand times, sends garbage.
 func TestGarbageDoesNotFillTheLog(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
@@ -50,6 +52,8 @@ func TestGarbageDoesNotFillTheLog(t *testing.T) {
 }
 
 // The same is true of locks that end: one client can have thousands of them in a second.
+//
+// Shows docs/guarantees.md: Loses thousands of locks in a second.
 func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
 	t.Parallel()
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())

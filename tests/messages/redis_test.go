@@ -36,6 +36,7 @@ func checkReported(t *testing.T, url string, words ...string) {
 	}
 }
 
+// Shows docs/guarantees.md: Not reachable at the start.
 func TestDownRedisIsReported(t *testing.T) {
 	t.Parallel()
 	port := harness.RefusingPort(t)
@@ -43,6 +44,7 @@ func TestDownRedisIsReported(t *testing.T) {
 	checkReported(t, "unix:///nowhere/redis.sock", "no redis socket", "/nowhere/redis.sock")
 }
 
+// Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.
 func TestWrongPasswordIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t, "--requirepass", "right")
@@ -134,6 +136,7 @@ func httpGet(t *testing.T, socket, path string) string {
 	return string(body)
 }
 
+// Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.
 func TestMissingPermissionForScriptsIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -143,6 +146,8 @@ func TestMissingPermissionForScriptsIsReported(t *testing.T) {
 
 // Without the permission to subscribe, the daemon grants locks by polling. The log says what
 // has to be permitted.
+//
+// Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.
 func TestMissingPermissionForChannelsIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -162,6 +167,7 @@ func TestMissingPermissionForChannelsIsReported(t *testing.T) {
 	holder.Lock("x")
 }
 
+// Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.
 func TestMissingPermissionForAKeyIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -187,6 +193,8 @@ func TestReadOnlyReplicaIsReported(t *testing.T) {
 }
 
 // No old Redis can be installed here, so the test starts a server that answers like one.
+//
+// Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.
 func TestTooOldRedisIsReported(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

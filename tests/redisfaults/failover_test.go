@@ -39,6 +39,9 @@ func (s replication) promote() { s.replica.MustDo("REPLICAOF", "NO", "ONE") }
 // Replication is asynchronous: a replica that lags does not have the latest locks. When it
 // becomes the master, the holders keep these locks if their daemon connects to it first.
 // Otherwise the locks may have two holders. Tokens grow in any case.
+//
+// Shows docs/guarantees.md: Tokens grow.
+// Shows docs/guarantees.md: Failover to a replica that lags.
 func TestFailoverToAReplicaThatLags(t *testing.T) {
 	t.Parallel()
 	// The locks "late" are acquired when the replica receives nothing any more.
@@ -144,6 +147,8 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 
 // Master and replica exchange their roles while daemons are connected, as in a planned
 // failover, and the daemons are redirected to the new master later. Holds stay.
+//
+// Shows docs/guarantees.md: Restart with its data.
 func TestPlannedFailover(t *testing.T) {
 	t.Parallel()
 	s := startReplication(t)
@@ -185,6 +190,8 @@ func TestPlannedFailover(t *testing.T) {
 }
 
 // A daemon notices that its Redis has become a replica, and that it is a master again.
+//
+// Shows docs/guarantees.md: Restart with its data.
 func TestRedisBecomesAReplica(t *testing.T) {
 	t.Parallel()
 	master, r := harness.StartRedis(t), harness.StartRedis(t)

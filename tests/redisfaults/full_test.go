@@ -11,6 +11,8 @@ import (
 // Redis is full and evicts nothing. Holds stay: they are renewed, handed over to local
 // waiters and released. Requests for free locks are refused with the reason until there is
 // memory again.
+//
+// Shows docs/guarantees.md: Full.
 func TestFullRedis(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t, "--maxmemory-policy", "noeviction")

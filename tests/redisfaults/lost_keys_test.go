@@ -9,6 +9,9 @@ import (
 
 // A holder learns at the next renewal that its lock was deleted from Redis. Until then,
 // another host may be granted the lock, with a larger token.
+//
+// Shows docs/guarantees.md: A lost lock is reported once, with the reason.
+// Shows docs/guarantees.md: FLUSHALL, a deleted key, `forceUnlock` of a Redisson program.
 func TestFlushedLocksAreLostAtTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -43,6 +46,8 @@ func TestFlushedLocksAreLostAtTheNextRenewal(t *testing.T) {
 
 // A holder learns at the next renewal that another program has overwritten its lock. The
 // daemon does not delete the key of that program.
+//
+// Shows docs/guarantees.md: A lost lock is reported once, with the reason.
 func TestOverwrittenLockIsLostAtTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

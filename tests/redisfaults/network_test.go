@@ -9,6 +9,9 @@ import (
 
 // Clients of two hosts increment one counter as fast as they can, while faults are injected
 // into Redis and into the connections. No increment is lost, tokens grow, and no call fails.
+//
+// Shows docs/guarantees.md: Every waiter is answered.
+// Shows docs/guarantees.md: Restart with its data.
 func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 	t.Parallel()
 	for _, f := range []struct {
@@ -78,6 +81,8 @@ func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 // A connection becomes half-open, as when a host on the route fails: neither end is
 // notified. The daemon detects that before a lease ends, and sends again what was in flight.
 // The effect is that of one execution.
+//
+// Shows docs/guarantees.md: Restart with its data.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -126,6 +131,9 @@ func TestHalfOpenConnections(t *testing.T) {
 
 // The message of a release is lost, because the connection is half-open or was reset at
 // that moment. The waiter is granted the lock all the same, and the daemon subscribes again.
+//
+// Shows docs/guarantees.md: Every waiter is answered.
+// Shows docs/guarantees.md: Messages lost.
 func TestWaiterFindsFreeLockAfterALostMessage(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

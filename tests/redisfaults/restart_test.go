@@ -11,6 +11,9 @@ import (
 
 // Redis restarts and is unreachable for five seconds. A lock with a longer lease stays held,
 // whether Redis keeps its data or not. A waiter is granted its lock when Redis is back.
+//
+// Shows docs/guarantees.md: Restart with its data.
+// Shows docs/guarantees.md: Restart without its data.
 func TestLocksOutliveARestartOfRedis(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -55,6 +58,9 @@ func TestLocksOutliveARestartOfRedis(t *testing.T) {
 // nothing is lost. If the other one is first, exclusion is violated: its waiters are granted
 // the locks, with larger tokens, and the holders learn of that when their daemon has
 // reconnected, or at their deadlines.
+//
+// Shows docs/guarantees.md: Tokens grow.
+// Shows docs/guarantees.md: Restart without its data.
 func TestRestartWithoutDataAndTwoHosts(t *testing.T) {
 	t.Parallel()
 	start := func(t *testing.T) (r *harness.Redis, toHere, toThere *harness.Proxy, holds []harness.Hold, next *harness.Worker, granted []<-chan harness.Answer) {
@@ -116,6 +122,9 @@ func TestRestartWithoutDataAndTwoHosts(t *testing.T) {
 
 // Redis is unreachable for longer than a lease. The lock is lost at its deadline, not when
 // Redis is back.
+//
+// Shows docs/guarantees.md: No holder relies on a lock for too long.
+// Shows docs/guarantees.md: Longer outage, or a host that is cut off from Redis for longer.
 func TestLockExpiresWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -135,6 +144,8 @@ func TestLockExpiresWhileRedisIsAway(t *testing.T) {
 
 // Redis does not come back. Requests are refused, releases are answered, holds last until
 // their deadlines, and an operator can inspect and stop the daemon.
+//
+// Shows docs/guarantees.md: Longer outage, or a host that is cut off from Redis for longer.
 func TestRedisIsGoneForGood(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
@@ -162,6 +173,8 @@ func TestRedisIsGoneForGood(t *testing.T) {
 }
 
 // A daemon that has started without Redis grants locks as soon as Redis can be reached.
+//
+// Shows docs/guarantees.md: Not reachable at the start.
 func TestWaiterIsGrantedWhenRedisStarts(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

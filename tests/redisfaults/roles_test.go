@@ -48,6 +48,11 @@ func startPair(t *testing.T) (master, replica *harness.Redis) {
 // tokens; but the former master receives the message over replication and passes it on.
 //
 // Clients on three hosts take one lock again and again, while roles are exchanged under them.
+//
+// Shows docs/guarantees.md: Exclusion.
+// Shows docs/queue.md: Origins.
+// Shows docs/queue.md: Faults.
+// Shows docs/decisions/0041-origins.md: Measured.
 func TestDemotedMasterTransfersNothing(t *testing.T) {
 	t.Parallel()
 	t.Run("one host follows the master, and each server has one that stays", func(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 
 // Redis is suspended for longer than the time between two renewals, and for less than a
 // lease. No hold is lost.
+//
+// Shows docs/guarantees.md: Restart with its data.
 func TestStallShorterThanALeaseLosesNothing(t *testing.T) {
 	t.Parallel()
 	const lease = 12 * time.Second
@@ -128,6 +130,8 @@ func TestShortWaitReportsThatRedisIsSilent(t *testing.T) {
 // Redis is suspended for longer than a lease: its connections stay open, and it does not
 // answer. Holds are lost at their deadlines, and requests with a timeout end in time. When
 // Redis goes on, the other host is granted the locks, not before those deadlines.
+//
+// Shows docs/guarantees.md: Longer outage, or a host that is cut off from Redis for longer.
 func TestStallLongerThanALeaseEndsHolds(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

@@ -16,32 +16,6 @@ import (
 // root is the repository, as seen from this package.
 const root = "../.."
 
-// Documents name tests as the proof of what they promise. A test that was renamed would
-// leave a promise without a proof.
-func TestDocumentsNameTestsThatExist(t *testing.T) {
-	tests := declared(t, root)
-	name := regexp.MustCompile(`\bTest[A-Z]\w+`)
-	for _, doc := range documents(t) {
-		for _, n := range name.FindAllString(read(t, doc), -1) {
-			if n != "TestName" && !slices.Contains(tests, n) {
-				t.Errorf("%s names %s, which does not exist", doc, n)
-			}
-		}
-	}
-	// The table in the README has parts of names, as -run takes them.
-	_, table, _ := strings.Cut(read(t, filepath.Join(root, "README.md")), "-run …")
-	table, _, _ = strings.Cut(table, "\n## ")
-	parts := regexp.MustCompile("`([A-Z]\\w+)`").FindAllStringSubmatch(table, -1)
-	if len(parts) == 0 {
-		t.Error("the guarantees in the README name no tests")
-	}
-	for _, p := range parts {
-		if !matchesOne(t, "^Test.*"+p[1], tests) {
-			t.Errorf("the README names %s, which is not in the name of any test", p[1])
-		}
-	}
-}
-
 func TestDocumentsNameMakeTargetsThatExist(t *testing.T) {
 	makefile := read(t, filepath.Join(root, "Makefile"))
 	target := regexp.MustCompile("make ([a-z-]+)")

@@ -192,6 +192,8 @@ var bans = []ban{
 }
 
 // Packages reach only what the layout lets them reach.
+//
+// Shows docs/architecture.md: The lock table.
 func TestImportRules(t *testing.T) {
 	reach := dependencies(t)
 	for _, b := range bans {

@@ -140,6 +140,8 @@ func (w *watcher) end() (runs int, mistakes []string) {
 // The danger: a script that uses a key of another slot fails as soon as that is at another master, or
 // makes the key where its slot is not; a key that it does not declare is made at the source of a slot
 // that migrates, and is lost when the slot is closed.
+//
+// Shows docs/topologies.md: Every command has keys of one slot.
 func TestClusterCommandsHaveOneSlot(t *testing.T) {
 	t.Parallel()
 	const lease = 2 * time.Second

@@ -11,6 +11,8 @@ import (
 
 // A daemon that is started again knows which locks it has, and not which master had which slot: it
 // asserts them.
+//
+// Shows docs/topologies.md: A restart of the daemon.
 func TestClusterDaemonIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)

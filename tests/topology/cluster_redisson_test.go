@@ -10,6 +10,8 @@ import (
 
 // A Redisson program and a sidecar exclude and wake each other in a Cluster: each sends its releases on
 // the channels to which the other one subscribes, which are sharded if the servers have such.
+//
+// Shows docs/topologies.md: Redisson programs.
 func TestRedissonInCluster(t *testing.T) {
 	t.Parallel()
 	const (

@@ -146,6 +146,8 @@ func TestClusterStatusNamesTheMasterThatIsDown(t *testing.T) {
 
 // The danger: with cluster-require-full-coverage yes, Redis's default, one dead master stops all, and the
 // tools say that the others are served.
+//
+// Shows docs/topologies.md: What happens in a failover.
 func TestClusterWithFullCoverageIsDownAsAWhole(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
@@ -238,6 +240,8 @@ func TestClusterCountsRedirects(t *testing.T) {
 
 // A program that moves a slot ended before the slot had moved, and both masters have a token counter, that of the target
 // an old one. No lock of the slot can be taken. redis-cli closes the slot, the hold stays, and tokens grow.
+//
+// Shows docs/runbooks/slot-open.md: A slot of the Cluster stays open.
 func TestClusterSlotThatWasLeftOpenIsClosed(t *testing.T) {
 	t.Parallel()
 	cli, err := exec.LookPath("redis-cli")

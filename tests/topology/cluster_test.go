@@ -77,6 +77,9 @@ func TestClusterServesLocksOfAllMasters(t *testing.T) {
 
 // The danger: a client takes a lock at the target of a slot while another one has it at the source, or
 // a renewal or a release fails because the key is not where the slot is.
+//
+// Shows docs/topologies.md: A slot that moves.
+// Shows docs/topologies.md: What happens in a failover.
 func TestClusterKeepsLocksThroughMigration(t *testing.T) {
 	t.Parallel()
 	const (
@@ -98,6 +101,9 @@ func TestClusterKeepsLocksThroughMigration(t *testing.T) {
 // The danger: the source executes an operation that the target does not get, or the other way round: a
 // lock is taken twice, or a hold is lost. A slot moves without ASK, and in one step with many others: all of
 // their operations are answered MOVED, and all of their sharded subscriptions end.
+//
+// Shows docs/topologies.md: Slots that move in one step.
+// Shows docs/topologies.md: What happens in a failover.
 func TestClusterKeepsLocksThroughAtomicMigration(t *testing.T) {
 	t.Parallel()
 	const (
@@ -119,6 +125,8 @@ func TestClusterKeepsLocksThroughAtomicMigration(t *testing.T) {
 
 // The danger: a master stands still in the middle of such a move, and afterwards both have the slots, or neither
 // has some of the locks.
+//
+// Shows docs/topologies.md: Slots that move in one step.
 func TestClusterKeepsLocksWhenAMasterPausesDuringAnAtomicMigration(t *testing.T) {
 	t.Parallel()
 	const (
@@ -226,6 +234,8 @@ func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harnes
 // The danger: a master that gave all of its slots away becomes a replica of the one that has them, and gets
 // what hosts publish there: a host that is still connected to it receives a transfer twice. When it is
 // promoted later, the host uses a connection of before.
+//
+// Shows docs/topologies.md: A master that gave all of its slots away.
 func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second // so that there are renewals meanwhile
@@ -275,6 +285,8 @@ func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {
 
 // The danger: a daemon that waits for the release of another program stays subscribed where the slot of the
 // lock was, and does not learn of the release.
+//
+// Shows docs/topologies.md: A sharded subscription ends when its slot moves.
 func TestClusterSubscriptionFollowsItsSlot(t *testing.T) {
 	t.Parallel()
 	t.Run("key by key", func(t *testing.T) {
@@ -340,6 +352,8 @@ func sum(numbers []int) (sum int) {
 
 // The danger: the key of a held lock is at the target of a slot that stays at its source, where a
 // renewal does not find it: the hold is lost after its lease.
+//
+// Shows docs/topologies.md: While a slot moves key by key.
 func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
 	t.Parallel()
 	const lease = time.Second
@@ -395,6 +409,8 @@ func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
 
 // The danger: a fault of one master delays the locks of the others, or ends holds that the promoted
 // replica has.
+//
+// Shows docs/topologies.md: Cluster.
 func TestClusterMasterIsKilled(t *testing.T) {
 	t.Parallel()
 	failOneMaster(t, "a master is killed", func(c *harness.Cluster, master *harness.ClusterNode) {
@@ -406,6 +422,8 @@ func TestClusterMasterIsKilled(t *testing.T) {
 }
 
 // The danger: a master that goes on after its replica was promoted acknowledges what it is asked.
+//
+// Shows docs/topologies.md: Cluster.
 func TestClusterMasterIsPaused(t *testing.T) {
 	t.Parallel()
 	failOneMaster(t, "a master is paused", func(c *harness.Cluster, master *harness.ClusterNode) {
@@ -466,6 +484,8 @@ func awaitReplicated(t *testing.T, master *harness.ClusterNode, name string) {
 
 // The danger: the old master goes on granting after the promotion, or the new one grants what the old
 // one had given. Clients are paused during a planned failover, so nothing may be lost.
+//
+// Shows docs/topologies.md: What happens in a failover.
 func TestClusterPlannedFailover(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, 3, 1)

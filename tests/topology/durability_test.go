@@ -126,6 +126,9 @@ func failedOver(t *testing.T, random *rand.Rand, way string, durability string) 
 }
 
 // The danger: the new master does not have a lock that a client holds, and a second client gets it.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
+// Shows docs/decisions/0047-durability.md: Measured.
 func TestFailoverKeepsLocksThatReplicasConfirmed(t *testing.T) {
 	t.Parallel()
 	for way := range waysToCut {
@@ -153,6 +156,8 @@ func TestFailoverKeepsLocksThatReplicasConfirmed(t *testing.T) {
 }
 
 // While too few replicas confirm, acquires are refused or wait, and the daemon says why.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestReplicaThatStopsAndReturns(t *testing.T) {
 	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
@@ -216,6 +221,8 @@ func TestReplicaThatStopsAndReturns(t *testing.T) {
 }
 
 // The danger: at a planned failover, the old master goes on serving for seconds.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
 func TestSentinelFailoverThatIsPlannedWithDurability(t *testing.T) {
 	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)

@@ -295,6 +295,8 @@ func (p *planned) isAtRest() bool {
 
 // TestPlannedFailoversOfHotLocks prints what planned failovers cost in each configuration. Where exclusion is promised, no
 // lock may have two owners; where it is not, some must have had: otherwise the load shows nothing.
+//
+// Shows docs/guarantees.md: `SENTINEL FAILOVER`, without that setting.
 func TestPlannedFailoversOfHotLocks(t *testing.T) {
 	if *failovers == 0 {
 		t.Skip("-failovers is 0")
@@ -346,6 +348,9 @@ func TestPlannedFailoversOfHotLocks(t *testing.T) {
 
 // The danger: the old master grants locks for as long as no Sentinel has named the promoted replica, which lacks them.
 // The host is stopped before it can assert them there.
+//
+// Shows docs/guarantees.md: `SENTINEL FAILOVER`, without that setting.
+// Shows docs/topologies.md: The daemon receives the steps of all Sentinels.
 func TestPromotedReplicaHasEveryLockThatWasGranted(t *testing.T) {
 	t.Parallel() // most of it is waiting
 	for attempt := range 5 {
@@ -424,6 +429,8 @@ func grantedOverAFailover(t *testing.T) (granted int, isLate bool) {
 
 // The danger: the Sentinel that leads a failover dies in it, and hosts follow the replica that it may have promoted, which
 // the others do not know as a master; or they grant nothing for ever.
+//
+// Shows docs/topologies.md: An aborted failover.
 func TestLeaderOfAFailoverIsKilled(t *testing.T) {
 	t.Parallel() // most of it is waiting
 	master, servers := harness.StartReplicas(t, 2)

@@ -8,6 +8,8 @@ import (
 
 // A Redisson program and a sidecar that find the same master exclude and wake each other, before and
 // after a failover.
+//
+// Shows docs/topologies.md: Sentinel.
 func TestRedissonBehindSentinels(t *testing.T) {
 	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)

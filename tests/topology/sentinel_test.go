@@ -127,6 +127,8 @@ func failOverUnderLoad(t *testing.T, sentinels harness.Sentinels, servers []*har
 
 // The danger: a master that returns after its crash says that it is a master, and has none of the locks,
 // until the Sentinels make it a replica.
+//
+// Shows docs/topologies.md: A master that returns after its crash.
 func TestSentinelsOldMasterReturns(t *testing.T) {
 	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
@@ -157,6 +159,8 @@ func TestSentinelsOldMasterReturns(t *testing.T) {
 }
 
 // A Sentinel that missed the failover names the old master. Its configuration is older.
+//
+// Shows docs/topologies.md: A Sentinel that missed the failover.
 func TestSentinelThatMissedTheFailover(t *testing.T) {
 	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)
@@ -197,6 +201,8 @@ func TestSentinelsWithoutAQuorum(t *testing.T) {
 }
 
 // Most of the Sentinels end, and the master serves: nothing fails, and everything says that a failover would.
+//
+// Shows docs/topologies.md: Fewer than a majority of the Sentinels answer.
 func TestLossOfTheSentinelsIsToldWhileTheMasterServes(t *testing.T) {
 	t.Parallel()
 	master, _ := harness.StartReplicas(t, 0)
@@ -256,6 +262,8 @@ func TestSentinelsWithAPassword(t *testing.T) {
 }
 
 // The URL has one Sentinel, which ends: the others were learned from it.
+//
+// Shows docs/topologies.md: Other Sentinels are learned.
 func TestSentinelsAreLearned(t *testing.T) {
 	t.Parallel()
 	master, servers := harness.StartReplicas(t, 1)

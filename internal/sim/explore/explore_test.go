@@ -55,6 +55,7 @@ func TestExplore(t *testing.T) {
 	explore(t, Plan{}, roots, longer(budgets, larger))
 }
 
+// Shows docs/queue.md: Strict order.
 func TestExploreStrictOrder(t *testing.T) {
 	t.Parallel()
 	explore(t, Plan{Fair: allFair}, from("nothing", "queued", "transfer"), longer(allFairBudgets, largerFair))

@@ -39,6 +39,8 @@ var (
 	diffLaps = flag.Int("diff.laps", 0, "search: run this many laps with each kind of Redis")
 )
 
+// Shows docs/guarantees.md: A host dies that waits for a lock.
+// Shows docs/queue.md: Transfers.
 func TestScriptsBehaveAsTheirModel(t *testing.T) {
 	withBackends(t, func(t *testing.T, b backend) {
 		d := newDifferential(t, b)

@@ -334,6 +334,7 @@ def test_release_without_a_daemon_is_completed_later(restartable: Daemon) -> Non
 
 
 @pytest.mark.parametrize("restartable", [0.3], indirect=True)
+# Shows docs/guarantees.md: No daemon starts, or only after the deadlines.
 def test_daemon_that_does_not_come_back(restartable: Daemon) -> None:
     client = locksidecar.connect(restartable.socket)
     with pytest.raises(locksidecar.LockLost, match="expired"), client.lock("n") as held:

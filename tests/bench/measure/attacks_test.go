@@ -38,6 +38,8 @@ func shortestTTL(t testing.TB, r *harness.Redis, name string) (stop func() time.
 
 // What an attack costs: how long a neighbour's pairs take, how late its renewals are, and how
 // much memory the daemon uses.
+//
+// Shows docs/guarantees.md: Sends as fast as it can.
 func TestMeasureAttacks(t *testing.T) { measureAttacks(t, harness.Attacks) }
 
 // The same, if a policy limits how many requests a second each user but root may send.
