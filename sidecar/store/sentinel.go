@@ -277,6 +277,7 @@ const missesTold = 2
 func (s *sentinels) tally(asked int, views []sentinelView) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	before := s.count
 	s.count = SentinelCount{Known: asked}
 	for _, v := range views {
 		if v.master != "" {
@@ -284,7 +285,10 @@ func (s *sentinels) tally(asked int, views []sentinelView) {
 			s.count.Known = max(s.count.Known, 1+len(v.peers))
 		}
 	}
-	before := s.misses
+	if s.count.Answering == 0 {
+		s.count.Known = max(asked, before.Known) // a learned one that others see down is not asked any more
+	}
+	missed := s.misses
 	if s.misses++; s.count.HasMajority() {
 		s.misses = 0
 	}
@@ -293,7 +297,7 @@ func (s *sentinels) tally(asked int, views []sentinelView) {
 	case s.misses == missesTold:
 		why = fmt.Sprintf("%d of %d Sentinels of the master %q answer: if it fails, no replica replaces it, or this sidecar does not learn of that; start them, or correct their addresses in the Redis URL", s.count.Answering, s.count.Known, s.group.Master)
 		s.log.Warn("most of the Sentinels do not answer", "reason", why)
-	case s.misses == 0 && before >= missesTold:
+	case s.misses == 0 && missed >= missesTold:
 		s.log.Info("most of the Sentinels answer again", "answering", s.count.Answering, "known", s.count.Known)
 	default:
 		return
