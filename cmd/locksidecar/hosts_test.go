@@ -16,8 +16,8 @@ func TestHostTables(t *testing.T) {
 		{Host: "db-9\x1b", Sidecar: "uuid-9\x1b", Version: "0.4.0", Started: now, Error: "host db-9 did not answer\n"},
 	}
 	const want = `HOST db-7: locksidecar 0.4.0, pid 812, for 2h00m, uuid uuid-7
-LOCK  STATE  PID   USER  FOR   LEFT  TOKEN  COMMAND
-a     held   4711  1000  1.5s  1.5s  9      worker.py
+LOCK  STATE   PID  USER       FOR  LEFT  TOKEN  COMMAND
+a     held   4711  uid 1000  1.5s  1.5s      9  worker.py
 
 HOST db-8: locksidecar 0.4.0, pid 1, for 0ms, uuid uuid-8
 no locks

@@ -364,7 +364,7 @@ func (r *restartView) describe() (label, text string) {
 	if r.Reason != "" {
 		return "RESTART", "the state of the sidecar before could not be used, and its locks ended with their leases: " + r.Reason
 	}
-	text = fmt.Sprintf("took over %d held locks of %d clients: %d back, %d away", r.Held, r.Sessions, r.Back, r.Away)
+	text = fmt.Sprintf("took over %s of %s: %d back, %d away", display.Count(r.Held, "held lock"), display.Count(r.Sessions, "client"), r.Back, r.Away)
 	if r.Ended > 0 {
 		text += fmt.Sprintf("; the processes of %d had ended, and their locks were released", r.Ended)
 	}

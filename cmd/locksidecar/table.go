@@ -9,11 +9,12 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/locksidecar/locksidecar/internal/display"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // Least widths of a lock's name and of a command on a narrow terminal.
 const (
-	minName    = 16
+	minName    = 12
 	minCommand = 24
 )
 
@@ -27,7 +28,7 @@ func lockTable(locks []lockView, width int) string {
 		rows = append(rows, lockRow(l))
 		for i, w := range l.Waiters {
 			rows = append(rows, []string{
-				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), w.User, display.Duration(ms(w.WaitedMS)), "", "", w.Cmd,
+				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), display.Shown(w.User), display.Duration(ms(w.WaitedMS)), "", "", w.Cmd,
 			})
 		}
 		if more := l.Waiting - len(l.Waiters); more > 0 {
@@ -68,23 +69,46 @@ func absence(l *lockView) string {
 	return text
 }
 
+// state returns the word for the state of a lock, which the help of ls explains.
+func state(l *locksidecar.LockInfo) string {
+	return stateOf(l.State, l.Orphan, l.Absent, l.KeepLeft > 0)
+}
+
+func (l *lockView) state() string { return stateOf(l.State, l.Orphan, l.Absent, l.KeepLeftMS > 0) }
+
+func stateOf(state locksidecar.LockState, isOrphan, isAbsent, hasKeep bool) string {
+	switch {
+	case state != locksidecar.LockHeld:
+		return string(state)
+	case isOrphan && hasKeep:
+		return stateKept
+	case isOrphan:
+		return "orphan"
+	case isAbsent:
+		return "absent"
+	}
+	return string(state)
+}
+
+// stateKept is the state of a lock that no process holds any more, and that stays held for its keep.
+const stateKept = "kept"
+
+// keptCommand stands for the command of a lock that is kept: its process has released it, or is gone.
+const keptCommand = "released; its --keep lasts"
+
 func lockRow(l lockView) []string {
-	row := []string{l.Name, string(l.State), "", "", "", "", "", ""}
+	row := []string{l.Name, l.state(), "", "", "", "", "", ""}
 	switch {
 	case l.HeldMS != nil:
-		switch {
-		case l.Orphan && l.KeepLeftMS > 0:
-			row[1] = "kept"
-		case l.Orphan:
-			row[1] = "orphan"
-		case l.Absent:
-			row[1] = "absent"
-		}
 		if l.Count > 1 {
 			row[1] += fmt.Sprintf(" ×%d", l.Count)
 		}
+		process := pid(l.PID)
 		user, cmd := l.holderOf()
-		row[2], row[3], row[4] = pid(l.PID), user, display.Duration(ms(*l.HeldMS))
+		if l.state() == stateKept {
+			process, cmd = "", keptCommand
+		}
+		row[2], row[3], row[4] = process, display.Shown(user), display.Duration(ms(*l.HeldMS))
 		row[5] = display.Duration(ms(*l.LeftMS))
 		if l.LeaseMS > 0 {
 			row[5] += " fixed"
@@ -104,6 +128,13 @@ func elsewhere(l *lockView) string {
 	return fmt.Sprintf("held on host %s by pid %d (%s)", l.RemoteHost, l.RemotePID, l.RemoteCmd)
 }
 
+// toTheRight are the columns of numbers and times, by their headers.
+var toTheRight = map[string]bool{
+	"PID": true, "FOR": true, "TOKEN": true, "HELD": true, "WAITING": true, "WAITERS": true, "WTRS": true, "WAIT": true,
+	"CHANGES/S": true, "CHG/S": true, "UP": true, "OLDEST HOLD": true, "OLDEST WAIT": true, "SLOTS": true, "UNSENT": true,
+}
+
+// alignRows renders a table for a terminal of the given width; 0: nothing is cut. The first row is its header.
 func alignRows(rows [][]string, width int) string {
 	last := len(rows[0]) - 1
 	widths := make([]int, last+1)
@@ -126,8 +157,12 @@ func alignRows(rows [][]string, width int) string {
 		var line strings.Builder
 		for i, cell := range row[:last] {
 			cell = cut(cell, widths[i])
-			line.WriteString(cell)
-			line.WriteString(strings.Repeat(" ", widths[i]-ansi.StringWidth(cell)+2))
+			space := strings.Repeat(" ", widths[i]-ansi.StringWidth(cell))
+			if toTheRight[rows[0][i]] {
+				line.WriteString(space + cell + "  ")
+			} else {
+				line.WriteString(cell + space + "  ")
+			}
 		}
 		line.WriteString(row[last])
 		text := line.String()

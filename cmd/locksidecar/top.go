@@ -433,6 +433,9 @@ func (m *topModel) screen() string {
 		return "waiting for the sidecar"
 	}
 	lines := []string{cut(m.summary(), m.width), cut(m.caption(), m.width)}
+	if m.isAlarming() {
+		lines[0] = alarmColour.Styled(lines[0])
+	}
 	prompt := ""
 	if m.opened != nil {
 		var part []string
@@ -449,6 +452,22 @@ func (m *topModel) screen() string {
 	return strings.Join(lines, "\n")
 }
 
+// The colours of top: locks that processes wait for, and a first line with something that is wrong. A terminal
+// without colours, or with NO_COLOR in the environment, has none: the library leaves them out.
+var (
+	waitingColour = ansi.Style{}.ForegroundColor(ansi.Yellow)
+	alarmColour   = ansi.Style{}.ForegroundColor(ansi.Red)
+)
+
+// isAlarming reports whether the first line has something that an operator acts on.
+func (m *topModel) isAlarming() bool {
+	if m.cur == nil || m.err != nil {
+		return true
+	}
+	s := &m.cur.status
+	return s.Redis != "ok" || s.Trouble != "" || s.RenewalsLate > 0
+}
+
 // tableLines renders the header and the rows that have room, and marks the selected one.
 func (m *topModel) tableLines() []string {
 	const marked, unmarked = "> ", "  "
@@ -460,6 +479,9 @@ func (m *topModel) tableLines() []string {
 			lines[i] = "\x1b[7m" + line + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))) + "\x1b[m"
 		} else {
 			lines[i] = cut(unmarked+lines[i], m.width)
+			if i > 0 && rows[i-1].lock.Waiting > 0 {
+				lines[i] = waitingColour.Styled(lines[i])
+			}
 		}
 	}
 	return lines
@@ -486,7 +508,7 @@ func (m *topModel) summary() string {
 		redis += " serves"
 		isWell = true
 	}
-	texts := []string{fmt.Sprintf("%s; %d sessions, %d held, %d waiting", redis, s.Sessions, s.Held, s.Waiting)}
+	texts := []string{fmt.Sprintf("%s; %s, %d held, %d waiting", redis, display.Count(s.Sessions, "session"), s.Held, s.Waiting)}
 	var alarms []string
 	if s.RenewalsLate > 0 {
 		alarms = append(alarms, fmt.Sprintf("%d RENEWALS LATE", s.RenewalsLate))
@@ -542,10 +564,7 @@ func (m *topModel) caption() string {
 				silent = append(silent, m.cur.hosts[i].Host)
 			}
 		}
-		what = "locks of 1 host"
-		if n := len(m.cur.hosts) - len(silent); n != 1 {
-			what = fmt.Sprintf("locks of %d hosts", n)
-		}
+		what = "locks of " + display.Count(len(m.cur.hosts)-len(silent), "host")
 		if len(silent) > 0 {
 			silence = "NO ANSWER from " + strings.Join(silent, ", ") + "; "
 		}
@@ -578,6 +597,10 @@ func (m *topModel) prompt() string {
 
 var topHeader = []string{"LOCK", "WAITERS", "WAIT", "HELD", "CHANGES/S", "STATE", "PID", "USER", "COMMAND"}
 
+// narrow is below how many columns the table of top leaves the user out, and has shorter headers, so that a command
+// can be read in 80 columns.
+const narrow = 100
+
 // maxHostColumn is how much of a host's name a terminal shows.
 const maxHostColumn = 20
 
@@ -590,7 +613,7 @@ func (m *topModel) table(rows []topRow, width int) string {
 	}
 	for i := range rows {
 		r := &rows[i]
-		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", string(r.lock.State), "", "", ""}
+		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", state(&r.lock), "", "", ""}
 		if r.wait >= 0 {
 			row[2] = display.Duration(ms(r.wait))
 		}
@@ -599,14 +622,22 @@ func (m *topModel) table(rows []topRow, width int) string {
 		}
 		switch r.lock.State {
 		case locksidecar.LockHeld:
-			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), users.Name(r.lock.UID), r.lock.Cmd
+			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), display.Shown(users.Name(r.lock.UID)), r.lock.Cmd
 			if isHolderHidden(&r.lock) {
 				row[7], row[8] = "?", hiddenHolder
+			} else if row[5] == stateKept {
+				row[6], row[8] = "", keptCommand
 			}
 		case locksidecar.LockRemote:
 			row[8] = display.Elsewhere(r.lock.RemoteHost, r.lock.RemoteField)
 		}
 		cells = append(cells, row)
+	}
+	if width > 0 && width < narrow {
+		cells[0][1], cells[0][4] = "WTRS", "CHG/S"
+		for i := range cells {
+			cells[i] = slices.Delete(cells[i], 7, 8)
+		}
 	}
 	if m.all {
 		for i := range cells {

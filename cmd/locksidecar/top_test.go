@@ -88,7 +88,7 @@ func (m *topModel) names() string {
 }
 
 // unmarked removes the colours of the marked row.
-var unmarked = strings.NewReplacer("\x1b[7m", "", "\x1b[m", "")
+var unmarked = strings.NewReplacer("\x1b[7m", "", "\x1b[31m", "", "\x1b[33m", "", "\x1b[m", "")
 
 // fits checks that a screen has no more than these lines and columns, and returns it without its colours.
 func fits(t *testing.T, m *topModel) string {
@@ -549,6 +549,31 @@ func TestTopOfAPipePrintsOneTable(t *testing.T) {
 	}
 	expectExit(t, start(t, f, "top", "--interval", "1ms"), exitUsage, "at least 100ms")
 	expectExit(t, start(t, f, "top", "--all", "--interval", "500ms"), exitUsage, "with --all at least 1s")
+}
+
+// A lock that processes wait for has a colour, unless the environment has NO_COLOR.
+func TestTopHasColoursUnlessTheUserWantsNone(t *testing.T) {
+	for _, environment := range []string{"COLOUR=yes", "NO_COLOR=1"} {
+		f := startFake(t, func(f *fakeSidecar) { f.hidden = "the policy hides some" })
+		cmd := command(f, "top", "--interval", "100ms")
+		cmd.Env = append(cmd.Env, "TERM=xterm-256color", environment)
+		s := onTerminal(t, cmd)
+		s.await("theirs")
+		s.typeKeys("\x1b[B") // down: the row with waiters is not the selected one any more
+		if environment == "COLOUR=yes" {
+			s.await("\x1b[33m")
+		}
+		s.typeKeys("p")
+		s.await("PAUSED")
+		s.typeKeys("q")
+		s.await("\x1b[?1049l")
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		if hasColour := strings.Contains(s.seen.String(), "\x1b[33m"); hasColour != (environment == "COLOUR=yes") {
+			t.Errorf("%s: colour %v:\n%q", environment, hasColour, s.seen.String())
+		}
+	}
 }
 
 // On a terminal, top takes the whole screen, obeys keys, and gives the terminal back.

@@ -18,7 +18,7 @@ import (
 type whoCmd struct {
 	socketFlag
 	JSON bool   `help:"Print a JSON object."`
-	Name string `arg:"" help:"The lock: its whole name."`
+	Name string `arg:"" complete:"locks" help:"The lock: its whole name."`
 }
 
 func (whoCmd) Help() string {
@@ -190,12 +190,16 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		}
 	case h != nil && h.HeldMS != nil:
 		user, cmd := h.holderOf()
-		line("HOLDER", "pid %s, user %s: %s", pid(h.PID), user, cmp.Or(cmd, "?"))
+		if h.state() == stateKept {
+			line("HOLDER", "none any more: a process of user %s had it", user)
+		} else {
+			line("HOLDER", "pid %s, user %s: %s", pid(h.PID), user, cmp.Or(cmd, "?"))
+		}
 		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
 		line("TOKEN", "%d", h.Token)
 		until := clock(now.Add(ms(*h.LeftMS)))
 		switch {
-		case h.Orphan && h.KeepLeftMS > 0:
+		case h.state() == stateKept:
 			line("KEPT", "for another %s, until %s: the hold has ended, and asked for it (--keep)", display.Duration(ms(h.KeepLeftMS)), clock(now.Add(ms(h.KeepLeftMS))))
 		case h.LeaseMS > 0:
 			line("LEASE", "%s left, until %s; fixed: it is not renewed", display.Duration(ms(*h.LeftMS)), until)
@@ -203,7 +207,7 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 			line("LEASE", "%s left, until %s; the daemon renews it", display.Duration(ms(*h.LeftMS)), until)
 		}
 		switch {
-		case h.Orphan && h.KeepLeftMS > 0:
+		case h.state() == stateKept:
 		case h.Orphan:
 			line("", "its process is gone, and the lock is kept a little longer")
 		case h.Absent:

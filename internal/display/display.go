@@ -5,6 +5,7 @@ package display
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -49,4 +50,12 @@ func Expiry(left time.Duration) string {
 		return "no expiry"
 	}
 	return Duration(left)
+}
+
+// Count returns a number of things: "1 host", "2 hosts".
+func Count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return strconv.Itoa(n) + " " + thing
 }

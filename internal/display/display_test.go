@@ -35,6 +35,12 @@ func TestDurationsShowTheirTwoLargestUnits(t *testing.T) {
 	}
 }
 
+func TestOneThingHasNoPlural(t *testing.T) {
+	if got := display.Count(0, "host") + ", " + display.Count(1, "host") + ", " + display.Count(12, "host"); got != "0 hosts, 1 host, 12 hosts" {
+		t.Error(got)
+	}
+}
+
 func TestKeyWithoutExpiryIsShownAsSuch(t *testing.T) {
 	for left, want := range map[time.Duration]string{-time.Millisecond: "no expiry", 0: "0ms", 12 * time.Second: "12.0s"} {
 		if got := display.Expiry(left); got != want {

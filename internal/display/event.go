@@ -81,13 +81,10 @@ func (e *Event) heldSince() string {
 
 // waiters describes how many requests waited when the hold ended.
 func (e *Event) waiters() string {
-	switch e.Count {
-	case 0:
+	if e.Count == 0 {
 		return ""
-	case 1:
-		return "; 1 request waited"
 	}
-	return fmt.Sprintf("; %d requests waited", e.Count)
+	return "; " + Count(int(e.Count), "request") + " waited"
 }
 
 // times describes how often a refusal happened that is counted in one event.

@@ -11,6 +11,18 @@ import (
 // A nil UserNames is for the uids of another host: it looks up no names.
 type UserNames map[int]string
 
+// Shown returns the text for a user, by what Name returned: the uid 0 is root on every host, and another uid without
+// a name is shown as one.
+func Shown(name string) string {
+	if name == "0" {
+		return "root"
+	}
+	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return "uid " + name
+	}
+	return name
+}
+
 // Name returns the name of the user with this uid. If the host has no such user, or u is nil, it
 // returns the uid in decimal.
 func (u UserNames) Name(uid int) string {

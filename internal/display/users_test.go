@@ -25,6 +25,14 @@ func TestUserWithoutANameIsShownByUID(t *testing.T) {
 	}
 }
 
+func TestUsersOfOtherHostsAreShownAsUIDs(t *testing.T) {
+	for name, want := range map[string]string{"0": "root", "1000": "uid 1000", "app": "app", "?": "?", "": ""} {
+		if got := display.Shown(name); got != want {
+			t.Errorf("%q is shown as %q, want %q", name, got, want)
+		}
+	}
+}
+
 func TestNilUserNamesLookUpNoName(t *testing.T) {
 	if got := display.UserNames(nil).Name(0); got != "0" {
 		t.Errorf("uid 0 of another host is %q", got)

@@ -219,7 +219,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), display.Printable(r.Cmd)
 			switch {
 			case r.Orphan && r.KeepLeftMS > 0:
-				l.State = "kept"
+				l.State, l.PID, l.Cmd = "kept", "", "" // no process has it any more
 			case r.Orphan:
 				l.State = "orphan"
 			case r.Absent:

@@ -43,5 +43,5 @@ func TestStatusShowsWaiterHolderAndRestart(t *testing.T) {
 	if v.Redis != "ok" || v.Held != 1 || v.Restart.Held != 1 || v.Restart.Back != 1 {
 		t.Errorf("status --json: %+v", v)
 	}
-	harness.CheckContains(t, d.Run("status").Stdout, `has waited`, `for "job"`, `"job" is held for `, "redis     serves", "restart   took over 1 held locks of 1 clients: 1 back, 0 away")
+	harness.CheckContains(t, d.Run("status").Stdout, `has waited`, `for "job"`, `"job" is held for `, "redis     serves", "restart   took over 1 held lock of 1 client: 1 back, 0 away")
 }
