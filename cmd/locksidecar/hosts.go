@@ -126,6 +126,9 @@ func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out 
 		}
 		hosts = append(hosts, v)
 	}
+	if c.By != "" {
+		return c.printShares(out, hosts)
+	}
 	if c.JSON {
 		e := json.NewEncoder(out)
 		e.SetIndent("", "  ")

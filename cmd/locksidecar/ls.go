@@ -19,9 +19,10 @@ import (
 
 type lsCmd struct {
 	socketFlag
-	Name namePattern `arg:"" optional:"" help:"Only the lock with this name; with * at the end, the locks whose names start so."`
+	Name namePattern `arg:"" optional:"" complete:"locks" help:"Only the lock with this name; with * at the end, the locks whose names start so."`
 	Slot *int        `placeholder:"N" help:"Only locks of this slot of a Redis Cluster, 0 to 16383."`
 	All  bool        `help:"Every host that uses the same Redis, each with its locks."`
+	By   string      `enum:",process,user,name-pattern" default:"" placeholder:"WHAT" help:"Count what each process, user or name-pattern holds and waits for, the most holds first."`
 	JSON bool        `help:"Print a JSON array, sorted by name."`
 }
 
@@ -37,6 +38,9 @@ a little longer), kept (released, or its process is gone, and --keep has it held
 for this host for a few milliseconds) or free. For a remote lock, the daemon of its host is asked for the process,
 for at most a second in all.
 
+--by finds what holds too much. The names of one pattern are alike up to their first colon, slash or digit. Of the
+waiters of a lock, the first sixteen have a process and a user.
+
 --all asks the daemons of all hosts, through Redis, for at most ten seconds in all. A host is listed until three
 minutes after its daemon ended; one that did not answer is shown as such.
 
@@ -47,6 +51,8 @@ Examples:
     locksidecar ls 'invoice:*'
     locksidecar ls --all
     locksidecar ls --slot 7629
+    locksidecar ls --by process
+    locksidecar ls --by name-pattern --all
     locksidecar ls --json | jq '.[] | select(.waiting > 10) | .name'
 
 Fields of --json; those in brackets are absent where they do not apply:
@@ -62,6 +68,10 @@ With --all, the array is of hosts, sorted by name. user is then a number:
 
     host, sidecar, version, pid, started, locks[]
     [error]
+
+With --by, the array is of processes, users or patterns:
+
+    held, waiting, [host, pattern, pid, uid, user, cmd, oldest_held_ms, oldest_held, oldest_waited_ms, oldest_wait]
 
 ` + exitTable
 }
@@ -100,6 +110,9 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	locks := viewLocks(rows, c.filter(), make(display.UserNames))
+	if c.By != "" {
+		return c.printShares(out, []hostView{{Locks: locks}})
+	}
 	findHolders(ctx, sidecar, locks)
 	if c.JSON {
 		e := json.NewEncoder(out)
