@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // completionCmd prints the completions of a shell. They are made from the declarations of the
@@ -69,6 +73,37 @@ func namesFile(placeholder string) bool {
 	return slices.Contains([]string{"PATH", "FILE", "DIR"}, placeholder)
 }
 
+// isLockName reports whether an argument is the name of a lock that processes of this host hold or wait for: it has
+// the tag complete:"locks".
+func isLockName(v *kong.Value) bool { return v.Tag != nil && v.Tag.Get("complete") == "locks" }
+
+// namesCmd prints the names that complete such an argument. Completions of bash and fish read them as a shell reads
+// words, so a name with any other character than those of quoteForShell is left out.
+type namesCmd struct{ socketFlag }
+
+// namesTimeout is how long a person who presses Tab waits for a daemon that hangs.
+const namesTimeout = time.Second
+
+func (c *namesCmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, namesTimeout)
+	defer cancel()
+	client, err := locksidecar.Dial(ctx, c.Socket)
+	if err != nil {
+		return nil // a completion has no place for an error
+	}
+	defer client.Close()
+	rows, err := client.List(ctx)
+	if err != nil {
+		return nil
+	}
+	for i := range rows {
+		if name := rows[i].Name; name == quoteForShell(name) {
+			fmt.Fprintln(out, name)
+		}
+	}
+	return nil
+}
+
 func choices(v *kong.Value) []string {
 	if v.Enum == "" {
 		return nil
@@ -100,7 +135,7 @@ const bashBody = `
 _locksidecar() {
 	local path='' arguments=0 i=1 word flag=''
 	local cur=${COMP_WORDS[COMP_CWORD]}
-	local commands flags values files command
+	local commands flags values files locks command
 	COMPREPLY=()
 	__locksidecar_words ""
 	while ((i < COMP_CWORD)); do
@@ -148,6 +183,12 @@ _locksidecar() {
 		fi
 	elif [[ $flag != -- && $cur == -* ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$cur")
+	elif [[ -n $locks ]]; then
+		# bash splits a name at : and =, and completes the last part.
+		word=${COMP_LINE:0:COMP_POINT}
+		word=${word##*[[:space:]]}
+		mapfile -t COMPREPLY < <(compgen -W "$(locksidecar names 2>/dev/null)" -- "$word")
+		COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*[:=]}"}"}")
 	elif [[ " $files " == *" $arguments "* ]]; then
 		compopt -o filenames 2>/dev/null
 		mapfile -t COMPREPLY < <(compgen -f -- "$cur")
@@ -163,6 +204,7 @@ func bashCompletion(root *kong.Node) string {
 	var words, options strings.Builder
 	for _, node := range allNodes(root) {
 		var commands, flags, values, files []string
+		locks := ""
 		for _, child := range visibleCommands(node) {
 			commands = append(commands, child.Name)
 		}
@@ -185,10 +227,13 @@ func bashCompletion(root *kong.Node) string {
 			if namesFile(p.Tag.PlaceHolder) {
 				files = append(files, fmt.Sprint(i))
 			}
+			if isLockName(p) {
+				locks = "yes"
+			}
 			option(fmt.Sprint(i), p)
 		}
-		fmt.Fprintf(&words, "\t%s)\n\t\tcommands=%s\n\t\tflags=%s\n\t\tvalues=%s\n\t\tfiles=%s\n\t\tcommand=%d\n\t\t;;\n", quote(commandPath(node)),
-			quote(strings.Join(commands, " ")), quote(strings.Join(flags, " ")), quote(strings.Join(values, " ")), quote(strings.Join(files, " ")), commandIndex(node))
+		fmt.Fprintf(&words, "\t%s)\n\t\tcommands=%s\n\t\tflags=%s\n\t\tvalues=%s\n\t\tfiles=%s\n\t\tlocks=%s\n\t\tcommand=%d\n\t\t;;\n", quote(commandPath(node)),
+			quote(strings.Join(commands, " ")), quote(strings.Join(flags, " ")), quote(strings.Join(values, " ")), quote(strings.Join(files, " ")), locks, commandIndex(node))
 	}
 	return bashHead +
 		"__locksidecar_words() {\n\tcase $1 in\n" + words.String() + "\tesac\n}\n\n" +
@@ -201,7 +246,8 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 
 func zshCompletion(root *kong.Node) string {
 	var b strings.Builder
-	b.WriteString("#compdef locksidecar\n# Completions of locksidecar for zsh: locksidecar completion zsh.\n")
+	b.WriteString("#compdef locksidecar\n# Completions of locksidecar for zsh: locksidecar completion zsh.\n" +
+		"\n_locksidecar_locks() {\n\tlocal -a names=(${(f)\"$(locksidecar names 2>/dev/null)\"})\n\tcompadd -a names\n}\n")
 	for _, node := range allNodes(root) {
 		writeZshFunction(&b, node)
 	}
@@ -222,6 +268,8 @@ func writeZshFunction(b *strings.Builder, node *kong.Node) {
 			return "(" + strings.Join(all, " ") + ")"
 		case namesFile(placeholder):
 			return "_files"
+		case isLockName(v):
+			return "_locksidecar_locks"
 		}
 		return ""
 	}
@@ -361,6 +409,8 @@ func fishCompletion(root *kong.Node) string {
 				rule(fmt.Sprintf("%s %d", at, i), "-f -a %s", fishQuote(strings.Join(all, " ")))
 			} else if namesFile(p.Tag.PlaceHolder) {
 				rule(fmt.Sprintf("%s %d", at, i), "-F")
+			} else if isLockName(p) {
+				rule(fmt.Sprintf("%s %d", at, i), "-f -a '(locksidecar names 2>/dev/null)'")
 			}
 		}
 		if i := commandIndex(node); i >= 0 {

@@ -28,6 +28,10 @@ type nestedCLI struct {
 		Name    string   `arg:"" help:"A name."`
 		Command []string `arg:"" passthrough:"partial" help:"A command."`
 	} `cmd:"" help:"Execute a command."`
+	Free struct {
+		Force bool   `help:"Do it."`
+		Name  string `arg:"" complete:"locks" help:"A lock."`
+	} `cmd:"" help:"Free a lock."`
 	Secret struct{} `cmd:"" hidden:"" help:"Not listed."`
 }
 
@@ -92,6 +96,9 @@ var completions = []struct {
 	{[]string{"host", "add", "--quiet", "ca"}, []string{"cat"}},
 	{[]string{"host", "add", "cat", "--q"}, []string{"--quiet"}},
 	{[]string{"host", "drop", "--l"}, nil},
+	{[]string{"free", "inv"}, []string{"invoice:42", "invoice:7", "invoices"}},
+	{[]string{"free", "--force", "ni"}, []string{"nightly"}},
+	{[]string{"free", "--f"}, []string{"--force"}},
 	{[]string{"exec", "host", ""}, nil}, // a name, not the command of the same name: see below
 	{[]string{"exec", "add", "--", "locksidecar-test-comm"}, []string{"locksidecar-test-command"}},
 	{[]string{"exec", "add", "locksidecar-test-comm"}, []string{"locksidecar-test-command"}},
@@ -102,6 +109,10 @@ func commandOnPath(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "locksidecar-test-command"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	names := "#!/bin/sh\n[ \"$*\" = names ] && printf 'invoice:42\\ninvoice:7\\ninvoices\\nnightly\\n'\n"
+	if err := os.WriteFile(filepath.Join(dir, "locksidecar"), []byte(names), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -131,13 +142,20 @@ func TestBashCompletes(t *testing.T) {
 	file := writeCompletion(t, bashCompletion(nestedModel(t)))
 	complete := func(words []string) []string {
 		const script = `source "$1"; shift; compopt() { :; }
-COMP_WORDS=(locksidecar "$@"); COMP_CWORD=$#; _locksidecar; printf '%s\n' "${COMPREPLY[@]}"`
+COMP_WORDS=(locksidecar "$@"); COMP_CWORD=$#; COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
+[ -z "$LINE" ] || { COMP_LINE=$LINE; COMP_POINT=${#LINE}; }
+_locksidecar; printf '%s\n' "${COMPREPLY[@]}"`
 		return strings.Fields(runShell(t, bash, append([]string{"--norc", "-c", script, "bash", file}, words...)...))
 	}
 	checkCompletions(t, complete)
 	// bash splits a word at "=".
 	if got := complete([]string{"host", "add", "--level", "=", "h"}); !slices.Equal(got, []string{"high"}) {
 		t.Errorf("--level=h completes to %q", got)
+	}
+	// And at ":", after which only the last part is replaced.
+	t.Setenv("LINE", "locksidecar free invoice:4")
+	if got := complete([]string{"free", "invoice", ":", "4"}); !slices.Equal(got, []string{"42"}) {
+		t.Errorf("invoice:4 completes to %q", got)
 	}
 }
 
@@ -168,6 +186,8 @@ func TestZshCompletes(t *testing.T) {
 		{"locksidecar host add --level=h", "locksidecar host add --level=high "},
 		{"locksidecar host add --quiet ca", "locksidecar host add --quiet cat "},
 		{"locksidecar host add --level low --quiet --hel", "locksidecar host add --level low --quiet --help "},
+		{"locksidecar free night", "locksidecar free nightly "},
+		{"locksidecar free invoice:4", "locksidecar free invoice:42 "},
 		{"locksidecar exec host -- locksidecar-test-comm", "locksidecar exec host -- locksidecar-test-command "},
 		{"locksidecar exec drop locksidecar-test-comm", "locksidecar exec drop locksidecar-test-command "},
 	}

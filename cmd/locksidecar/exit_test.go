@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -69,5 +70,46 @@ func TestMessageHasNoControlCharacters(t *testing.T) {
 	printMessage(&out, "%v", fmt.Errorf("host db-7: \x1b[2J\u009b2J\r\a\xff, für\n\tdich"))
 	if want := "locksidecar: host db-7: ?[2J?2J??\ufffd, für\n   dich\n"; out.String() != want {
 		t.Errorf("printed %q, want %q", out.String(), want)
+	}
+}
+
+// What people write who do not know the program.
+func TestCommandLinesWithoutACommandAreExplained(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "Serve locks to the processes of this host"},
+		{[]string{"run"}, "run takes a lock and a command: locksidecar run invoice:42 -- ./report.sh"},
+		{[]string{"run", "x"}, "run takes a lock and a command: locksidecar run invoice:42 -- ./report.sh"},
+		{[]string{"--socket", "/run/s.sock"}, "locksidecar: "},
+		{[]string{"--socket", "/run/s.sock", "version"}, "unknown flag --socket"},
+	} {
+		var out, errs strings.Builder
+		if code := dispatch(tt.args, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), tt.want) || out.Len() > 0 {
+			t.Errorf("%q ends with %d and prints %q; to the standard output %q", tt.args, code, errs.String(), out.String())
+		}
+	}
+}
+
+func TestSocketMayStandBeforeTheCommand(t *testing.T) {
+	f := startFake(t)
+	for _, args := range [][]string{{"--socket", f.path, "ls"}, {"--socket=" + f.path, "ls", "b"}, {"--socket", "/nowhere", "--socket", f.path, "ls"}} {
+		var out, errs strings.Builder
+		if code := dispatch(args, &out, &errs); code != 0 || !strings.Contains(out.String(), "held") {
+			t.Errorf("%q ends with %d and prints %q %q", args, code, out.String(), errs.String())
+		}
+	}
+}
+
+func TestNamesThatAShellWouldChangeDoNotCompleteAWord(t *testing.T) {
+	names := []protocol.LockRow{{Name: "invoice:42"}, {Name: "a b"}, {Name: "$(reboot)"}, {Name: "`reboot`"}, {Name: "a;b"}, {Name: "a\nb"}, {Name: "*"}, {Name: "é"}, {Name: "x/y@z"}}
+	f := startFake(t, func(f *fakeSidecar) { f.locks = names })
+	var out, errs strings.Builder
+	if code := dispatch([]string{"names", "--socket", f.path}, &out, &errs); code != 0 || out.String() != "invoice:42\nx/y@z\n" {
+		t.Errorf("ends with %d and prints %q %q", code, out.String(), errs.String())
+	}
+	if code := dispatch([]string{"names", "--socket", "/nowhere"}, &out, &errs); code != 0 || errs.Len() > 0 {
+		t.Errorf("without a daemon it ends with %d and prints %q", code, errs.String())
 	}
 }

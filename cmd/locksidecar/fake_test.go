@@ -16,14 +16,15 @@ type fakeSidecar struct {
 	path string
 
 	// Fixed when it starts.
-	lease     time.Duration // of every grant; it is never renewed
-	inCluster bool          // Redis is a Cluster
-	redis     func() string // returns the status of Redis; nil: "ok"
-	trouble   string        // what ping reports
-	risk      string        // the same
-	onRelease func()        // called before a release is answered; nil: nothing
-	hidden    string        // what a policy hides: the oldest hold and waiter, among others; "": nothing
-	onConfirm protocol.Code // the error of a confirm; "": it is confirmed; noAnswer: none
+	lease     time.Duration      // of every grant; it is never renewed
+	inCluster bool               // Redis is a Cluster
+	redis     func() string      // returns the status of Redis; nil: "ok"
+	trouble   string             // what ping reports
+	risk      string             // the same
+	onRelease func()             // called before a release is answered; nil: nothing
+	locks     []protocol.LockRow // the answer to list; nil: two locks
+	hidden    string             // what a policy hides: the oldest hold and waiter, among others; "": nothing
+	onConfirm protocol.Code      // the error of a confirm; "": it is confirmed; noAnswer: none
 
 	acquired chan protocol.Acquire // every acquire, after it was answered or left waiting
 	released chan protocol.Release // every release, before it is answered
@@ -174,6 +175,9 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		}
 		return protocol.Err{ID: r.ID, Code: protocol.Unsupported, Msg: "this sidecar does not know this op"}
 	case *protocol.List:
+		if f.locks != nil {
+			return protocol.ListOK{ID: r.ID, Locks: f.locks}
+		}
 		if f.hidden != "" {
 			return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
 				{Name: "theirs", State: protocol.StateHeld, HeldMS: 90_000, Waiting: 2, Waiters: []protocol.WaiterRow{{Session: 1, PID: 1, UID: 0, Cmd: "mine", WaitedMS: 9_000}}},

@@ -16,7 +16,7 @@ type forceReleaseCmd struct {
 	socketFlag
 	Host     string `placeholder:"HOST" help:"End the hold of a process of this other host: its name, or the uuid of its daemon."`
 	Orphaned bool   `help:"Free a lock whose daemon is gone for good, on whatever host it was."`
-	Name     string `arg:"" help:"The lock."`
+	Name     string `arg:"" complete:"locks" help:"The lock."`
 }
 
 func (forceReleaseCmd) Help() string {

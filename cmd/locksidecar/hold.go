@@ -89,6 +89,9 @@ func (c *lockFlags) acquire(ctx context.Context, signals <-chan os.Signal, input
 			stop()
 			<-explained
 			if o.err != nil {
+				if errors.Is(o.err, locksidecar.ErrTimeout) && !c.answers(o.client) {
+					o.err = c.silent()
+				}
 				o.client.Close()
 			}
 		}
@@ -152,7 +155,7 @@ func (c *lockFlags) dial(ctx context.Context) (*locksidecar.Client, error) {
 		client, err := locksidecar.Dial(ctx, c.Socket)
 		switch {
 		case errors.Is(err, locksidecar.ErrTimeout): // --wait has passed
-			return nil, coded{exitUnavailable, err}
+			return nil, c.silent()
 		case !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil || c.Wait != nil && *c.Wait == 0:
 			return client, err
 		case !reported:
@@ -161,8 +164,31 @@ func (c *lockFlags) dial(ctx context.Context) (*locksidecar.Client, error) {
 	}
 }
 
+// silenceTimeout is how long a sidecar is waited for that has not answered an acquire in time.
+const silenceTimeout = 2 * time.Second
+
+// answers reports whether the sidecar answers, after it did not answer an acquire: it may be stopped or hang.
+func (c *lockFlags) answers(client *locksidecar.Client) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), silenceTimeout)
+	defer cancel()
+	_, err := client.Health(ctx)
+	return err == nil || ctx.Err() == nil
+}
+
+// silent is the error of an acquire that the sidecar has not answered.
+func (c *lockFlags) silent() error {
+	path := c.Socket
+	if path == "" {
+		path = protocol.DefaultSocket()
+	}
+	return coded{exitUnavailable, fmt.Errorf("the sidecar at %s did not answer within %v, and whether the lock %q is free is not known; is it stopped, or overloaded?", path, *c.Wait, c.Name)}
+}
+
 func (c *lockFlags) notAcquired(err error) error {
+	var silent coded
 	switch {
+	case errors.As(err, &silent):
+		return err
 	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
 		return err
 	case errors.Is(err, locksidecar.ErrHeld):

@@ -36,6 +36,7 @@ type cli struct {
 	Conform      conformCmd      `cmd:"" help:"Test a client of the protocol: play the sidecar, and judge."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
 	Completion   completionCmd   `cmd:"" help:"Print completions for a shell."`
+	Names        namesCmd        `cmd:"" hidden:"" help:"Print the names of locks, for completions."`
 	Prepare      prepareCmd      `cmd:"" help:"Make the directory of the socket for a daemon in a container."`
 	Man          manCmd          `cmd:"" help:"Write the manual pages into a directory."`
 	Version      versionCmd      `cmd:"" help:"Print the version."`
@@ -75,12 +76,18 @@ func main() {
 
 // dispatch runs one command line and returns the exit code.
 func dispatch(args []string, stdout, stderr io.Writer) int {
-	parser := newParser(&cli{}, stdout, stderr)
-	if len(args) > 0 && args[0] == "help" {
+	if len(args) == 0 { // the list of commands is the most helpful error
+		_, _ = newParser(&cli{}, stderr, stderr, kong.Exit(func(int) {})).Parse([]string{"--help"})
+		return exitUsage
+	}
+	if args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
+	args = socketLast(args)
+	parser := newParser(&cli{}, stdout, stderr)
 	parsed, err := parser.Parse(args)
 	if err != nil {
+		err = explainNoCommand(args, err)
 		printMessage(stderr, "%v (see locksidecar --help)", err)
 		return exitUsage
 	}
@@ -93,6 +100,32 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 		printMessage(stderr, "%v", err)
 	}
 	return exitCode(err)
+}
+
+// socketLast moves --socket from before the command, where people write it, to after it, where it belongs.
+func socketLast(args []string) []string {
+	n := 0
+	for n < len(args) {
+		if args[n] == "--socket" && n+1 < len(args) {
+			n += 2
+		} else if strings.HasPrefix(args[n], "--socket=") {
+			n++
+		} else {
+			break
+		}
+	}
+	if n == 0 || n == len(args) {
+		return args
+	}
+	return slices.Concat(args[n:n+1], args[:n], args[n+1:])
+}
+
+// explainNoCommand says what is missing in "locksidecar run NAME".
+func explainNoCommand(args []string, err error) error {
+	if args[0] == "run" && (len(args) == 1 || strings.HasPrefix(err.Error(), `expected "<`)) {
+		return fmt.Errorf("run takes a lock and a command: locksidecar run invoice:42 -- ./report.sh; %w", err)
+	}
+	return err
 }
 
 // printMessage prints one line for people, which begins with the program's name. The errors of

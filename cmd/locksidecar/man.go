@@ -15,7 +15,7 @@ import (
 // manCmd writes the manual pages. They are made from the help texts, so a new command needs
 // nothing here.
 type manCmd struct {
-	Dir string `arg:"" placeholder:"DIR" help:"A directory that exists."`
+	Dir string `arg:"" placeholder:"DIR" help:"A directory, which is made if need be."`
 }
 
 func (manCmd) Help() string {
@@ -27,6 +27,9 @@ Example:
 }
 
 func (c *manCmd) Run(parsed *kong.Context) error {
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return err
+	}
 	for _, node := range allNodes(parsed.Model.Node) {
 		page := manPage(node)
 		if err := os.WriteFile(filepath.Join(c.Dir, manName(node)+".1"), []byte(page), 0o644); err != nil {
