@@ -139,6 +139,11 @@ type Config struct {
 	// most 64 bytes, printable. Default: none.
 	MetricsNames []string
 
+	// ExpectedHold is for how long holds of some names usually last: a pattern of names, "=" and a time, as in
+	// "invoice:*=10m". Holds that have lasted longer are counted, for an alert. A name counts for the first pattern
+	// that it matches. At most 16. Default: none.
+	ExpectedHold []string
+
 	// Policy are the entries that say what processes of the host may do, and how much of it: see
 	// package policy. Default: none, and every process that may write to the socket may lock.
 	Policy []policy.Entry
@@ -198,7 +203,19 @@ func (c *Config) table() locktable.Config {
 		Contest:      contest.Config{Turn: c.Turn, Alternate: c.Alternate, Linger: c.Linger, NoLinger: c.NoLinger},
 		Fair:         namePatterns(c.Fair),
 		NamePatterns: namePatterns(c.MetricsNames),
+		Expected:     c.expected(),
 	}
+}
+
+// expected returns ExpectedHold as the lock table has it. It was checked.
+func (c *Config) expected() []locktable.ExpectedHold {
+	var all []locktable.ExpectedHold
+	for _, text := range c.ExpectedHold {
+		if e, err := parseExpectedHold(text); err == nil {
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 // policy compiles the entries; nil: there are none.
@@ -305,7 +322,7 @@ func (c *Config) setDefaults() error {
 		errs = append(errs, refuseValue("metrics", err))
 	}
 	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), refuseValue("fair", checkPatterns("fair", c.Fair)),
-		refuseValue("metrics_names", checkMetricsNames(c.MetricsNames)))
+		refuseValue("metrics_names", checkMetricsNames(c.MetricsNames)), refuseValue("expected_hold", checkExpectedHolds(c.ExpectedHold)))
 	for _, m := range []struct {
 		what string
 		n    int

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -60,6 +61,25 @@ func TestBadPatternsOfNamesAreRefused(t *testing.T) {
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%q: %v, want %q", tt.patterns, err, tt.want)
 		}
+	}
+}
+
+func TestBadExpectedHoldsAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"invoice:*=10m": "", "a=b=90s": "", "*=1ns": "",
+		"invoice:*": "has no time", "a=": "no time above 0", "a=10": "no time above 0", "a=-1s": "no time above 0", "a=0s": "no time above 0",
+		"=1m": "1 to 64", "a*b=1m": "at the end only",
+	} {
+		err := checkExpectedHolds([]string{text})
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	if err := checkExpectedHolds([]string{"a=1m", "a=2m"}); err == nil || !strings.Contains(err.Error(), "twice") {
+		t.Error(err)
+	}
+	if err := checkExpectedHolds(slices.Repeat([]string{"a=1m"}, 17)); err == nil || !strings.Contains(err.Error(), "at most 16") {
+		t.Error(err)
 	}
 }
 

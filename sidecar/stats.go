@@ -30,6 +30,7 @@ type Stats struct {
 	Steps      locktable.Histogram // how long a step of the loop took, on locktable.ShortTimes
 	LoopDelay  time.Duration       // how long the loop took to answer this query
 	Policy     []policy.Refused    // what each entry of the policy has refused, as Config.Policy
+	PolicyUse  []policy.Use        // what is used of the limits of its entries
 	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
 	Database   int                 // the number of the database in Redis
 
@@ -87,7 +88,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	err = s.query(ctx, func(now int64) {
 		st := Stats{Stats: s.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.counters.resumed, RedisDowns: s.counters.redisDowns, DataLosses: s.counters.dataLosses, Steps: s.counters.steps}
 		st.Groups[0].Losses[locktable.LossForgotten] += s.counters.forgotten
-		st.Policy = s.ledger.Refused(len(s.cfg.Policy))
+		st.Policy, st.PolicyUse = s.ledger.Refused(len(s.cfg.Policy)), s.ledger.Usage(s.cfg.Policy)
 		answered <- st
 	})
 	if err != nil {

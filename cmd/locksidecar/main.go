@@ -33,6 +33,7 @@ type cli struct {
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
+	RedisCLI     redisCLICmd     `cmd:"" name:"redis-cli" help:"Run redis-cli with the Redis of the daemon's settings."`
 	Conform      conformCmd      `cmd:"" help:"Test a client of the protocol: play the sidecar, and judge."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
 	Completion   completionCmd   `cmd:"" help:"Print completions for a shell."`

@@ -42,6 +42,7 @@ key_prefix = 'app"1\:'
 host_name = "db-7"
 fair = ["a\"b", 'c\d*', "ü,\u007f"]
 metrics_names = []
+expected_hold = ["invoice:*=10m", "a=b=1h30m"]
 max_locks = 17
 log_level = "debug"
 

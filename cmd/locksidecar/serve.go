@@ -133,6 +133,7 @@ func (s *settings) config() sidecar.Config {
 		MaxNewNames:     s.MaxNewNames,
 		Metrics:         s.Metrics,
 		MetricsNames:    s.MetricsNames,
+		ExpectedHold:    s.ExpectedHold,
 		Version:         locksidecar.Version,
 		Build:           build(),
 	}

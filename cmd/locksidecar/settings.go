@@ -51,6 +51,7 @@ type settings struct {
 	MaxNewNames     int      `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
 	Metrics         string   `toml:"metrics" placeholder:"ADDRESS" help:"Serve metrics and a status page over HTTP at this IP address and port, such as 127.0.0.1:9377, or on a Unix socket at this path (default: not at all)."`
 	MetricsNames    []string `toml:"metrics_names" placeholder:"PATTERN,…" help:"Count names that match these patterns apart, in metrics of their own: a name, or its beginning and * (default: none)."`
+	ExpectedHold    []string `toml:"expected_hold" placeholder:"PATTERN=DURATION,…" help:"Count holds that last longer, for an alert: names, or their beginning and *, and a time, such as invoice:*=10m (default: none)."`
 	LogLevel        string   `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
 	LogFormat       string   `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
 }

@@ -154,7 +154,7 @@ func TestExampleFileHasEveryKeyWithItsDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []*[]string{&shown.Fair, &shown.MetricsNames} {
+	for _, list := range []*[]string{&shown.Fair, &shown.MetricsNames, &shown.ExpectedHold} {
 		if len(*list) == 0 {
 			*list = nil // an empty list is none
 		}

@@ -63,6 +63,10 @@ type Config struct {
 	// first pattern that it matches. At most MaxNamePatterns.
 	NamePatterns []NamePattern
 
+	// Expected are for how long holds usually last: see Survey.Overdue. A name counts for the first pattern that it
+	// matches.
+	Expected []ExpectedHold
+
 	Journal Journal // nil: nothing is stored for a successor
 }
 

@@ -34,6 +34,15 @@ type Stats struct {
 	Unstored  int           // locks of which the journal lacks something
 	IsRedisUp bool          // Redis can be asked
 	RoundTrip time.Duration // a short round trip to Redis, as the contest estimates it
+	Usage     Usage
+}
+
+// Usage is what is used of the limits.
+type Usage struct {
+	Locks          int // of MaxLocks: names in cells, or waiters if these are more
+	UserLocks      int // of Share(MaxLocks): the same, of the user that has the most and is not privileged
+	SessionHolds   int // of MaxHolds, of the session that has the most
+	SessionWaiters int // of MaxWaiters, of the session that has the most
 }
 
 // GroupStats is what the table has counted for some of the names.

@@ -2,6 +2,7 @@ package locktable_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -267,6 +268,30 @@ func TestSurveyFindsWhatHasWaitedAndLastedLongest(t *testing.T) {
 	if v.RenewalsLate != 2 {
 		t.Errorf("%d renewals are late, want 2", v.RenewalsLate)
 	}
+}
+
+// The first pattern that matches a name says for how long its holds usually last.
+func TestSurveyCountsHoldsThatLastLongerThanExpected(t *testing.T) {
+	r := newRigOf(t, locktable.Config{Expected: []locktable.ExpectedHold{{Names: "slow:*", Most: 10 * time.Second}, {Names: "*", Most: time.Second}}})
+	for i, name := range []string{"slow:a", "fast", "late"} {
+		r.acquire(locktable.SessionID(i+1), name)
+	}
+	r.answerAll()
+	r.pass(time.Second)
+	survey := func(want ...int) {
+		t.Helper()
+		var v locktable.Survey
+		for r.tb.Survey(r.now, &v, 1) {
+		}
+		if !slices.Equal(v.Overdue, want) {
+			t.Errorf("%v, want %v", v.Overdue, want)
+		}
+	}
+	survey(0, 0) // as long as expected is not longer
+	r.pass(time.Millisecond)
+	survey(0, 2)
+	r.pass(9 * time.Second)
+	survey(1, 2)
 }
 
 func TestSurveyListsTheMostWaitedAndTheLongestHeldLocks(t *testing.T) {

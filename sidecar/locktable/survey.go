@@ -3,6 +3,7 @@ package locktable
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -13,7 +14,27 @@ func (t *Table) Stats() Stats {
 	s.Groups = slices.Clone(s.Groups)
 	s.Sessions, s.Locks, s.Holds, s.Waiters = len(t.sessions), len(t.locks), len(t.byHold), t.waiting
 	s.Unstored, s.IsRedisUp, s.RoundTrip = t.Unstored(), t.areUp(), t.contests.RoundTrip()
+	s.Usage = t.usage()
 	return s
+}
+
+// ExpectedHold says for how long holds of some names usually last.
+type ExpectedHold struct {
+	Names NamePattern
+	Most  time.Duration
+}
+
+// overdue returns the index of what is expected of a hold that has lasted longer; −1: it has not.
+func (t *Table) overdue(name string, age time.Duration) int {
+	for i := range t.cfg.Expected {
+		if e := &t.cfg.Expected[i]; e.Names.Matches(name) {
+			if age > e.Most {
+				return i
+			}
+			break
+		}
+	}
+	return -1
 }
 
 // Survey is what a walk over all locks finds. The walk is done in parts: see Table.Survey.
@@ -24,6 +45,8 @@ type Survey struct {
 	// RenewalsLate is how many holds under the watchdog have less than half of their lease left
 	// in Redis: their renewal was due a sixth of the lease ago or earlier.
 	RenewalsLate int
+
+	Overdue []int // holds that have lasted longer than expected, as Config.Expected
 
 	MostWaited  []Ranked // the locks with the most waiters, most first; Rank is their number
 	LongestHeld []Ranked // the locks with the oldest holds, oldest first; Rank is the age, ns
@@ -118,6 +141,7 @@ func (o *Oldest) take(since int64, l *lock, s *session) {
 func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 	if v.Groups == nil {
 		v.Groups = make([]GroupSurvey, len(t.stats.Groups))
+		v.Overdue = make([]int, len(t.cfg.Expected))
 		v.next = uint64(len(t.locks))
 	}
 	i := min(v.next, uint64(len(t.locks)))
@@ -129,6 +153,9 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 			s.Holds++
 			g.OldestHold.take(h.granted, l, h.session)
 			v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
+			if i := t.overdue(l.name, time.Duration(now-h.granted)); i >= 0 {
+				v.Overdue[i]++
+			}
 			if h.isRenewed() && l.claim.ValidUntil()-now < int64(t.cfg.Lease)/2 {
 				v.RenewalsLate++
 			}

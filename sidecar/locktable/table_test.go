@@ -32,9 +32,11 @@ const (
 	renewed = lease/3 + lease/20 // a lock is renewed by this time after the last renewal
 )
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { return newRigOf(t, locktable.Config{}) }
+
+func newRigOf(t *testing.T, cfg locktable.Config) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
-	r.tb = connect(newTable(locktable.Config{}, r.now))
+	r.tb = connect(newTable(cfg, r.now))
 	r.tb.Up(r.now, 0, false, false)
 	for s := range locktable.SessionID(4) {
 		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})

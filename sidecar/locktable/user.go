@@ -86,6 +86,21 @@ func (t *Table) limits(u *user) (most, share int) {
 	return Unreserved(t.cfg.MaxLocks), Share(t.cfg.MaxLocks)
 }
 
+// usage returns what is used of the limits.
+func (t *Table) usage() Usage {
+	u := Usage{Locks: max(t.cells, t.waiting)}
+	for _, user := range t.users {
+		if !t.isPrivileged(user) {
+			u.UserLocks = max(u.UserLocks, user.cells, user.waiters)
+		}
+	}
+	for _, s := range t.sessions {
+		u.SessionHolds = max(u.SessionHolds, s.holds.len)
+		u.SessionWaiters = max(u.SessionWaiters, len(s.requests)+len(s.confirms))
+	}
+	return u
+}
+
 // isFull reports whether the session may hold no more locks. Locks that it waits for do not
 // count: MaxWaiters bounds them.
 func (t *Table) isFull(s *session) bool { return s.holds.len >= t.cfg.MaxHolds }

@@ -33,7 +33,7 @@ func readFile(t *testing.T, path string) string {
 func allMetrics(t *testing.T) map[string]*dto.MetricFamily {
 	t.Helper()
 	s := start(t, func(c *sidecar.Config) {
-		c.MetricsNames = []string{"a*"}
+		c.MetricsNames, c.ExpectedHold = []string{"a*"}, []string{"a*=1m"}
 		c.Policy = []policy.Entry{{Name: "others", Users: []string{"4711"}, Holds: 1}}
 	})
 	s.await(func() bool { return s.server.Redis() == "ok" }) // redis_info is there only then
@@ -143,8 +143,8 @@ func TestAlertRulesNameMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	if rules != 17 {
-		t.Errorf("there are %d rules, want 17", rules)
+	if rules != 19 {
+		t.Errorf("there are %d rules, want 19", rules)
 	}
 }
 

@@ -62,11 +62,15 @@ var (
 	sentinelsAnswer = describe("sentinels_answering", "Behind Sentinels: how many named the master in the last round of questions, each 5 s.")
 	redirects       = describe("redirects_total", "Of a Redis Cluster: commands that a node did not serve because of where their slot is, by its answer.", "kind")
 
-	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that say nothing to it. Another program publishes there.")
+	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that it does not know. Another program publishes there.")
 
 	leaseSeconds       = describe("lease_seconds", "The watchdog lease, which is renewed every third of it.")
 	sessions           = describe("sessions", "Sessions of clients.")
-	sessionsLimit      = describe("sessions_limit", "How many sessions there may be (max_sessions).")
+	limit              = describe("limit", "A limit of the daemon, by its setting.", "limit")
+	limitUsed          = describe("limit_used", "What is used of that limit.", "limit")
+	policyLimit        = describe("policy_limit", "A limit of an entry of the policy, by its key.", "rule", "limit")
+	policyLimitUsed    = describe("policy_limit_used", "What is used of that limit, by the user that uses the most if it is for each user.", "rule", "limit")
+	overdueHolds       = describe("overdue_holds", "Holds that have lasted longer than expected_hold says for names of this pattern.", "names")
 	holds              = describe("holds", "Holds: locks that clients of this host hold.")
 	waiters            = describe("waiters", "Acquires that wait for a lock.")
 	waiterOldest       = describe("waiter_oldest_seconds", "For how long the oldest waiter has waited. 0: there is none.")
@@ -99,7 +103,7 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, redisShardUp, redisSlots, topologyChanges, redirects, openSlot, sentinelsKnown, sentinelsAnswer, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
+	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, redisShardUp, redisSlots, topologyChanges, redirects, openSlot, sentinelsKnown, sentinelsAnswer, messagesIgnored, leaseSeconds, sessions, limit, limitUsed, policyLimit, policyLimitUsed, overdueHolds, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, trouble, stateUnstoredLocks, policyRefusals,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
@@ -162,7 +166,23 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	counter(messagesIgnored, s.Ignored)
 	gauge(leaseSeconds, cfg.Lease.Seconds())
 	gauge(sessions, float64(s.Sessions))
-	gauge(sessionsLimit, float64(cfg.MaxSessions))
+	for name, of := range map[string]struct{ used, most int }{
+		"max_sessions": {s.Sessions, cfg.MaxSessions},
+		"max_locks":    {s.Usage.Locks, cfg.MaxLocks},
+		"user_locks":   {s.Usage.UserLocks, locktable.Share(cfg.MaxLocks)},
+		"max_holds":    {s.Usage.SessionHolds, cfg.MaxHolds},
+		"max_waiters":  {s.Usage.SessionWaiters, cfg.MaxWaiters},
+	} {
+		gauge(limit, float64(of.most), name)
+		gauge(limitUsed, float64(of.used), name)
+	}
+	for _, u := range s.PolicyUse {
+		gauge(policyLimit, float64(u.Most), u.Rule, u.Limit)
+		gauge(policyLimitUsed, float64(u.Used), u.Rule, u.Limit)
+	}
+	for i, text := range cfg.ExpectedHold {
+		gauge(overdueHolds, float64(s.Survey.Overdue[i]), text[:strings.LastIndexByte(text, '=')])
+	}
 	gauge(holds, float64(s.Holds))
 	gauge(waiters, float64(s.Waiters))
 

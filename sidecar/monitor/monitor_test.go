@@ -171,7 +171,10 @@ func value(s *station, families map[string]*dto.MetricFamily, name string, label
 }
 
 func TestMetricsShowWhatClientsDo(t *testing.T) {
-	s := start(t, func(c *sidecar.Config) { c.MetricsNames = []string{"invoice:*"} })
+	s := start(t, func(c *sidecar.Config) {
+		c.MetricsNames = []string{"invoice:*"}
+		c.ExpectedHold = []string{"other=1ns", "*=1h"}
+	})
 	c := s.client()
 	ctx := s.Context()
 	held, err := c.Lock(ctx, "invoice:42")
@@ -192,7 +195,11 @@ func TestMetricsShowWhatClientsDo(t *testing.T) {
 	}{
 		{"build_info", []string{"commit=abc", "goversion=" + goVersion, "version=1.2.3"}, 1},
 		{"settings_info", []string{"hash=0a1b2c3d4e5f"}, 1},
-		{"loop_responding", nil, 1}, {"redis_up", nil, 1}, {"sessions", nil, 2}, {"sessions_limit", nil, 4096}, {"holds", nil, 2},
+		{"loop_responding", nil, 1}, {"redis_up", nil, 1}, {"sessions", nil, 2}, {"limit", []string{"limit=max_sessions"}, 4096},
+		{"limit_used", []string{"limit=max_sessions"}, 2}, {"limit_used", []string{"limit=max_locks"}, 2}, {"limit_used", []string{"limit=max_holds"}, 2},
+		{"limit_used", []string{"limit=max_waiters"}, 0}, {"limit_used", []string{"limit=user_locks"}, 0}, {"limit", []string{"limit=user_locks"}, 786_432},
+		{"overdue_holds", []string{"names=other"}, 1}, {"overdue_holds", []string{"names=*"}, 0},
+		{"holds", nil, 2},
 		{"waiters", nil, 0}, {"waiter_oldest_seconds", nil, 0}, {"lease_seconds", nil, 30},
 		{"acquires_total", []string{"result=granted"}, 2}, {"acquires_total", []string{"result=timeout"}, 1},
 		{"acquire_wait_seconds", nil, 2}, {"hold_seconds", nil, 0}, {"losses_total", []string{"reason=forced"}, 0},
@@ -362,6 +369,9 @@ func TestRefusalsOfThePolicyAreCountedByRule(t *testing.T) {
 		if got := value(s, f, "policy_refusals_total", "code="+labels[0], "rule="+labels[1]); got != want {
 			t.Errorf("%v: %v, want %v", labels, got, want)
 		}
+	}
+	if used, most := value(s, f, "policy_limit_used", "limit=holds", "rule=few"), value(s, f, "policy_limit", "limit=holds", "rule=few"); used != 1 || most != 1 {
+		t.Errorf("%v of %v holds are used, want 1 of 1", used, most)
 	}
 	if n := len(f["locksidecar_policy_refusals_total"].Metric); n != 4 {
 		t.Errorf("there are %d series, want two for each rule", n)

@@ -220,6 +220,33 @@ func (l *Ledger) Count(why *Refusal) {
 // Refused returns what the first n entries have refused.
 func (l *Ledger) Refused(n int) []Refused { return slices.Clone(l.refused[:n]) }
 
+// Use is what is used of one limit of an entry, by the processes that share it and use the most.
+type Use struct {
+	Rule, Limit string // the name of the entry, and the key of the limit
+	Used, Most  int
+}
+
+// Usage returns what is used of each limit of the entries.
+func (l *Ledger) Usage(entries []Entry) []Use {
+	limits := make([][]Use, len(entries)) // by entry
+	for i := range entries {
+		e := &entries[i]
+		for _, u := range []Use{{e.Name, "holds", 0, e.Holds}, {e.Name, "waiters", 0, e.Waiters}, {e.Name, "sessions", 0, e.Sessions}} {
+			if u.Most > 0 {
+				limits[i] = append(limits[i], u)
+			}
+		}
+	}
+	for key, a := range l.accounts {
+		used := map[string]int{"holds": a.holds.Used(), "waiters": a.waiters.Used(), "sessions": a.sessions.Used()}
+		for i := range limits[key.entry] {
+			u := &limits[key.entry][i]
+			u.Used = max(u.Used, used[u.Limit])
+		}
+	}
+	return slices.Concat(limits...)
+}
+
 // Account identifies the processes that share the limits of an entry: by the entry, and by the user
 // if the limits of the entry are for each user.
 type Account struct {

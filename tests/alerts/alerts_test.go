@@ -63,6 +63,7 @@ var incidents = map[string]incident{
 		meanwhile: []string{"LocksidecarRedisUnreachable", "LocksidecarRenewalsLate", "LocksidecarLocksLost"},
 	},
 	"fleet-down": {of: "daemon-killed", hosts: 20, firing: map[string]float64{"LocksidecarFleetDown": 20}, meanwhile: []string{"LocksidecarDown"}},
+	"leak":       {firing: map[string]float64{"LocksidecarLimitNear": 75, "LocksidecarHoldOverdue": 105}},
 	"state-full": {firing: map[string]float64{"LocksidecarStateIncomplete": 80}},
 }
 

@@ -178,6 +178,17 @@ var outages = map[string]struct {
 		}
 		go c.Lock(s.t.Context(), "stuck")
 	}},
+	"leak": {"A program takes one lock after the other and gives none back. Its limit is 100.", 150 * time.Second, func(s *stage) {
+		s.at(20 * time.Second)
+		s.note("outage")
+		c := harness.Dial(s.t, s.d)
+		for i := range 95 {
+			if _, err := c.Lock(s.t.Context(), fmt.Sprintf("leak:%d", i)); err != nil {
+				s.t.Error(err)
+				return
+			}
+		}
+	}},
 	"state-full": {"The file system of the state file has no room: the daemon cannot store 2,000 more locks.", 180 * time.Second, func(s *stage) {
 		s.at(20 * time.Second)
 		s.note("outage")
@@ -214,7 +225,11 @@ func TestRecordOutages(t *testing.T) {
 			if name == "state-full" {
 				s.d.Socket = filepath.Join(smallFileSystem(t), "s.sock")
 			}
-			s.d.Start()
+			if name == "leak" {
+				s.d.Start("--max-holds=100", "--expected-hold=leak:*=30s")
+			} else {
+				s.d.Start()
+			}
 			s.d.AwaitSocket()
 			s.d.AwaitRedis("ok")
 			if name == "two-redis" {

@@ -106,9 +106,9 @@ var runbooks = []book{
 		},
 		shows: []shown{
 			{command: "locksidecar ping", code: 74, words: []string{"OOM"}},
-			{command: `redis-cli -u "$REDIS" info memory`, words: []string{"maxmemory:1", "maxmemory_policy:noeviction"}},
-			{command: `redis-cli -u "$REDIS" info persistence`, words: []string{"rdb_last_bgsave_status:"}},
-			{command: `redis-cli -u "$REDIS" acl log`},
+			{command: "locksidecar redis-cli info memory", words: []string{"maxmemory:1", "maxmemory_policy:noeviction"}},
+			{command: "locksidecar redis-cli info persistence", words: []string{"rdb_last_bgsave_status:"}},
+			{command: "locksidecar redis-cli acl log"},
 		},
 		over: func(i *incident) {
 			i.redis.MustDo("CONFIG", "SET", "maxmemory", "0")
@@ -157,8 +157,29 @@ var runbooks = []book{
 		shows: []shown{
 			{command: "locksidecar events --since 1h", words: []string{"lost        invoice:42  deleted: its key was deleted in Redis; held for ", "by pid "}},
 			{command: "locksidecar who invoice:42", words: []string{"STATE   free"}},
-			{command: `redis-cli -u "$REDIS" info persistence`, words: []string{"aof_enabled:0"}},
-			{command: `redis-cli -u "$REDIS" config get maxmemory-policy`, words: []string{"noeviction"}},
+			{command: "locksidecar redis-cli info persistence", words: []string{"aof_enabled:0"}},
+			{command: "locksidecar redis-cli config get maxmemory-policy", words: []string{"noeviction"}},
+			{command: "locksidecar redis-cli time; date +%s", words: []string{`[(?s)^1\d{9}\n\d+\n1\d{9}\n$]`}},
+		},
+	},
+	{
+		page: "lock-leak.md",
+		args: []string{"--max-holds=100"},
+		begin: func(i *incident) {
+			client := harness.Dial(i.T, i.here)
+			i.Cleanup(func() { client.Close() })
+			for n := range 95 {
+				if _, err := client.Lock(i.Context(), fmt.Sprintf("leak:%d", n)); err != nil {
+					i.Fatal(err)
+				}
+			}
+			i.job(i.there)
+			awaitHosts(i.T, i.here, 2)
+		},
+		shows: []shown{
+			{command: "locksidecar ls --by process", words: []string{`[\n *\d+  \S+ +95 +0 ]`}},
+			{command: "locksidecar ls --by name-pattern --all", words: []string{`[\nleak:\*  +95 +0 ]`, `[\ninvoice:\* +1 ]`}},
+			{command: "locksidecar metrics | grep _limit", words: []string{`locksidecar_limit_used{limit="max_holds"} 95`, `locksidecar_limit{limit="max_holds"} 100`}},
 		},
 	},
 	{
@@ -178,7 +199,7 @@ var runbooks = []book{
 			{command: "locksidecar ping", words: []string{"its Redis serves", "127.0.0.1:", "run id "}},
 			{command: "locksidecar ls --all", words: []string{"HOST db-7: ", "HOST db-8: ", "invoice:42"}},
 			{command: "locksidecar events --since 15m", words: []string{"redis_down", "redis_up", "data_lost"}},
-			{command: `redis-cli -u "$REDIS" role`, words: []string{"master"}},
+			{command: "locksidecar redis-cli role", words: []string{"master"}},
 		},
 	},
 	{
@@ -236,7 +257,7 @@ var runbooks = []book{
 			{command: "systemctl status locksidecar"},
 			{command: "journalctl -u locksidecar --since -15min"},
 			{command: "locksidecar ping", code: 69, words: []string{"locksidecar: "}},
-			{command: "locksidecar status", words: []string{"restart   took over 1 held locks of 1 clients"}, before: func(i *incident) {
+			{command: "locksidecar status", words: []string{"restart   took over 1 held lock of 1 client"}, before: func(i *incident) {
 				i.here.Kill()
 				i.here.Start("--host-name=db-7")
 				i.here.AwaitSocket()
@@ -272,7 +293,7 @@ var runbooks = []book{
 		shows: []shown{
 			{command: "locksidecar ping", words: []string{"its Redis serves"}},
 			{command: "locksidecar status", words: []string{"redis     serves", "held"}},
-			{command: `locksidecar serve --check --redis "$REDIS"`, words: []string{"the settings can work"}},
+			{command: "locksidecar serve --check", words: []string{"the settings can work"}},
 			{command: "locksidecar hosts", words: []string{"[db-7  ok     0\\.\\S+ .*]", "db-8  ok"}},
 		},
 	},
@@ -417,7 +438,7 @@ func (i *incident) check(s *shown, redisCLI string) {
 	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket,
 		"PATH="+filepath.Dir(harness.Program(i.T))+":"+filepath.Dir(redisCLI)+":/usr/bin:/bin")
 	if i.redis != nil {
-		cmd.Env = append(cmd.Env, "REDIS="+i.redis.TCPURL())
+		cmd.Env = append(cmd.Env, "LOCKSIDECAR_REDIS="+i.redis.TCPURL())
 	}
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
