@@ -204,7 +204,7 @@ func (f *sale) run(ctx context.Context) error {
 		thousands(len(crash.sales)), thousands(f.Stock))
 	judge(tokensRise(crash.sales), "every sale has a larger fencing token than the sale before")
 
-	s.heading(4, "With the lock, and kill -9 of the sidecar itself, which is then started again")
+	s.heading(4, "With the lock, and kill -9 of the sidecar, which then starts again")
 	before := f.sidecar.Process.Pid
 	restart, err := f.sell(ctx, orderSellLocked, theSidecar)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 )
 
@@ -43,27 +44,41 @@ func (s *screen) paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// say prints a whole line.
-func (s *screen) say(format string, args ...any) {
+// columns is how wide a line is at most.
+const columns = 80
+
+// print prints a text after a prefix. What does not fit into a line continues below the text.
+func (s *screen) print(prefix, text string) {
 	s.erase()
-	fmt.Fprintf(s.out, format+"\n", args...)
+	indent := ansi.StringWidth(prefix)
+	text = ansi.Wordwrap(text, columns-indent, "")
+	fmt.Fprintln(s.out, prefix+strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", indent)))
+}
+
+// say prints whole lines.
+func (s *screen) say(format string, args ...any) {
+	for line := range strings.SplitSeq(fmt.Sprintf(format, args...), "\n") {
+		text := strings.TrimLeft(line, " ")
+		s.print(line[:len(line)-len(text)], text)
+	}
 }
 
 func (s *screen) heading(number int, text string) {
-	s.say("\n  %s  %s", s.paint(cyan+";"+bold, strconv.Itoa(number)), s.paint(bold, text))
+	s.print("", "")
+	s.print("  "+s.paint(cyan+";"+bold, strconv.Itoa(number))+"  ", s.paint(bold, text))
 	s.drawn = time.Now() // the first plain progress line after one interval
 }
 
 func (s *screen) good(format string, args ...any) {
-	s.say("     %s %s", s.paint(green, "✓"), fmt.Sprintf(format, args...))
+	s.print("     "+s.paint(green, "✓")+" ", fmt.Sprintf(format, args...))
 }
 
 func (s *screen) bad(format string, args ...any) {
-	s.say("     %s %s", s.paint(red, "✗"), s.paint(red, fmt.Sprintf(format, args...)))
+	s.print("     "+s.paint(red, "✗")+" ", s.paint(red, fmt.Sprintf(format, args...)))
 }
 
 func (s *screen) row(label, format string, args ...any) {
-	s.say("     %s %s", s.paint(dim, fmt.Sprintf("%-20s", label)), fmt.Sprintf(format, args...))
+	s.print("     "+s.paint(dim, fmt.Sprintf("%-20s", label))+" ", fmt.Sprintf(format, args...))
 }
 
 // progress shows the state of a phase; the number sold turns red as soon as

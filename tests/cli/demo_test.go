@@ -21,10 +21,15 @@ func TestDemoSellsEachUnitOnceWithLock(t *testing.T) {
 		`2  With the lock "flashsale" around the three steps`,
 		"100 customers paid for 100 units (",
 		"3  With the lock, and kill -9 of the till that holds it",
-		"4  With the lock, and kill -9 of the sidecar itself",
+		"4  With the lock, and kill -9 of the sidecar, which then starts again",
 	} {
 		if !strings.Contains(out.Stdout, want) {
 			t.Errorf("it does not print %q:\n%s", want, out.Stdout)
+		}
+	}
+	for line := range strings.Lines(out.Stdout) {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 {
+			t.Errorf("a line has %d columns: %s", n, line)
 		}
 	}
 }
