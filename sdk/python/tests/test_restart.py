@@ -78,7 +78,12 @@ def no_reconnect_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def running_releasers() -> list[SharedSession]:
     """The sessions of this test whose releaser runs."""
-    shared = [thing for thing in list(_fork._registered) if isinstance(thing, SharedSession)]
+    while True:
+        try:
+            shared = [thing for thing in _fork._registered if isinstance(thing, SharedSession)]
+            break
+        except RuntimeError:  # a thread has made a client meanwhile
+            continue
     return [s for s in shared if s._releaser_running and s.session.path in sockets_of_this_test]
 
 
