@@ -14,9 +14,9 @@ import (
 // What a reader can bear. A new kind of lock has pages of its own and raises maxWords by
 // their length; the other two stay.
 const (
-	maxWords         = 82_000 // in all pages, but for generated ones
-	maxLongSentences = 0.12   // the share of sentences with more than 25 words
-	maxRow           = 800    // characters of a bullet, or of a row of a table
+	maxWords         = 55_700 // in all pages, but for generated ones
+	maxLongSentences = 0.03   // the share of sentences with more than 25 words
+	maxRow           = 300    // characters of a bullet, or of a row of a table
 )
 
 // generatedMark begins the first line of a page that a program writes.
