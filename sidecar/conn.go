@@ -106,7 +106,7 @@ func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 // refuseConn tells a client why it is not served, and gives it time to read it.
 func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 	defer s.leave(c)
-	c.sayLast(why)
+	c.queueLast(why)
 	c.linger()
 	c.end()
 }
@@ -493,8 +493,8 @@ func (c *conn) taken() {
 	c.mu.Unlock()
 }
 
-// say queues a frame. It is written by flush.
-func (c *conn) say(m protocol.Reply) {
+// queueReply queues a frame. It is written by flush.
+func (c *conn) queueReply(m protocol.Reply) {
 	c.mu.Lock()
 	if c.out.Accepts() {
 		c.out.Queued = m.Append(c.out.Queued)
@@ -503,9 +503,9 @@ func (c *conn) say(m protocol.Reply) {
 	c.mu.Unlock()
 }
 
-// sayLease queues a `lease` event. It replaces an earlier one that no write has taken
+// queueLease queues a `lease` event. It replaces an earlier one that no write has taken
 // yet: a client that reads slowly gets only the newest.
-func (c *conn) sayLease(m *protocol.LeaseEvent) {
+func (c *conn) queueLease(m *protocol.LeaseEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.out.Accepts() {
@@ -553,10 +553,10 @@ func (c *conn) onWriterClose(err error) {
 	}
 }
 
-// sayLast queues the last frame of a connection that the sidecar ends. It may
+// queueLast queues the last frame of a connection that the sidecar ends. It may
 // take lastFrame to be written.
-func (c *conn) sayLast(m protocol.Reply) {
-	c.say(m)
+func (c *conn) queueLast(m protocol.Reply) {
+	c.queueReply(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.out.Accepts() {
@@ -583,7 +583,7 @@ func (c *conn) readUntil(deadline time.Time) {
 func (c *conn) drain(m protocol.Reply) {
 	c.isOver = c.hasEnded() // before the client can learn of the stop: see onDisconnect
 	c.isDraining.Store(true)
-	c.sayLast(m)
+	c.queueLast(m)
 	c.abandon()
 	_ = c.nc.SetReadDeadline(time.Now().Add(drainWithin))
 	rawio.ShutdownRead(c.raw)
@@ -600,7 +600,7 @@ func givesBack(req protocol.Request) bool {
 
 // hangUp ends the reader; the last frame is written first.
 func (c *conn) hangUp(m protocol.Reply) {
-	c.sayLast(m)
+	c.queueLast(m)
 	c.abandon()
 	_ = c.nc.SetReadDeadline(time.Now())
 }

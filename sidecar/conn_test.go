@@ -40,11 +40,11 @@ func connPair(t *testing.T) (*conn, net.Conn) {
 // What is said on a connection that has ended is not unread: no client will read it.
 func TestAnswersOfAnEndedConnectionAreNotUnread(t *testing.T) {
 	c, _ := connPair(t)
-	c.say(&protocol.PingOK{ID: 1})
+	c.queueReply(&protocol.PingOK{ID: 1})
 	c.end()
-	c.say(&protocol.PingOK{ID: 2})
-	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
-	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 2 << 40})
+	c.queueReply(&protocol.PingOK{ID: 2})
+	c.queueLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
+	c.queueLease(&protocol.LeaseEvent{DeadlineNS: 2 << 40})
 	c.flush()
 	if n := c.unread.Load(); n != 0 {
 		t.Errorf("%d bytes count as unread", n)
@@ -55,11 +55,11 @@ func TestAnswersOfAnEndedConnectionAreNotUnread(t *testing.T) {
 // one stands behind all grants that it covers, and the older ones are not sent.
 func TestSlowReaderGetsTheNewestLeaseAfterTheGrantsItCovers(t *testing.T) {
 	c, client := connPair(t)
-	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
-	c.say(&protocol.AcquireOK{ID: 7, Hold: 9, Token: 3, Count: 1, DeadlineNS: 1 << 40})
-	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 2 << 40})
-	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 3 << 40})
-	c.say(&protocol.LostEvent{Hold: 9, Reason: protocol.Expired})
+	c.queueLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
+	c.queueReply(&protocol.AcquireOK{ID: 7, Hold: 9, Token: 3, Count: 1, DeadlineNS: 1 << 40})
+	c.queueLease(&protocol.LeaseEvent{DeadlineNS: 2 << 40})
+	c.queueLease(&protocol.LeaseEvent{DeadlineNS: 3 << 40})
+	c.queueReply(&protocol.LostEvent{Hold: 9, Reason: protocol.Expired})
 	c.flush()
 	c.end()
 

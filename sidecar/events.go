@@ -218,11 +218,11 @@ func (l *loop) onEvents(cl *session, m *protocol.Events) {
 	if i := l.followerOf(cl); i >= 0 {
 		f := l.followers[i]
 		l.followers = slices.Delete(l.followers, i, i+1)
-		l.sayEvents(&f, false)
+		l.queueEvents(&f, false)
 	}
 	f := follower{cl, c, m.ID, m.After}
 	if !m.Wait || l.eventLog.hasAfter(m.After) {
-		if l.sayEvents(&f, m.Wait) {
+		if l.queueEvents(&f, m.Wait) {
 			return
 		}
 	}
@@ -272,7 +272,7 @@ func (l *loop) answerFollowers(now int64) {
 	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
 	for i := range l.followers {
 		if l.eventLog.hasAfter(l.followers[i].after) {
-			if l.sayEvents(&l.followers[i], true) {
+			if l.queueEvents(&l.followers[i], true) {
 				l.followers = slices.Delete(l.followers, i, i+1)
 			}
 			l.followersDue = now
@@ -311,9 +311,9 @@ func (l *loop) nameHosts(rows []protocol.EventRow) {
 	}
 }
 
-// sayEvents answers a request for events. If the request waits for events that the client may see, and
+// queueEvents answers a request for events. If the request waits for events that the client may see, and
 // there are none, it is not answered, and goes on after those that are hidden.
-func (l *loop) sayEvents(f *follower, waits bool) (isAnswered bool) {
+func (l *loop) queueEvents(f *follower, waits bool) (isAnswered bool) {
 	m := &l.eventPage
 	m.ID, m.Hidden = f.id, ""
 	if p := f.session.policy; p != nil {
@@ -326,7 +326,7 @@ func (l *loop) sayEvents(f *follower, waits bool) (isAnswered bool) {
 		return false
 	}
 	l.nameHosts(m.Events)
-	l.say(f.conn, m)
+	l.queueReply(f.conn, m)
 	clear(m.Events)
 	return true
 }

@@ -468,7 +468,7 @@ func (l *loop) onRequest(now int64, in *request) {
 	case *protocol.Info:
 		l.info(now, cl, r)
 	case *protocol.List:
-		l.say(c, l.list(now, cl, r))
+		l.queueReply(c, l.list(now, cl, r))
 	case *protocol.Events:
 		l.onEvents(cl, r)
 	case *statusRequest:
@@ -478,7 +478,7 @@ func (l *loop) onRequest(now int64, in *request) {
 	case *protocol.ForceRelease:
 		l.forceRelease(now, cl, r)
 	case *answered:
-		l.say(c, r.reply)
+		l.queueReply(c, r.reply)
 		if r.refused != nil {
 			l.noteRefusal(cl, r.refused)
 		}
@@ -493,7 +493,7 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onMetrics(c, cl, r)
 	case *pingRequest:
 		redis := l.redis.Load()
-		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
+		l.queueReply(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
 	case *refused:
 		if r.Op == "acquire" {
 			l.table.CountRefusal("", r.Code)
@@ -560,8 +560,8 @@ func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 	return m
 }
 
-func (l *loop) say(c *conn, m protocol.Reply) {
-	c.say(m)
+func (l *loop) queueReply(c *conn, m protocol.Reply) {
+	c.queueReply(m)
 	if !c.dirty {
 		c.dirty = true
 		l.dirty = append(l.dirty, c)
@@ -570,7 +570,7 @@ func (l *loop) say(c *conn, m protocol.Reply) {
 
 func (l *loop) refuse(c *conn, id uint64, code protocol.Code, msg string) {
 	l.failed = protocol.Err{ID: id, Code: code, Msg: msg}
-	l.say(c, &l.failed)
+	l.queueReply(c, &l.failed)
 }
 
 // applyEffects does what the table wants done: operations first, because Redis takes
@@ -625,33 +625,33 @@ func (l *loop) applyEffects() {
 		switch e.Kind {
 		case locktable.Granted:
 			l.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End}
-			l.say(c, &l.granted)
+			l.queueReply(c, &l.granted)
 		case locktable.Released:
 			l.released = protocol.ReleaseOK{ID: e.ID, Count: e.Count}
-			l.say(c, &l.released)
+			l.queueReply(c, &l.released)
 		case locktable.Refusal:
 			l.refuse(c, e.ID, e.Code, e.Msg)
 			if e.Code == protocol.Limit {
 				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code), diagnosis}, e.Name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
 			}
 		case locktable.Canceled:
-			l.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
+			l.queueReply(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
 		case locktable.Confirmed:
-			l.say(c, &protocol.ConfirmOK{ID: e.ID})
+			l.queueReply(c, &protocol.ConfirmOK{ID: e.ID})
 		case locktable.Claimed:
-			l.say(c, &protocol.ClaimOK{ID: e.ID})
+			l.queueReply(c, &protocol.ClaimOK{ID: e.ID})
 			if e.IsLast {
 				l.onResumed(cl)
 			}
 		case locktable.Forced:
-			l.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
+			l.queueReply(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
 			l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", "", audit}, requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
-			l.say(c, &l.lost)
+			l.queueReply(c, &l.lost)
 		case locktable.Lease:
 			l.lease = protocol.LeaseEvent{DeadlineNS: e.Deadline}
-			c.sayLease(&l.lease)
+			c.queueLease(&l.lease)
 			if !c.dirty {
 				c.dirty = true
 				l.dirty = append(l.dirty, c)

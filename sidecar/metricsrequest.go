@@ -71,7 +71,7 @@ func (l *loop) onMetrics(c *conn, cl *session, r *protocol.Metrics) {
 				return
 			}
 			m.ID = id
-			l.say(c, &m)
+			l.queueReply(c, &m)
 		}})
 	})
 }

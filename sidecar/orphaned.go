@@ -11,7 +11,7 @@ import (
 )
 
 // A lock is orphaned if the daemon whose field Redis has is gone for good: its host died, or it
-// started without the state of before. Nothing renews such a lock, and nothing releases it before its
+// started without the earlier state. Nothing renews such a lock, and nothing releases it before its
 // lease or its keep ends in Redis.
 
 // orphanTimeout is how long a client waits for the command that frees an orphaned lock. It is sent

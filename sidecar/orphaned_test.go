@@ -40,7 +40,7 @@ func (c *wire) holdFor(name string, lease time.Duration) (m protocol.AcquireOK) 
 }
 
 // A lock of a daemon that is gone is freed once there is no sign of life of it: the next waiter has it
-// at once, with a larger token. A daemon that comes back with the state of before notifies its client.
+// at once, with a larger token. A daemon that comes back with its earlier state notifies its client.
 //
 // Shows docs/guarantees.md: A lock of a dead host is freed early only on request.
 func TestOrphanedLockIsFreedForTheNextWaiter(t *testing.T) {

@@ -189,7 +189,7 @@ func (l *loop) info(now int64, cl *session, r *protocol.Info) {
 	if row, ok := l.rowFor(now, cl, r.Name); ok {
 		m.Lock = &row
 	}
-	l.say(cl.conn, &m)
+	l.queueReply(cl.conn, &m)
 }
 
 // rowFor returns what this sidecar knows of a lock, as far as a client may know it; false: nothing.

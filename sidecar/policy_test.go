@@ -195,7 +195,7 @@ func TestPolicyForEveryoneDoesNotBindTheUserOfTheSidecar(t *testing.T) {
 	c.answer(c.id, &forced)
 }
 
-// Holds of before a restart count from when their client claims them, and none is lost although
+// Holds from before a restart count from when their client claims them, and none is lost although
 // the policy allows fewer by then.
 func TestHoldsOfAResumedSessionCountForThePolicy(t *testing.T) {
 	h := newHouse(t, nil)

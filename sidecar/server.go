@@ -500,7 +500,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 				<-refusing
 			})
 		default: // a client that has not sent its hello yet may miss the reason
-			c.say(why)
+			c.queueReply(why)
 			c.flush()
 			c.end()
 			s.leave(c)

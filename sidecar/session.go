@@ -385,7 +385,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	if cl.resumable {
 		answer.Ticket = l.ticket(cl.id, cl.peer.UID)
 	}
-	l.say(c, &answer)
+	l.queueReply(c, &answer)
 }
 
 // onClaim takes in what a client that came back still has.

@@ -94,7 +94,7 @@ func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 		m.Hidden = p.Hidden()
 		p.Terms().RedactOldest(&m.StatusRow)
 	}
-	l.say(cl.conn, m)
+	l.queueReply(cl.conn, m)
 }
 
 // statusRow is the status, before what a policy hides. Precondition: the locks were surveyed.

@@ -205,5 +205,5 @@ func (l *loop) who(now int64, cl *session, r *whoRequest) {
 	if r.isOurs && m.Holder == nil {
 		m.Trouble = "this sidecar does not know the lock any more: it has just been released, or the daemon was restarted without its state"
 	}
-	l.say(cl.conn, m)
+	l.queueReply(cl.conn, m)
 }

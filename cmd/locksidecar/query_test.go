@@ -165,7 +165,7 @@ func TestHelpOfEverySubcommandHasAnExample(t *testing.T) {
 }
 
 func TestUsageErrorsAreOneSentence(t *testing.T) {
-	for _, args := range [][]string{{}, {"serv"}, {"ls", "--nope"}, {"run"}, {"run", "job"}, {"run", "job", "--"}} {
+	for _, args := range [][]string{{"serv"}, {"ls", "--nope"}, {"run"}, {"run", "job"}, {"run", "job", "--"}} {
 		p := start(t, &fakeSidecar{}, args...)
 		expectExit(t, p, exitUsage, "locksidecar: ")
 		if strings.Count(p.stderr.String(), "\n") != 1 {

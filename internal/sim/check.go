@@ -225,7 +225,7 @@ func (h *host) revokeTokens(n int, keyGone bool) {
 	l.tokens = tokenRanges{}
 }
 
-// forgetRevoked forgets revoked tokens, when no effect of before is left.
+// forgetRevoked forgets revoked tokens, when no earlier effect is left.
 func (h *host) forgetRevoked() {
 	if h.hasRevoked {
 		h.hasRevoked = false
@@ -241,7 +241,7 @@ func (w *world) checkRevoked(h *host) {
 	for n := range h.locks {
 		l := &h.locks[n]
 		if r := &l.revoked; h.hasRevoked && r.keyGone && r.hold != 0 && l.hold.state == live && l.hold.num == r.hold {
-			w.violation(invariant.Losses, n, "hold %d was granted with a token of before, and not lost when the key was found to be gone", r.hold)
+			w.violation(invariant.Losses, n, "hold %d was granted with an earlier token, and not lost when the key was found to be gone", r.hold)
 		}
 	}
 	h.forgetRevoked()

@@ -350,7 +350,7 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 func (w *world) checkWakeUp(n int) {
 	name := &w.redis.names[n]
 	longest := pollInterval + 6*w.slowest + 2*sec
-	if w.isFirstTold(n) && !name.unannounced {
+	if w.isFirstNotified(n) && !name.unannounced {
 		longest = w.soon()
 	}
 	for _, g := range w.hosts {
@@ -378,12 +378,12 @@ func (w *world) checkWakeUp(n int) {
 // soon is how long it takes at most until a host has done what a message has it do.
 func (w *world) soon() int64 { return 16*w.slowest + 20*ms + 2*eps + yieldBackoff }
 
-// isFirstTold reports whether the first ticket of a queue is notified of all that it has to know.
+// isFirstNotified reports whether the first ticket of a queue is notified of all that it has to know.
 //
 // No host of the queue took part when the key of a sidecar was deleted: none may know that a
 // program has it now, until it has asked again. Whatever became of the key of a program, the
 // first of the queue listens.
-func (w *world) isFirstTold(n int) bool {
+func (w *world) isFirstNotified(n int) bool {
 	name := &w.redis.names[n]
 	return w.isLossless(n) && (name.takenFromAt == 0 || w.now-name.takenFromAt > pollInterval+sec)
 }
@@ -392,7 +392,7 @@ func (w *world) isFirstTold(n int) bool {
 // the host of the first ticket is subscribed to the lock's channel.
 func (w *world) checkFirstListens(n int) {
 	name := &w.redis.names[n]
-	if len(name.queue.Tickets) == 0 || !w.isFirstTold(n) || w.now-max(name.programAt, name.firstSince) <= w.soon() {
+	if len(name.queue.Tickets) == 0 || !w.isFirstNotified(n) || w.now-max(name.programAt, name.firstSince) <= w.soon() {
 		return
 	}
 	t := name.queue.Tickets[0]

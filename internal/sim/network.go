@@ -573,11 +573,11 @@ func (w *world) onClockAsked(h *host, e event) {
 		return
 	}
 	c.reading, c.clockAt = w.time(redisop.Shard(e.shard)), w.now
-	w.after(w.lag()+w.stallLeft(redisop.Shard(e.shard)), event{kind: evClockTold, host: int16(h.index), gen: c.gen, shard: e.shard})
+	w.after(w.lag()+w.stallLeft(redisop.Shard(e.shard)), event{kind: evClockReported, host: int16(h.index), gen: c.gen, shard: e.shard})
 }
 
-// onClockTold handles that a shard has told its clock.
-func (w *world) onClockTold(h *host, e event) {
+// onClockReported handles that a shard has reported its clock.
+func (w *world) onClockReported(h *host, e event) {
 	c := &h.conns[e.shard]
 	if e.gen != c.gen || c.dead {
 		return
@@ -588,7 +588,7 @@ func (w *world) onClockTold(h *host, e event) {
 	c.known = max(c.known, c.reading, h.floor.now(now))
 	c.floor = max(c.floor, c.known)
 	c.lifts = false
-	w.check.meet(ClockTold)
+	w.check.meet(ClockReported)
 	if c.asksAgain {
 		c.asksAgain = false
 		w.askClock(h, redisop.Shard(e.shard))

@@ -79,7 +79,7 @@ const (
 	RoutedHold             // a host learned that a slot had moved while a client had its lock
 	SubscriptionEnded      // because its slot left the shard
 	TransferPassedOn       // the message, by a shard that did not execute the transfer
-	ClockTold              // of a shard to which slots came
+	ClockReported          // of a shard to which slots came
 	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
@@ -192,7 +192,7 @@ var situationNames = [situations]string{
 	RoutedHold:             "routed-hold",
 	SubscriptionEnded:      "subscription-ended",
 	TransferPassedOn:       "transfer-passed-on",
-	ClockTold:              "clock-told",
+	ClockReported:          "clock-reported",
 	GivenUpForOthers:       "given-up-for-others",
 
 	KilledBeforeJournal:      "killed-before-journal",

@@ -108,7 +108,7 @@ const (
 	evSubscriptionEnded                  // the host is notified that a shard has the channel no more
 	evTopology                           // the host learns which shards have the slots
 	evClockAsked                         // the question for its clock reaches Redis
-	evClockTold                          // the answer reaches the host
+	evClockReported                      // the answer reaches the host
 	evMoveKey                            // a key of a slot that migrates is moved, or the slot is
 	evPromoted                           // the spare shard has taken over the slots of another
 	evMessage                            // a published message reaches the host
@@ -294,8 +294,8 @@ func (w *world) handle(e event) {
 		w.learnTopology(h)
 	case evClockAsked:
 		w.onClockAsked(h, e)
-	case evClockTold:
-		w.onClockTold(h, e)
+	case evClockReported:
+		w.onClockReported(h, e)
 	case evMoveKey:
 		w.moveKey(int(e.name))
 	case evPromoted:

@@ -70,6 +70,12 @@ type Config struct {
 	Journal Journal // nil: nothing is stored for a successor
 }
 
+// ExpectedHold says for how long holds of some names usually last.
+type ExpectedHold struct {
+	Names NamePattern
+	Most  time.Duration
+}
+
 func def[T int | time.Duration](v *T, d T) {
 	if *v == 0 {
 		*v = d

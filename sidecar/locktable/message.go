@@ -23,7 +23,7 @@ func (t *Table) Message(now int64, m redisop.Message) {
 			t.onRecalled(l)
 		}
 	case redisop.Freed:
-		if l != nil && l.queue != nil && l.waiting() > 0 && !l.claim.State().IsOurs() { // otherwise it is of before
+		if l != nil && l.queue != nil && l.waiting() > 0 && !l.claim.State().IsOurs() { // otherwise it is late
 			l.queue.contest.OnFreed(&t.contests, now, moment.MS(m.PauseMS), l.queue.firstTries())
 		}
 	case redisop.Requeue:

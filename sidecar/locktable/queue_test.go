@@ -1112,7 +1112,7 @@ func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
 // One that is not publishes only on the lock's channel: it is enough if two hosts receive that.
 //
 // Shows docs/queue.md: A holder that is a foreign client.
-func TestHostSubscribesOnlyIfTheHolderIsNoSidecar(t *testing.T) {
+func TestHostSubscribesOnlyIfTheHolderIsAForeignClient(t *testing.T) {
 	for _, tt := range []struct {
 		rank   int32
 		recall redisop.Recall

@@ -16,7 +16,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		fields int
 	}{
 		{reflect.TypeFor[Table](), 33},
-		{reflect.TypeFor[Config](), 19},
+		{reflect.TypeFor[Config](), 20},
 		{reflect.TypeFor[shard](), 7},
 		{reflect.TypeFor[session](), 14},
 		{reflect.TypeFor[leaseEvents](), 7},

@@ -18,12 +18,6 @@ func (t *Table) Stats() Stats {
 	return s
 }
 
-// ExpectedHold says for how long holds of some names usually last.
-type ExpectedHold struct {
-	Names NamePattern
-	Most  time.Duration
-}
-
 // overdue returns the index of what is expected of a hold that has lasted longer; −1: it has not.
 func (t *Table) overdue(name string, age time.Duration) int {
 	for i := range t.cfg.Expected {

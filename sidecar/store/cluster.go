@@ -66,9 +66,9 @@ type cluster struct {
 	trouble    string              // why no node can be asked; "": one was
 	isTooLarge bool                // that there are too many masters was logged
 
-	counts     clusterCounts
-	open       openSlots
-	askingTold atomic.Bool // that ASKING is refused was logged
+	counts       clusterCounts
+	open         openSlots
+	askingLogged atomic.Bool // that ASKING is refused was logged
 }
 
 // slotMoves bounds how often MOVED moves a slot: nodes that do not know of each other's state name each
@@ -518,7 +518,7 @@ func (cl *cluster) takeGone(t *topology) (gone []*commands) {
 	return gone
 }
 
-// isSame reports whether an answer is of the Cluster of before: most nodes of the smaller answer are in both.
+// isSame reports whether an answer is of the same Cluster: most nodes of the smaller answer are in both.
 // A master that was removed can have become a node of another Cluster, with the same id, and its address
 // another server's. If no master is connected, a node of the URL is believed. The caller holds mu.
 func (cl *cluster) isSame(t *topology, asked string) bool {

@@ -77,8 +77,8 @@ type commands struct {
 	ignored ignoredMessages
 
 	// Owned by the pipeline's reader: what was logged as not permitted.
-	publishTold   bool
-	subscribeTold bool
+	publishLogged   bool
+	subscribeLogged bool
 
 	// Owned by the dialing goroutine, of which there is one at a time.
 	login        *dialer       // with the user and the password that were read last
@@ -86,16 +86,16 @@ type commands struct {
 	loginFailure string        // why they could not be read, as the log has it; "": they were
 
 	// Owned by run.
-	number   uint32   // of the connection, the first one is 1
-	last     Identity // of the last session that was up, perhaps in another process
-	upAt     time.Time
-	delay    time.Duration // before the next attempt to connect
-	why      string        // Redis cannot be asked: the last reason; "": it can
-	killTold bool          // that CLIENT KILL is not permitted was logged
-	ownTold  bool          // that the sidecar's channel is not permitted was logged
-	noQueue  bool          // that the queues of locks are not permitted was logged
+	number     uint32   // of the connection, the first one is 1
+	last       Identity // of the last connection that was up, perhaps in another process
+	upAt       time.Time
+	delay      time.Duration // before the next attempt to connect
+	why        string        // Redis cannot be asked: the last reason; "": it can
+	killLogged bool          // that CLIENT KILL is not permitted was logged
+	ownLogged  bool          // that the sidecar's channel is not permitted was logged
+	noQueue    bool          // that the queues of locks are not permitted was logged
 
-	isClusterTold bool // that the server is a node of a Cluster was logged
+	isClusterLogged bool // that the server is a node of a Cluster was logged
 
 	policyLogged  string // the last maxmemory-policy whose risk was logged; of the reader, too, while there is one
 	evictedLogged bool   // that keys were evicted by that policy was logged; the same
@@ -104,8 +104,8 @@ type commands struct {
 }
 
 type dialed struct {
-	session *readyConn
-	err     error
+	ready *readyConn
+	err   error
 }
 
 func newCommands(cfg Config, d *dialer, spare resultPool) *commands {
@@ -279,7 +279,7 @@ func (c *commands) run() {
 			if d.err != nil {
 				c.onDown(d.err)
 			} else {
-				c.onConnected(d.session)
+				c.onConnected(d.ready)
 			}
 		case <-ended:
 			c.onDisconnect()
@@ -336,7 +336,7 @@ func (c *commands) checkPipeline() (next time.Duration, over bool) {
 	return time.Duration(min(at, p.nextCheck) - now), false
 }
 
-// connect tries until it has a session, and gives it to run. delay is the time
+// connect tries until it has a connection that is ready, and gives it to run. delay is the time
 // before the first attempt.
 func (c *commands) connect(delay time.Duration, last Identity) {
 	for {
@@ -401,7 +401,7 @@ func (c *commands) readLogin() {
 		}
 	} else if why := err.Error(); why != c.loginFailure {
 		c.loginFailure = why
-		c.cfg.Log.Warn("the Redis URL that was read again is not used; the user and the password of before are", "reason", why)
+		c.cfg.Log.Warn("the Redis URL that was read again is not used; the earlier user and password are", "reason", why)
 	}
 }
 
@@ -450,7 +450,7 @@ func (c *commands) onMoved(address string) {
 	c.connectNow()
 }
 
-// onConnected takes a new session into use.
+// onConnected takes a new connection into use.
 func (c *commands) onConnected(s *readyConn) {
 	lost := c.last.known() && !s.id.sameData(&c.last)
 	if c.cluster != nil {
@@ -459,24 +459,24 @@ func (c *commands) onConnected(s *readyConn) {
 			s.id.Floor, s.id.FloorAt = c.cluster.floorAt(now), now
 		}
 	}
-	if s.killed != nil && code(s.killed.Error()) == "NOPERM" && !c.killTold {
-		c.killTold = true
+	if s.killed != nil && code(s.killed.Error()) == "NOPERM" && !c.killLogged {
+		c.killLogged = true
 		c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
 	}
 	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again, and each lock that another host passes on costs a round trip more; +info permits it")
 	}
 	listening := s.refused == ""
-	if !listening && !c.ownTold {
-		c.ownTold = true
+	if !listening && !c.ownLogged {
+		c.ownLogged = true
 		c.cfg.Log.Warn("this user may not subscribe to the channel on which other sidecars reach this one; let its ACL have +subscribe and the channels "+ownChannel("*"),
 			"reason", clip(s.refused))
 	}
-	if s.isClusterNode && !c.isClusterTold {
-		c.isClusterTold = true
+	if s.isClusterNode && !c.isClusterLogged {
+		c.isClusterLogged = true
 		c.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.address)
 	}
-	if s.noAsking != "" && !c.cluster.askingTold.Swap(true) {
+	if s.noAsking != "" && !c.cluster.askingLogged.Swap(true) {
 		advice := ""
 		if code(s.noAsking) == "NOPERM" {
 			advice = "; let the ACL of this user have +asking"
@@ -534,7 +534,7 @@ func (c *commands) onConnected(s *readyConn) {
 	c.pump(p)
 }
 
-// dataLost is, for the log, whether Redis lost its data since the session before s.
+// dataLost is, for the log, whether Redis lost its data since the connection before s.
 func (c *commands) dataLost(s *readyConn) string {
 	switch {
 	case !c.last.known(), s.id.sameData(&c.last):

@@ -107,7 +107,7 @@ type netConn struct {
 	socket   net.Conn
 	raw      syscall.RawConn // of the socket
 	secure   bool            // TLS is between Conn and socket
-	patience time.Duration   // of a session that is greeted; 0: the caller sets the deadlines
+	patience time.Duration   // of a connection that is greeted; 0: the caller sets the deadlines
 
 	hasRead bool
 	first   string // what the peer has sent first, if that is an error: the greeting may drop it
@@ -296,8 +296,8 @@ func (s *readyConn) close() {
 	s.redisConn.close()
 }
 
-// connect makes a session: dials, greets, and finds out whether this Redis will
-// do. last is the session before it, if there was one, perhaps in another process:
+// connect makes a connection that is ready: dials, greets, and finds out whether this Redis will
+// do. last is the connection before it, if there was one, perhaps in another process:
 // what may still run of that one is ended, and tokens go on from its floor.
 func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last Identity) (*readyConn, error) {
 	l, err := d.dial(ctx, lost)

@@ -356,14 +356,14 @@ func BenchmarkRedisConnect(b *testing.B) {
 	b.ResetTimer()
 	before := s.cpu(admin)
 	for range b.N {
-		session, err := d.connect(ctx, &lostAddresses{}, Identity{})
+		ready, err := d.connect(ctx, &lostAddresses{}, Identity{})
 		if err != nil {
 			b.Fatal(err)
 		}
-		session.close()
+		ready.close()
 	}
 	used := s.cpu(admin) - before
-	b.ReportMetric(used/float64(b.N), "redis-µs/session")
+	b.ReportMetric(used/float64(b.N), "redis-µs/connection")
 }
 
 // BenchmarkRedisTopology measures what it costs a node of a Cluster that a sidecar asks which master has
@@ -407,9 +407,9 @@ func BenchmarkRedisTopology(b *testing.B) {
 		}},
 		{"ask-on-a-connection", func() error { return connection.client.ClusterNodes(ctx).Err() }},
 		{"connect", func() error {
-			session, err := cl.at(s.tcp()).connect(ctx, &lostAddresses{}, Identity{})
+			ready, err := cl.at(s.tcp()).connect(ctx, &lostAddresses{}, Identity{})
 			if err == nil {
-				session.close()
+				ready.close()
 			}
 			return err
 		}},

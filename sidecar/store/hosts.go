@@ -94,7 +94,7 @@ func (s *Store) Announce(h Host) {
 		}
 		if err == nil {
 			s.prune(append(replies[4].list, replies[5].list...))
-		} else if strings.Contains(err.Error(), "NOPERM") && !s.announceTold.Swap(true) { // what may pass makes Redis degraded
+		} else if strings.Contains(err.Error(), "NOPERM") && !s.announceLogged.Swap(true) { // what may pass makes Redis degraded
 			s.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),
 				"reason", err)
 		}

@@ -147,7 +147,7 @@ func TestReplicaEndsTheSessionOfAWaiter(t *testing.T) {
 				t.Errorf("%+v", res)
 			}
 			if err := r.down(); !strings.Contains(err, "read-only replica") {
-				t.Errorf("the session ended with %v", err)
+				t.Errorf("the connection ended with %v", err)
 			}
 		})
 	}

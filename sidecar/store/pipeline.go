@@ -30,7 +30,7 @@ const (
 	localInFlight = 2
 )
 
-// A pipeline is a session in use. Commands are written as they come, answers and messages are
+// A pipeline is a connection in use. Commands are written as they come, answers and messages are
 // read as they come, by a goroutine of its own: full duplex. The goroutine that queues a
 // command mostly writes it, too. Results and messages are delivered in the order in which Redis
 // sent them.
@@ -54,7 +54,7 @@ type pipeline struct {
 	nextCheck     int64            // when run checks liveness next, at the latest
 	served        bool             // Redis answered a command
 	mustAskAgain  bool             // slots have moved here since askClock
-	raised        bool             // a token has raised session.id's floor since the last OnResults
+	raised        bool             // a token has raised the floor of the connection's id since the last OnResults
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
 	queryCalls    int              // how many of the calls are commands of queries
 	probe         probe
@@ -387,8 +387,8 @@ func (p *pipeline) deliverResults() error {
 	// Redis gets the operations that waited before the loop gets the results.
 	err := p.commands.sendQueued(p)
 	p.deliver()
-	if p.silent != "" && !p.commands.publishTold {
-		p.commands.publishTold = true
+	if p.silent != "" && !p.commands.publishLogged {
+		p.commands.publishLogged = true
 		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +"+p.sharded("publish")+" and the channels "+p.dial.keys.channelPatterns(),
 			"lock", p.silent)
 	}
@@ -605,8 +605,8 @@ func (p *pipeline) onRefusal(r *channelsRequest, answer reply) (denied []string,
 // reportDenied reports names whose channel is not permitted, and logs the first of all.
 func (p *pipeline) reportDenied(names []string, why string) {
 	c := p.commands
-	if !c.subscribeTold {
-		c.subscribeTold = true
+	if !c.subscribeLogged {
+		c.subscribeLogged = true
 		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +"+p.sharded("subscribe")+" and the channels "+p.dial.keys.channelPatterns(),
 			"lock", names[0], "reason", clip(why))
 	}

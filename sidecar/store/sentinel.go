@@ -133,7 +133,7 @@ type sentinels struct {
 	misses int           // rounds in a row in which no majority answered
 
 	disagreed    bool // that the Sentinels name different masters was logged
-	deniedTold   bool // that a Sentinel does not permit a question was logged
+	deniedLogged bool // that a Sentinel does not permit a question was logged
 	silent       bool // that a Sentinel does not permit its messages was logged
 	partlySilent bool // that it does not permit those about the steps of a failover was logged
 }
@@ -270,8 +270,8 @@ type SentinelCount struct{ Known, Answering int }
 // HasMajority reports whether so many answer as a failover needs.
 func (c SentinelCount) HasMajority() bool { return 2*c.Answering > c.Known }
 
-// missesTold is in how many rounds in a row no majority answers before that is reported.
-const missesTold = 2
+// missesReported is in how many rounds in a row no majority answers before that is reported.
+const missesReported = 2
 
 // tally notes how many Sentinels answered in a round, and reports that a majority does not any more, or does again.
 func (s *sentinels) tally(asked int, views []sentinelView) {
@@ -294,10 +294,10 @@ func (s *sentinels) tally(asked int, views []sentinelView) {
 	}
 	why := ""
 	switch {
-	case s.misses == missesTold:
+	case s.misses == missesReported:
 		why = fmt.Sprintf("%d of %d Sentinels of the master %q answer: if it fails, no replica replaces it, or this sidecar does not learn of that; start them, or correct their addresses in the Redis URL", s.count.Answering, s.count.Known, s.group.Master)
 		s.log.Warn("most of the Sentinels do not answer", "reason", why)
-	case s.misses == 0 && missed >= missesTold:
+	case s.misses == 0 && missed >= missesReported:
 		s.log.Info("most of the Sentinels answer again", "answering", s.count.Answering, "known", s.count.Known)
 	default:
 		return
@@ -379,8 +379,8 @@ func (s *sentinels) known(views []sentinelView) []sentinelView {
 	s.mu.Lock()
 	for i := range views {
 		v := &views[i]
-		if v.denied != nil && !s.deniedTold {
-			s.deniedTold = true
+		if v.denied != nil && !s.deniedLogged {
+			s.deniedLogged = true
 			s.log.Warn("a Sentinel does not say all that it knows of the master: a failover is followed less surely", "sentinel", v.member.address, "reason", s.group.reason(v.denied))
 		}
 		if v.master != "" && !v.member.isSeed && v.runID != v.member.runID {
@@ -510,7 +510,7 @@ func chooseMaster(views []sentinelView) (address string, isAgreed, isDown bool) 
 }
 
 // locate returns the address of the master. isNamed is false while no Sentinel answers: it is the
-// address of before then, which counts only if the server there is still the one of before.
+// last address, which counts only if the server there is still the same.
 func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, err error) {
 	views := s.round(ctx)
 	var isAgreed, isDown bool

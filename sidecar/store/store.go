@@ -162,9 +162,9 @@ type Store struct {
 	commands *commands // of the one Redis; nil: it is a Cluster
 	cluster  *cluster  // nil: it is one Redis
 
-	spareResults resultPool
-	announceTold atomic.Bool // that the name of the host is not permitted was logged
-	close        sync.Once
+	spareResults   resultPool
+	announceLogged atomic.Bool // that the name of the host is not permitted was logged
+	close          sync.Once
 }
 
 // IsCluster reports whether a Redis URL names a Cluster.

@@ -18,7 +18,7 @@ var differential = check{"internal/sim/redis", "^TestScriptsBehaveAsTheirModel$/
 
 var scriptMutants = []mutant{
 	{
-		rule: "a sidecar of before origins gets as many tokens as it takes",
+		rule: "a sidecar older than origins gets as many tokens as it takes",
 		file: "sidecar/store/scripts/queue.lua",
 		old:  `string.sub(field, 15, 15) == '8' and 'policy.passed_tokens' or 'policy.passed_tokens_old'`,
 		new:  `'policy.passed_tokens' or 'policy.passed_tokens_old'`,

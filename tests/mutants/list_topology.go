@@ -839,8 +839,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "one round without a majority of the Sentinels is not reported",
 		file: "sidecar/store/sentinel.go",
-		old:  `const missesTold = 2`,
-		new:  `const missesTold = 1`,
+		old:  `const missesReported = 2`,
+		new:  `const missesReported = 1`,
 		by:   test("sidecar/store", "TestLossOfTheMajorityIsReportedOnce"),
 	},
 	{

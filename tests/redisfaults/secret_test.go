@@ -39,7 +39,7 @@ func (m mountedSecret) swap(version, url string) {
 }
 
 // deploy/containers.md has this procedure: a secret with another user and password is mounted, and
-// the user of before is removed. The lock that is held stays held.
+// the earlier user is removed. The lock that is held stays held.
 func TestSwappedSecretIsUsedAtTheNextConnection(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)

@@ -640,7 +640,7 @@ func (t *test) upgrade() (string, error) {
 	return fmt.Sprintf("pid %d, then %d of the new version; settings kept: %s", before, after, line), err
 }
 
-// upgradeRefused installs a version that refuses the settings: the daemon of before continues.
+// upgradeRefused installs a version that refuses the settings: the running daemon continues.
 func (t *test) upgradeRefused() (string, error) {
 	before, err := mainPID()
 	if err != nil {
@@ -675,7 +675,7 @@ func (t *test) socketActivation() (string, error) {
 	if err := runAll("systemctl stop "+service, "systemctl enable --now "+socket); err != nil {
 		return "", err
 	}
-	// The clients of before connect, which starts the service.
+	// The clients that were connected connect again, which starts the service.
 	if _, err := awaitSuccessor(0); err != nil {
 		return "", err
 	}

@@ -233,7 +233,7 @@ func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harnes
 
 // The danger: a master that gave all of its slots away becomes a replica of the one that has them, and gets
 // what hosts publish there: a host that is still connected to it receives a transfer twice. When it is
-// promoted later, the host uses a connection of before.
+// promoted later, the host uses an earlier connection.
 //
 // Shows docs/topologies.md: A master that gave all of its slots away.
 func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {

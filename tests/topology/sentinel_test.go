@@ -203,7 +203,7 @@ func TestSentinelsWithoutAQuorum(t *testing.T) {
 // Most of the Sentinels end, and the master serves: nothing fails, and everything says that a failover would.
 //
 // Shows docs/topologies.md: Fewer than a majority of the Sentinels answer.
-func TestLossOfTheSentinelsIsToldWhileTheMasterServes(t *testing.T) {
+func TestLossOfTheSentinelsIsReportedWhileTheMasterServes(t *testing.T) {
 	t.Parallel()
 	master, _ := harness.StartReplicas(t, 0)
 	sentinels := harness.StartSentinels(t, master, 0)

@@ -33,7 +33,7 @@ type Command struct {
 	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
 	Clock     int64                     // µs: what Redis's TIME returns
 	Receivers func(sidecar Owner) int32 // how many connections receive what is published to a sidecar; nil: none
-	Patterns  func(sidecar Owner) int32 // how many of them subscribe to a pattern, and are no sidecar; nil: none
+	Patterns  func(sidecar Owner) int32 // how many of them subscribe to a pattern, and are foreign clients; nil: none
 
 	// What the rest of the run decides.
 

@@ -133,7 +133,7 @@ func (c *Claim) LimitTo(until, renewBy int64) {
 	c.renewAt = min(c.renewAt, renewBy) // it may have been set for a hold with a fixed lease
 }
 
-// KnownUntil notes that Redis has the key until a time at least, by an operation of before: what a
+// KnownUntil notes that Redis has the key until a time at least, by an earlier operation: what a
 // client was sent of it before a restart, or a keep.
 func (c *Claim) KnownUntil(until int64) { c.validUntil = max(c.validUntil, until) }
 

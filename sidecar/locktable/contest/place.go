@@ -143,7 +143,7 @@ func (c *Contest) OnUp(now int64, isListening bool) {
 	if !isListening {
 		c.place = Place{} // a transfer would reach no connection, so Redis passes it on
 	}
-	c.remote.isKnown = false // of before
+	c.remote.isKnown = false // what was learned before counts no more
 	c.order.retryAt, c.order.isDenied = 0, false
 	c.TryBy(now)
 }

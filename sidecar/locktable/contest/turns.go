@@ -104,7 +104,7 @@ func (c *Contest) OnDropResult(r *redisop.Result) {
 // OnDropped notes that Redis has executed this host's release. noWait: the first waiter waits for a
 // result only.
 func (c *Contest) OnDropped(s *Shared, now int64, r *redisop.Result, noWait bool) {
-	c.remote.isKnown = false // of before
+	c.remote.isKnown = false // it was another holder
 	isQuiet := !c.areOthersKnown(now)
 	switch {
 	case !r.Paused && (c.phase != yielding || r.Passed):
