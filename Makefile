@@ -478,9 +478,9 @@ measure: redis ## the numbers the documentation quotes, as one table
 	go -C tests/bench test ./measure -count 1 -timeout 20m -v -measure
 
 .PHONY: scale
-scale: redis ## what 1,000 hosts do to one Redis, and 10,000 to a Cluster: costs measured, the rest simulated
+scale: redis ## what 1,000 hosts do to one Redis, and 10,000 to a Cluster; SCALE_FLAGS=-update writes docs/scaling-tables.md
 	go test ./sidecar/store -run '^$$' -bench '^BenchmarkRedis' -benchtime 2000x
-	go test ./internal/sim -run '^TestScale' -count 1 -timeout 1h -v -scale
+	go test ./internal/sim -run '^TestScale' -count 1 -timeout 1h -v -scale $(SCALE_FLAGS)
 
 # ---- the flash sale ----------------------------------------------------------
 

@@ -1,6 +1,6 @@
 package sim_test
 
-// The scale study of a Cluster: docs/scaling.md quotes what these tests print. Time is virtual.
+// The scale study of a Cluster: these tests write tables of docs/scaling-tables.md. Time is virtual.
 
 import (
 	"fmt"
@@ -18,6 +18,7 @@ const masters = 30
 // The masters have the same number of slots. With names as fleets have them, none has many more locks.
 func TestScaleClusterDividesNames(t *testing.T) {
 	const names = 100_000
+	var rows []string
 	for _, format := range []string{"order/%d", "invoice:%08d", "tenant-%d:import", "{tenant-%d}:import"} {
 		var locks [masters]int
 		most := 0
@@ -31,7 +32,9 @@ func TestScaleClusterDividesNames(t *testing.T) {
 		if share > 1.3 {
 			t.Errorf("%q: the busiest master has %.2f × the mean, more than 1.3", format, share)
 		}
+		rows = append(rows, row("`"+fmt.Sprintf(format, 17)+"`", fmt.Sprintf("%.2f ×", share)))
 	}
+	writeTable(t, divideNames, "Each master has as many slots. At most 1.3 × is wanted.", row("names like", "the busiest master has of the mean"), rows)
 }
 
 // One host with a hundred thousand locks: the size at which TestMeasureClusterRenewals (tests/bench/measure)
@@ -78,9 +81,11 @@ func TestScaleCluster(t *testing.T) {
 		runtime.ReadMemStats(&memory)
 		t.Logf("%s: %v (%.0f s, %.1f GB)", what, l, time.Since(begun).Seconds(), float64(memory.Sys-memory.HeapReleased)/1e9)
 	}
+	lost, leastLease := 0, 30*time.Second
 	check := func(what string, l sim.ClusterLoad) {
 		t.Helper()
 		note(what, l)
+		lost, leastLease = lost+l.Lost, min(leastLease, l.LeastLease)
 		if l.PairLongest > longest+10*time.Millisecond {
 			t.Errorf("%s: an acquire at a master without a fault took %v", what, l.PairLongest)
 		}
@@ -110,11 +115,13 @@ func TestScaleCluster(t *testing.T) {
 	f.Reset()
 	f.Lose(victim)
 	f.RunFor(5*time.Second, nil)
-	check("a master is away for 5 s", f.ClusterLoad())
+	away := f.ClusterLoad()
+	check("a master is away for 5 s", away)
 	f.Reset()
 	f.TakeOver(victim)
 	f.RunFor(10*time.Second, nil)
 	l := f.ClusterLoad()
+	replaced := l
 	check("its replica has taken over", l)
 	if l.Asserted < l.Affected {
 		t.Errorf("%d of %d locks were asserted within 10 s", l.Asserted, l.Affected)
@@ -135,6 +142,25 @@ func TestScaleCluster(t *testing.T) {
 	if l.Asserted < l.Affected {
 		t.Errorf("%d of %d locks of the slots that moved were asserted in a period of renewal", l.Asserted, l.Affected)
 	}
+	ms := func(d time.Duration) string { return fmt.Sprintf("%.3g ms", d.Seconds()*1e3) }
+	s := func(d time.Duration, digits int) string { return fmt.Sprintf("%.*f s", digits, d.Seconds()) }
+	questions := func(l sim.ClusterLoad) string { return fmt.Sprintf("%.2f %%", 100*l.Questions) }
+	pair := ms(longest + 10*time.Millisecond)
+	writeTable(t, cluster, fmt.Sprintf("%s hosts hold %d locks each, and take and release a quiet lock once a second; round trip 2 ms, a core for each master.", whole(hosts), held),
+		row("", "at most; of a lease at least", "found"), []string{
+			row("renewals a second", "", about(steady.Renewals)),
+			row("core of a master: mean; busiest", "", fmt.Sprintf("%.1f %%; %.1f %%", 100*steady.Mean, 100*steady.Busiest)),
+			row("**a master is away for 5 s**: longest acquire at the others", pair, ms(away.PairLongest)),
+			row("in the next 10 s, while all hosts connect to its replica: longest acquire at the others", pair, ms(replaced.PairLongest)),
+			row("the last host knows of the replica", s(2*time.Second, 2), s(replaced.InformedAfter, 2)),
+			row("held locks that are asserted at the replica; the last one", s(10*time.Second, 1), whole(replaced.Asserted)+"; "+s(replaced.AssertedAfter, 1)),
+			row("core for questions: while the master is away; in the next 10 s; else", "1 %", questions(away)+"; "+questions(replaced)+"; "+questions(steady)),
+			row("core of the replica for connections; longest that a batch is in it", "", fmt.Sprintf("%.1f s; %s", replaced.Connects*replaced.Span, s(replaced.LongestAt, 2))),
+			row("**55 slots move at once**: longest acquire there", ms(2*longest+10*time.Millisecond), ms(l.DisturbedLongest)),
+			row("held locks that are asserted at the other master; the last one", "", whole(l.Asserted)+"; "+s(l.AssertedAfter, 1)),
+			row("least that was left of a lease of 30 s at a renewal by an undisturbed master", s(18*time.Second, 1), s(leastLease, 1)),
+			row("holds lost", "0", whole(lost)),
+		})
 	if !*scale {
 		f.RunFor(64*time.Second, f.IsInformed)
 		check("after a minute", f.ClusterLoad())

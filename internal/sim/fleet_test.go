@@ -1,21 +1,22 @@
 package sim_test
 
 // The scale study: what becomes of Redis, and of clients that wait, when there are very
-// many hosts. docs/scaling.md quotes what these tests print:
+// many hosts. These tests write the tables of docs/scaling-tables.md, from which docs/scaling.md concludes:
 //
-//	go test ./internal/sim -run TestScale -v -scale
+//	go test ./internal/sim -run TestScale -v -scale -update
 //
 // Time is virtual: the bounds do not depend on the machine.
 
 import (
 	"flag"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim"
 )
 
-var scale = flag.Bool("scale", false, "with -run TestScale: 1,000 hosts and more, and every line of docs/scaling.md; takes a minute or two")
+var scale = flag.Bool("scale", false, "with -run TestScale: 1,000 hosts and more, and what docs/scaling.md and its tables have; takes minutes")
 
 const (
 	near = 200 * time.Microsecond // a round trip within a data center
@@ -43,6 +44,7 @@ func TestScaleOneLock(t *testing.T) {
 		trips = []time.Duration{near, 2 * time.Millisecond, far}
 		works = []time.Duration{0, time.Millisecond, 10 * time.Millisecond}
 	}
+	var rows []string
 	for _, trip := range trips {
 		for _, work := range works {
 			for _, clients := range []int{1, 10} {
@@ -61,9 +63,20 @@ func TestScaleOneLock(t *testing.T) {
 				if longest := p.LongestTurn(); 1/c.Turns > longest {
 					t.Errorf("%v: one turn in %.4f s, more than %.4f", p, 1/c.Turns, longest)
 				}
+				if work == time.Millisecond {
+					continue // between the others, and only printed
+				}
+				grants := whole(c.Most)
+				if c.Least != c.Most {
+					grants = whole(c.Least) + " to " + grants
+				}
+				rows = append(rows, row(millis(trip), millis(work), whole(clients), whole(c.Grants), whole(c.Turns), fmt.Sprintf("%.1f", c.Scripts),
+					fmt.Sprintf("%.0f µs", c.Cost), fmt.Sprintf("%.1f %%", 100*c.Core), span(c.Median), span(c.Longest), grants))
 			}
 		}
 	}
+	writeTable(t, oneLock, fmt.Sprintf("%d turns for each of %s hosts, or ten minutes.", turns, whole(hosts)),
+		row("round trip", "work", "clients a host", "grants/s", "turns/s", "scripts of a turn", "Redis of a turn", "Redis core", "median wait", "longest", "grants of a host"), rows)
 }
 
 // What a grant costs does not depend on how many hosts wait.
@@ -142,11 +155,25 @@ func TestScaleHeldLocks(t *testing.T) {
 		hosts, held = 1000, 1000
 	}
 	f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: hosts, Held: held, Trip: 2 * time.Millisecond})
-	t.Log("taken at once:", f.Holding())
-	t.Log("renewed, 1st time:", f.RunPeriods(1))
-	for range 5 {
-		t.Log("renewed:", f.RunPeriods(1))
+	var rows []string
+	note := func(what string, h sim.Holding, isBurst bool) {
+		t.Logf("%s: %v", what, h)
+		inScript, mean, most10, most100 := "", "", about(h.Peak10), about(h.Peak100)
+		if h.Keys > 0 {
+			inScript = fmt.Sprintf("%.0f", h.Keys)
+		}
+		if !isBurst {
+			mean = fmt.Sprintf("%.2g", h.Unevenness)
+		}
+		if len(rows) == 0 {
+			most10, most100 = "", "" // as many as Redis can execute
+		}
+		rows = append(rows, row(what, fmt.Sprintf("%.1f s", h.Span), about(h.Ops), about(h.Scripts), inScript, fmt.Sprintf("%.2g", h.Bytes/1e6), percent(h.Core), most10, most100, mean, whole(h.Lost)))
 	}
+	note("all taken at once, each in a script", f.Holding(), true)
+	note("their 1st renewal", f.RunPeriods(1), false)
+	f.RunPeriods(4)
+	note("the 6th, a minute later", f.RunPeriods(1), false)
 	for _, lost := range []bool{false, true} {
 		f.Reset()
 		f.Outage(10*time.Second, lost)
@@ -155,7 +182,11 @@ func TestScaleHeldLocks(t *testing.T) {
 		connected := f.Now() + sim.ReconnectDelay
 		f.RunFor(100*time.Second, func() bool { return f.Now() > connected && f.IsIdle() })
 		back := f.Holding()
-		t.Logf("back after 10 s, data lost %v: %v", lost, back)
+		if what := "Redis away for 10 s, back with its data"; !lost {
+			note(what, back, true)
+		} else {
+			note("the same, without its data", back, true)
+		}
 		if back.Lost > 0 && !*scale {
 			t.Errorf("%d locks were lost by an outage of a third of their lease", back.Lost)
 		}
@@ -163,6 +194,8 @@ func TestScaleHeldLocks(t *testing.T) {
 			t.Log("after that:", f.RunPeriods(1))
 		}
 	}
+	writeTable(t, heldLocks, fmt.Sprintf("%s hosts with %s locks each.", whole(hosts), whole(held)),
+		row("", "for", "locks/s", "scripts/s", "locks in a script", "MB/s", "Redis core", "most in 10 ms", "most in 100 ms", "× the mean", "lost"), rows)
 }
 
 // Renewals of locks that were taken together drift apart, and stay apart.
@@ -183,6 +216,9 @@ func TestScaleRenewalsSpread(t *testing.T) {
 		t.Errorf("the busiest 100 ms of the 2nd period have %.1f times their share, of the 21st %.1f, of the %dth %.1f",
 			first.Unevenness, later.Unevenness, periods, last.Unevenness)
 	}
+	times := func(h sim.Holding) string { return fmt.Sprintf("%.1f", h.Unevenness) }
+	writeTable(t, spread, fmt.Sprintf("%s hosts with %s locks each. Most renewals in 100 ms, as a multiple of the mean.", whole(hosts), whole(held)),
+		row("period of 11 s", "× the mean"), []string{row("2nd", times(first)), row("21st", times(later)), row(fmt.Sprintf("%dth", periods), times(last))})
 }
 
 // Shows docs/scaling.md: 1,000 waiting hosts connect again.
@@ -191,6 +227,7 @@ func TestScaleWaitersComeBack(t *testing.T) {
 	if *scale {
 		hosts = 1000
 	}
+	var rows []string
 	for _, lost := range []bool{false, true} {
 		f := sim.NewFleet(sim.FleetPlan{Seed: 1, Hosts: hosts, Clients: 1, Trip: 2 * time.Millisecond, Work: time.Millisecond})
 		f.RunFor(2*time.Second, nil)
@@ -198,20 +235,30 @@ func TestScaleWaitersComeBack(t *testing.T) {
 		f.RunFor(500*time.Millisecond, nil)
 		before := f.Contention()
 		t.Log("before:", before)
+		turns, core := []string{"turns/s, Redis back with its data", whole(before.Turns)}, []string{"Redis core", percent(before.Core)}
+		if lost {
+			turns[0] = "turns/s, without its data"
+		}
 		f.Outage(10*time.Second, lost)
 		f.RunFor(10*time.Second, nil)
 		back := f.Now() + sim.ReconnectDelay // the host that has the lock may come back last
-		for range 5 {
+		for half := range 5 {
 			f.Reset()
 			since := f.Now()
 			f.RunFor(500*time.Millisecond, nil)
 			c := f.Contention()
 			t.Logf("back, data lost %v: %v", lost, c)
+			if half != 3 {
+				turns, core = append(turns, whole(c.Turns)), append(core, percent(c.Core))
+			}
 			if since > back && c.Turns < 0.9*before.Turns {
 				t.Errorf("%.0f turns a second, before the outage %.0f", c.Turns, before.Turns)
 			}
 		}
+		rows = append(rows, row(turns...), row(core...))
 	}
+	writeTable(t, comeBack, fmt.Sprintf("%s hosts want one lock; round trip 2 ms, work 1 ms. Redis was away for 10 s. By half seconds.", whole(hosts)),
+		row("", "before", "first", "second", "third", "fifth"), rows)
 }
 
 // Hosts that die at one time keep the lock from the others for one lease in all, and hosts
@@ -224,6 +271,7 @@ func TestScaleDeadHosts(t *testing.T) {
 		hosts, dead = 1000, 100
 	}
 	const lease = 30 * time.Second
+	rows := []string{fmt.Sprintf("%d that wait, near the head of the queue", dead), fmt.Sprintf("the holder, and %d that wait", dead)}
 	for _, silently := range []bool{false, true} {
 		for _, holderDies := range []bool{false, true} {
 			f := sim.NewFleet(sim.FleetPlan{Seed: 1, Hosts: hosts, Clients: 1, Trip: 2 * time.Millisecond, Work: time.Millisecond})
@@ -247,6 +295,15 @@ func TestScaleDeadHosts(t *testing.T) {
 				longest = max(longest, f.Now()-since)
 			}
 			t.Logf("%d of %d hosts die, holder %v, silently %v: at most %v without a turn; %v", dead, hosts, holderDies, silently, longest, f.Contention())
+			which := 0
+			if holderDies {
+				which = 1
+			}
+			if longest < time.Second {
+				rows[which] += fmt.Sprintf(" | %.0f ms", longest.Seconds()*1e3)
+			} else {
+				rows[which] += fmt.Sprintf(" | %.1f s", longest.Seconds())
+			}
 			// The first live host asks when the lease has ended, and 5 ms later for each one
 			// before it.
 			most := 20 * time.Millisecond
@@ -260,4 +317,6 @@ func TestScaleDeadHosts(t *testing.T) {
 			}
 		}
 	}
+	writeTable(t, deadHosts, fmt.Sprintf("Of %s hosts that want one lock; round trip 2 ms, work 1 ms. For so long no other host gets it.", whole(hosts)),
+		row("hosts that die", "connections end", "hosts lose their power or network"), []string{row(rows[0]), row(rows[1])})
 }

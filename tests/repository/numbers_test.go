@@ -24,6 +24,7 @@ var codeOf = map[string]string{
 	"protocol":    "protocol",
 	"redisop":     "sidecar/redisop",
 	"sidecar":     "sidecar",
+	"sim":         "internal/sim",
 	"store":       "sidecar/store",
 }
 
@@ -180,6 +181,14 @@ var places = []place{
 	{"deploy/README.md", `the first {word(sidecar.maxLines)} such lines in {sidecar.window}`},
 	{"deploy/README.md", `If that takes longer than {sidecar.commandTimeout}, the process`},
 
+	{"docs/scaling.md", `| a connection with data to read | {ns(sim.costArrival)} |`},
+	{"docs/scaling.md", `| a batch of up to {store.runMax} Takes and Drops | {ns(sim.costRun)} more |`},
+	{"docs/scaling.md", `asserts a hold after a data loss | {ns(sim.costTake)}; {ns(sim.costAssert)} more |`},
+	{"docs/scaling.md", `finds its ticket | {ns(sim.costOther)}; {ns(sim.costEnqueue)}; {ns(sim.costAsk)} more |`},
+	{"docs/scaling.md", `| {ns(sim.costDrop)} more, and {ns(sim.costListener)} for each subscribed program |`},
+	{"docs/scaling.md", `| {ns(sim.costPass)} more, and {ns(sim.costListener)} for the message; {ns(sim.costArrival+sim.costRun+sim.costEnqueue+sim.costPass+sim.costListener)} in all if`},
+	{"docs/scaling.md", `| a batch of up to {store.runMax} renewals | {ns(sim.costRenew)} more, and {ns(sim.costKey)} for each lock |`},
+	{"docs/scaling.md", `| a sidecar that connects | {ns(sim.costConnect)} |`},
 	{"docs/scaling.md", `a Take every {s(contest.Config.Poll)} to {contest.Config.Poll + contest.Config.Poll/code.refreshLater} each`},
 	{"docs/scaling.md", `all hosts connect within {store.backoffMax*5/4}`},
 	{"docs/scaling.md", `Other hosts learn within {store.topologyInterval*5/4}`},
