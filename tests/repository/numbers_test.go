@@ -130,7 +130,7 @@ var places = []place{
 
 	{"docs/topologies.md", `the daemon also asks all each {store.sentinelInterval}.`},
 	{"docs/topologies.md", `A new one is made for {store.trustLast}, to the same process`},
-	{"docs/topologies.md", `answer**, in {word(store.missesTold)} rounds`},
+	{"docs/topologies.md", `answer**, in {word(store.missesReported)} rounds`},
 	{"docs/topologies.md", `after {store.failoverSilence} without an answer of it`},
 	{"docs/topologies.md", `t is a {part(code.waitPart)} of the shortest lease of the batch, {ms(store.minWait)} to {store.maxWait}`},
 	{"docs/topologies.md", `The daemon repeats each after {locktable.Config.RetryAfter}`},
