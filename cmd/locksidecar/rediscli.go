@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -23,7 +25,7 @@ import (
 // redisCLICmd runs redis-cli with the Redis of the daemon's settings, whatever kind of URL they have.
 type redisCLICmd struct {
 	Config string   `help:"Read settings from this TOML file, as serve does (default: $$LOCKSIDECAR_CONFIG, then /etc/locksidecar/locksidecar.toml if it can be read)." placeholder:"FILE"`
-	Node   string   `help:"Connect to this server and no other one: a master of a Cluster, or a replica." placeholder:"HOST:PORT"`
+	Node   string   `help:"Connect to this server and no other one: a master of a Cluster, a replica, or a Sentinel of the URL." placeholder:"HOST:PORT"`
 	Print  bool     `help:"Print the command without its password, and do not run it."`
 	Args   []string `arg:"" optional:"" passthrough:"" placeholder:"COMMAND" help:"A command for Redis, such as info memory. Without one, redis-cli asks for commands. Options of redis-cli come after --."`
 }
@@ -101,6 +103,9 @@ func (c *redisCLICmd) command(ctx context.Context) (args []string, password stri
 		return nil, "", coded{exitUsage, err}
 	}
 	args = []string{"redis-cli"}
+	if u.Sentinel != nil && slices.Contains(u.Sentinel.Addresses, c.Node) {
+		u.Server = sentinelURL(u.Sentinel, c.Node)
+	}
 	options := u.Server.Query()
 	address := c.Node
 	switch {
@@ -231,6 +236,15 @@ func masterOf(ctx context.Context, s *redisurl.Sentinel, ca string) (_ string, e
 		failed = errors.Join(failed, fmt.Errorf("Sentinel at %s: %w", address, cmp.Or(err, errors.New("it names no address"))))
 	}
 	return "", coded{exitUnavailable, fmt.Errorf("no Sentinel names the master %q; --node HOST:PORT connects to a server that you know\n%w", s.Master, failed)}
+}
+
+// sentinelURL is the URL of one Sentinel, which has a user and a password of its own.
+func sentinelURL(s *redisurl.Sentinel, address string) url.URL {
+	u := url.URL{Scheme: "redis", Host: address, User: url.UserPassword(s.Username, s.Password)}
+	if s.TLS {
+		u.Scheme = "rediss"
+	}
+	return u
 }
 
 // noLog is a logger of the Redis library that logs nothing.

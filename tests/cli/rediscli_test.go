@@ -50,6 +50,12 @@ func TestRedisCLIConnectsToEachKindOfRedis(t *testing.T) {
 	if got := harness.RunProgram(t, []string{"LOCKSIDECAR_REDIS=" + master.TCPURL()}, "redis-cli", "role"); !strings.HasPrefix(got.Stdout, "master\n") {
 		t.Errorf("role is %q", got.Stdout)
 	}
+	watched := harness.StartSentinels(t, master, 1, "requirepass sentinels-secret")
+	node := strings.TrimPrefix(watched[:1].URL(), "redis+sentinel://")
+	node, _, _ = strings.Cut(node, "/")
+	if got := harness.RunProgram(t, []string{"LOCKSIDECAR_REDIS=" + watched.URL() + "?sentinel_password=sentinels-secret"}, "redis-cli", "--node", node, "sentinel", "master", harness.MasterName); got.Code != 0 || !strings.Contains(got.Stdout, "config-epoch") {
+		t.Errorf("at a Sentinel it ends with %d: %s%s", got.Code, got.Stdout, got.Stderr)
+	}
 	for url, want := range map[string]string{
 		"redis+sentinel://127.0.0.1:1/mymaster": "no Sentinel names the master \"mymaster\"",
 		"redis+cluster://127.0.0.1:1":           "no node of the Cluster answers that the URL names",
