@@ -214,7 +214,7 @@ var places = []place{
 	{"protocol/SPEC.md", `the slot of the name, up to {protocol.MaxSlot}`},
 	{"protocol/SPEC.md", `the first {protocol.MaxWaiters}: `},
 	{"protocol/SPEC.md", "`cmd` is the command line, at most {protocol.MaxCmd} bytes"},
-	{"protocol/SPEC.md", `with resumable sessions for {long(sidecar.DefaultResumeWithin)} (configurable)`},
+	{"protocol/SPEC.md", `has not sent its last claim {long(sidecar.DefaultResumeWithin)} (configurable) after the restart`},
 	{"protocol/SPEC.md", `It SHOULD wait {locksidecar.firstPause} before the second attempt, twice as long before each further one, and {locksidecar.longestPause} at most`},
 	{"protocol/SPEC.md", `the longest pause is {locksidecar.lookPause}, and {locksidecar.rarePause} after a minute`},
 	{"protocol/SPEC.md", `There are 0 to {protocol.MaxClaims} holds in one frame`},
