@@ -11,7 +11,7 @@ type metricsCmd struct {
 
 func (metricsCmd) Help() string {
 	return `Prints what the sidecar counts, once, in the text format of Prometheus. It asks over the sidecar's socket, so
-the setting "metrics" is not needed. docs/metrics.md has each metric, its unit and what to alert on.
+the setting "metrics" is not needed. docs/metrics.md has each metric, its unit and the alerts.
 
 Example, for the textfile collector of the node exporter:
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -24,10 +25,12 @@ import (
 
 // redisCLICmd runs redis-cli with the Redis of the daemon's settings, whatever kind of URL they have.
 type redisCLICmd struct {
-	Config string   `help:"Read settings from this TOML file, as serve does (default: $$LOCKSIDECAR_CONFIG, then /etc/locksidecar/locksidecar.toml if it can be read)." placeholder:"FILE"`
-	Node   string   `help:"Connect to this server and no other one: a master of a Cluster, a replica, or a Sentinel of the URL." placeholder:"HOST:PORT"`
-	Print  bool     `help:"Print the command without its password, and do not run it."`
-	Args   []string `arg:"" optional:"" passthrough:"" placeholder:"COMMAND" help:"A command for Redis, such as info memory. Without one, redis-cli asks for commands. Options of redis-cli come after --."`
+	Config   string `help:"Read settings from this TOML file, as serve does (default: $$LOCKSIDECAR_CONFIG, then /etc/locksidecar/locksidecar.toml if it can be read)." placeholder:"FILE"`
+	Node     string `help:"Connect to this server and no other one: a master of a Cluster, a replica, or a Sentinel of the URL." placeholder:"HOST:PORT"`
+	Print    bool   `help:"Print the command without its password, and do not run it."`
+	defaults string // before the paths of the packages: for tests
+
+	Args []string `arg:"" optional:"" passthrough:"" placeholder:"COMMAND" help:"A command for Redis, such as info memory. Without one, redis-cli asks for commands. Options of redis-cli come after --."`
 }
 
 func (redisCLICmd) Help() string {
@@ -52,8 +55,11 @@ The exit code is that of redis-cli, or:
     127  redis-cli is not installed`
 }
 
-// defaultConfig is the settings file of the packages.
-const defaultConfig = "/etc/locksidecar/locksidecar.toml"
+// The settings file of the packages, and the credentials of their unit.
+const (
+	defaultConfig      = "/etc/locksidecar/locksidecar.toml"
+	serviceCredentials = "/run/credentials/locksidecar.service"
+)
 
 func (c *redisCLICmd) Run(ctx context.Context, out io.Writer) error {
 	args, password, err := c.command(ctx)
@@ -175,9 +181,13 @@ func (c *redisCLICmd) settings() (*settings, redisTarget, error) {
 		path = os.Getenv("LOCKSIDECAR_CONFIG")
 	}
 	if path == "" {
-		if f, err := os.Open(defaultConfig); err == nil {
-			f.Close()
-			path = defaultConfig
+		if _, err := os.Stat(c.defaults + defaultConfig); !errors.Is(err, fs.ErrNotExist) {
+			path = c.defaults + defaultConfig // a file that cannot be read is an error, and not another Redis
+		}
+	}
+	if directory := c.defaults + serviceCredentials; os.Getenv("CREDENTIALS_DIRECTORY") == "" {
+		if _, err := os.Stat(directory); err == nil {
+			os.Setenv("CREDENTIALS_DIRECTORY", directory)
 		}
 	}
 	r, err := newSettingsResolver(path)
@@ -190,7 +200,10 @@ func (c *redisCLICmd) settings() (*settings, redisTarget, error) {
 	}
 	target, err := chooseRedis(s, r)
 	if err != nil {
-		return nil, redisTarget{}, err
+		return nil, redisTarget{}, fmt.Errorf("%w; run this as root, or as the daemon's user", err)
+	}
+	if target.key == "" {
+		printErr("no setting names a Redis: this is the default, %s", target.shown)
 	}
 	for name, file := range map[string]*string{"redis-ca": &s.RedisCA, "redis-cert": &s.RedisCert, "redis-key": &s.RedisKey} {
 		if *file == "" && err == nil {

@@ -293,7 +293,7 @@ var runbooks = []book{
 		shows: []shown{
 			{command: "locksidecar ping", words: []string{"its Redis serves"}},
 			{command: "locksidecar status", words: []string{"redis     serves", "held"}},
-			{command: "locksidecar serve --check", words: []string{"the settings can work"}},
+			{command: "locksidecar serve --check --config /etc/locksidecar/locksidecar.toml", words: []string{"the settings can work"}},
 			{command: "locksidecar hosts", words: []string{"[db-7  ok     0\\.\\S+ .*]", "db-8  ok"}},
 		},
 	},
@@ -434,7 +434,15 @@ func (i *incident) check(s *shown, redisCLI string) {
 	}
 	ctx, cancel := context.WithTimeout(i.Context(), harness.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-c", s.command)
+	command := s.command
+	if i.redis != nil { // the settings file of the package
+		file := filepath.Join(i.TempDir(), "locksidecar.toml")
+		if err := os.WriteFile(file, fmt.Appendf(nil, "redis = %q\n", i.redis.TCPURL()), 0o600); err != nil {
+			i.Fatal(err)
+		}
+		command = strings.ReplaceAll(command, "/etc/locksidecar/locksidecar.toml", file)
+	}
+	cmd := exec.CommandContext(ctx, "sh", "-c", command)
 	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket,
 		"PATH="+filepath.Dir(harness.Program(i.T))+":"+filepath.Dir(redisCLI)+":/usr/bin:/bin")
 	if i.redis != nil {

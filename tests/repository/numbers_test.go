@@ -99,7 +99,7 @@ var places = []place{
 	{"docs/renewals.md", `given up an {part(code.deadlineParts/code.givenUpEarly)} of the lease before`},
 	{"docs/renewals.md", `with less than {part(code.late)} of the lease left`},
 
-	{"docs/guarantees.md", `wait for the daemon for {locksidecar.defaultPatience} (in Python an acquire for its timeout, at least {code.pythonConnect} s)`},
+	{"docs/guarantees.md", `wait for the daemon for {locksidecar.defaultPatience} (in Python an acquire for its timeout, but {code.pythonConnect} to {locksidecar.defaultPatience})`},
 	{"docs/guarantees.md", `wait for the daemon for {code.pythonPatient} s (in Python`},
 	{"docs/guarantees.md", "renews its locks for {long(sidecar.DefaultResumeWithin)} (`resume_within`)"},
 	{"docs/guarantees.md", `the daemon detects that within {sidecar.endpointInterval} in these cases`},
