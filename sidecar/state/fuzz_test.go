@@ -31,6 +31,7 @@ func goodFile(f *testing.F) []byte {
 		c.on(file, at)
 		c.apply(&w)
 	}
+	putLater(f, file, kindHold+1, 1)
 	used := int(file.next) * cellSize
 	file.Close()
 	b, err := os.ReadFile(path)

@@ -12,7 +12,8 @@ const (
 	maxStep = 1 << 20  // by which it grows
 	maxSize = 1 << 30
 
-	// format is the number of this layout. A change of the meaning of any word is a new one.
+	// format is the number of this layout. A change of the meaning of any word is a new one: then a downgrade ends all
+	// holds. What a later version adds needs none, if it is a record of a kind of its own: see kindRequired.
 	format = 4
 	magic  = 'l' | 'o'<<8 | 'c'<<16 | 'k'<<24 | 's'<<32 | 'i'<<40 | 'd'<<48 | 'e'<<56
 )
@@ -75,6 +76,10 @@ const (
 	kindPart
 	kindHold
 )
+
+// kindRequired is the first of the kinds without which a file is not true. The kinds from kindHold+1 to it are optional.
+// This version has none of both; the package comment has what it does with those of a later version.
+const kindRequired = 1 << 7
 
 func head(kind, part, text int, next uint32) uint64 {
 	return uint64(kind) | uint64(part)<<8 | uint64(text)<<16 | uint64(next)<<32
@@ -149,6 +154,15 @@ const (
 	maxParts  = 4 // of one text: as many as the name of a lock of protocol.MaxName bytes needs
 )
 
+// isOptional reports whether a cell has an optional record of a later version, and it is whole.
+func (c *cell) isOptional() bool {
+	kind := kindOf(c[0])
+	return kind > kindHold && kind < kindRequired && c[cellWords-1] == c.sum()
+}
+
+// sum is what the last word of a record of a later version has.
+func (c *cell) sum() uint64 { return mix(sumOf(c[1:cellWords-1]), withNext(c[0], 0)) }
+
 // parts is how many parts a text needs besides the cell where it begins at word from.
 func parts(text, from int) int {
 	return (max(0, text-(cellWords-from)*8) + partBytes - 1) / partBytes
@@ -195,6 +209,11 @@ type image []uint64
 // headerSum is the sum of the words of the header that never change.
 func (im image) headerSum() uint64 {
 	return mix(sumOf(im[hFormat:hSum]), sumOf(im[hPrefix:hPrefixEnd]))
+}
+
+// unused are the words of the header that this version does not have.
+func (im image) unused() [][]uint64 {
+	return [][]uint64{im[hSequence+1 : hRedis1], im[hRedis1+rWords : hRedis2], im[hRedis2+rWords : hPrefix], im[hPrefixEnd:pageWords]}
 }
 
 func (im image) cell(i uint32) *cell { return (*cell)(im[int(i)*cellWords:]) }

@@ -251,6 +251,8 @@ func TestFileIsTrueAfterEveryStoreOfTakingOver(t *testing.T) {
 			c.on(f, at)
 			c.apply(&w)
 		}
+		putLater(t, f, kindHold+1, life)
+		f.img.unused()[0][0] = life + 1
 		makeHoles(f, g, &w, at)
 		f.Close()
 		w = w.recovered()

@@ -83,7 +83,7 @@ type contents struct {
 	sessions  []uint32 // slots of recovered.Sessions
 	used      []bool   // by cell
 	count     int      // of used cells
-	damaged   int      // records that make no sense
+	damaged   int      // records that make no sense to this version
 }
 
 // read returns whatever makes sense in a usable image. It writes nothing.
@@ -99,7 +99,17 @@ func (im image) read(own identity) contents {
 	}
 	c.readSessions(im, own)
 	c.readHolds(im, c.readLocks(im))
+	c.checkOthers(im)
 	return c
+}
+
+// checkOthers counts the records of unknown kinds without which the rest may not be true.
+func (c *contents) checkOthers(im image) {
+	for i := uint32(firstCell); i < im.cells(); i++ {
+		if cell := im.cell(i); kindOf(cell[0]) > kindHold && !cell.isOptional() {
+			c.damaged++
+		}
+	}
 }
 
 func (c *contents) readSessions(im image, own identity) {

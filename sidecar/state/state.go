@@ -75,6 +75,19 @@
 //
 // Copies of both that are written over both, on the same boot, are not detected.
 //
+// # What a later version adds
+//
+// A daemon may be replaced by one of an earlier version, and no hold ends. So a later version adds
+// records of kinds of its own, or words of the header that had no meaning:
+//
+//   - An optional record, and such a word, may be missing: the rest is true without. A version
+//     that does not know them deletes them when it takes over, before it changes anything else.
+//     So none is out of date when the later version comes back.
+//   - A required record (kindRequired) is there only while its feature is in use. The same is
+//     true of a flag, a mode or a phase that is new. A version that does not know them resets the file.
+//   - The last word of the first cell of such a record is its sum, so that no damaged cell passes
+//     for one. It is never changed: another one replaces it. Its text may have parts.
+//
 // # When the file system is full
 //
 // A record that finds no room makes the file incomplete: a successor that restored the rest

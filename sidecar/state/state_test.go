@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -333,16 +334,79 @@ func TestDamagedRecordResetsTheFile(t *testing.T) {
 		{"a hold without a number", hold, 8 * holdID, []byte{0}},
 		{"a hold with a part", hold, 4, []byte{dropped}},
 		{"a hold in a cell of its own with no entries", hold, 8 * holdEntries, []byte{0}},
+		{"a lock that became a record of an unknown kind", lock, 0, []byte{kindHold + 1}},
+		{"a lock that became a record of the last optional kind", dropped, 0, []byte{kindRequired - 1}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "state")
 			aWorld(t, path, thisHost())
 			patch(c.cell*cellSize+c.at, c.b...)(t, path)
 			r := mustOpen(t, path, thisHost()).Recovered()
-			if !r.Reset || !strings.HasSuffix(r.ResetReason, "records of the state file are damaged") || len(r.Snapshot.Locks)+len(r.Snapshot.Holds)+len(r.Sessions) != 0 {
+			if !r.Reset || !strings.HasSuffix(r.ResetReason, "records of the state file are damaged, or need a later version of the sidecar") || len(r.Snapshot.Locks)+len(r.Snapshot.Holds)+len(r.Sessions) != 0 {
 				t.Errorf("%+v", r)
 			}
 		})
+	}
+}
+
+// putLater stores a record of a kind that this version does not have, as a later version would.
+func putLater(t testing.TB, f *File, kind int, about uint64) {
+	t.Helper()
+	slot, word, _ := f.newRecord(kind, cellWords, strings.Repeat("x", 200)) // all of the text is in parts
+	if slot == 0 {
+		t.Fatal(f.completeness.reason)
+	}
+	c := f.img.cell(slot)
+	c[1], c[2] = about, 7
+	c[cellWords-1] = mix(sumOf(c[1:cellWords-1]), withNext(word, 0))
+	f.publish(&c[0], word)
+}
+
+// A later version adds records and words of the header. This one takes the rest over, and leaves nothing
+// of them that could be out of date when the later version comes back.
+func TestStateOfALaterVersionIsTakenOver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	want, before := aWorld(t, path, thisHost())
+	f := mustOpen(t, path, thisHost())
+	for _, kind := range []int{kindHold + 1, kindRequired - 1} {
+		putLater(t, f, kind, 8)
+	}
+	for _, words := range f.img.unused() {
+		words[0], words[len(words)-1] = 1, 2
+	}
+	f.Commit(0)
+	f.Close()
+
+	f = mustOpen(t, path, thisHost())
+	r := f.Recovered()
+	if got, err := worldOf(r); r.Reset || r.UUID != before.UUID || err != nil || !got.equal(want) {
+		t.Fatalf("%+v, %v\n%s", r, err, got.diff(want))
+	}
+	for i := uint32(firstCell); i < f.end; i++ {
+		if kind := kindOf(f.img.cell(i)[0]); kind > kindHold || i >= f.next && kind != 0 {
+			t.Errorf("cell %d has a record of kind %d", i, kind)
+		}
+	}
+	for _, words := range f.img.unused() {
+		if slices.ContainsFunc(words, func(w uint64) bool { return w != 0 }) {
+			t.Errorf("the header has %v", words)
+		}
+	}
+}
+
+// A later version stores a required record while a feature is in use without which the rest is not true.
+func TestRecordThatNeedsALaterVersionResetsTheFile(t *testing.T) {
+	for _, kind := range []int{kindRequired, 1<<8 - 1} {
+		path := filepath.Join(t.TempDir(), "state")
+		_, before := aWorld(t, path, thisHost())
+		f := mustOpen(t, path, thisHost())
+		putLater(t, f, kind, 8)
+		f.Commit(0)
+		f.Close()
+		r := mustOpen(t, path, thisHost()).Recovered()
+		if !r.Reset || r.UUID == before.UUID || r.ResetReason != "1 records of the state file are damaged, or need a later version of the sidecar" {
+			t.Errorf("kind %d: %+v", kind, r)
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ func (f *File) takeOver(own identity, size int64) error {
 	if c.damaged > 0 {
 		// Their contents are not known: under the same uuid a lock that a client holds
 		// could be granted.
-		return f.reset(own, fmt.Sprintf("%d records of the state file are damaged", c.damaged))
+		return f.reset(own, fmt.Sprintf("%d records of the state file are damaged, or need a later version of the sidecar", c.damaged))
 	}
 	f.resumeSequence()
 	f.clear(img, &c, own)
@@ -81,8 +81,14 @@ func (f *File) shorten(from, to int64) error {
 	return nil
 }
 
-// clear frees every cell that no record has, and makes the rest true for this process.
+// clear deletes what a later version added, frees every cell that no record has, and makes the rest true for this
+// process.
 func (f *File) clear(img image, c *contents, own identity) {
+	for _, words := range img.unused() {
+		for i := range words {
+			f.update(&words[i], 0)
+		}
+	}
 	m := &c.recovered.Snapshot
 	for i := range m.Holds {
 		// The record of its lock may be one of two, and the other one the one that counts.

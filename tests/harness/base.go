@@ -21,6 +21,10 @@ var (
 	// Base010PreQueue is base-0.1.0-pre-queue: its daemons queue, and do not name in messages the
 	// server that sent them.
 	Base010PreQueue = Base{"base-0.1.0-pre-queue", "2a7b845baf93011e95bbe725e88e5aaa61bf6919"}
+
+	// Base010PreKeep is base-0.1.0-pre-keep: its daemons keep locks. The holds of a host survive a
+	// downgrade to it, whatever they have.
+	Base010PreKeep = Base{"base-0.1.0-pre-keep", "04db5e208f2e047fbb8a26c06adf4c831fe9835e"}
 )
 
 // ProgramOf returns the path of the locksidecar of a base. Its source is in the history of the

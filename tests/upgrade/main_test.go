@@ -7,11 +7,12 @@
 //	shares of a lock that both want            TestDaemonsOfTwoVersionsShareALock
 //	restart into the other version, under load TestNoIncrementIsLostInUpgradesUnderLoad
 //	downgrade: holds, waiters                  TestDowngradedDaemonRestoresHoldsAndWaiters
+//	upgrade and downgrade: locks with a keep   TestKeptLockSurvivesAnUpgradeAndADowngrade
 //	downgrade: a ticket in the queue           TestDowngradedDaemonIsNotPassedALock
 //	downgrade: a lock that lingers             TestDowngradedDaemonReleasesALockThatLingers
 //
-// harness.Base010Pre has the commit. Its binary is built from the history of the repository.
-// Without it, the tests are skipped.
+// harness.Base010Pre has the commit. Locks with a keep need harness.Base010PreKeep. Their binaries are
+// built from the history of the repository. Without it, the tests are skipped.
 package upgrade
 
 import (

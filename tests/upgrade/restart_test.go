@@ -3,7 +3,9 @@ package upgrade
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -93,6 +95,55 @@ func TestDowngradedDaemonRestoresHoldsAndWaiters(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A host has a lock of a job that runs with a keep, and one of a job that has ended. Both stay held when the
+// host is upgraded and downgraded again, with the same token, and until the same time.
+//
+// Shows docs/guarantees.md: A downgrade by one version.
+func TestKeptLockSurvivesAnUpgradeAndADowngrade(t *testing.T) {
+	t.Parallel()
+	before := harness.ProgramOf(t, harness.Base010PreKeep)
+	const keep = time.Hour
+	for _, e := range ends {
+		t.Run(e.how, func(t *testing.T) {
+			t.Parallel()
+			r := harness.StartRedis(t)
+			here, there := harness.StartDaemonOf(t, before, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
+			if got := here.Run("run", "--keep", keep.String(), "ended", "--", "true"); got.Code != 0 {
+				t.Fatalf("%+v", got)
+			}
+			job := harness.StartRun(t, here, "running", "echo ready; exec sleep 600", "--keep", keep.String())
+			job.AwaitOutput("ready")
+			other := harness.Dial(t, there)
+			tokens, owners := map[string]uint64{}, map[string]string{}
+			check := func(version string) {
+				for _, name := range []string{"ended", "running"} {
+					row, owner := harness.Info(t, here, name), r.Owner(name)
+					if tokens[name] == 0 {
+						tokens[name], owners[name] = row.Token, owner
+					}
+					if row.State != locksidecar.LockHeld || row.Token != tokens[name] || owner == "" || owner != owners[name] {
+						t.Errorf("%s: %s: the daemon has %+v and Redis %q, before it was token %d of %q", version, name, row, owner, tokens[name], owners[name])
+					}
+					if left := r.PTTL(t.Context(), name).Val(); left < keep-2*harness.Patience {
+						t.Errorf("%s: %s: Redis has the lock for %v", version, name, left)
+					}
+					_, err := other.TryLock(t.Context(), name)
+					harness.CheckError(t, err, locksidecar.ErrHeld)
+				}
+			}
+			check("before")
+			for _, to := range []version{{"upgraded", ""}, {"downgraded", before}} {
+				become(here, to.program, e.end)
+				here.AwaitRedis("ok")
+				check(to.name)
+			}
+			job.Signal(syscall.SIGTERM)
+			job.Wait()
+			check("after the job")
+		})
 	}
 }
 
