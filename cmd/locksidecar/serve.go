@@ -229,7 +229,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", c.Lease, "version", locksidecar.Version, "build", build(), "settings", hash, "pid", os.Getpid())
+	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", time.Duration(c.Lease), "version", locksidecar.Version, "build", build(), "settings", hash, "pid", os.Getpid())
 
 	notified := make(chan struct{})
 	go func() {
@@ -431,6 +431,14 @@ func tuneRuntime() (ballast []byte) {
 	return ballast
 }
 
+// inSeconds makes seconds of a duration, with the unit in the key. In JSON, slog writes nanoseconds without a unit.
+func inSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
+	}
+	return a
+}
+
 // logger returns a logger that writes to w; prefixed: each line begins with its priority.
 func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
 	var level slog.Level
@@ -438,6 +446,7 @@ func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	handler := func(w io.Writer) slog.Handler {
 		if c.LogFormat == "json" {
+			opts.ReplaceAttr = inSeconds
 			return slog.NewJSONHandler(w, opts)
 		}
 		return slog.NewTextHandler(w, opts)

@@ -144,11 +144,26 @@ func TestServeUsesTheSocketThatSystemdMade(t *testing.T) {
 	}
 	p := start(t, f, "ping")
 	expectPing(t, p)
-	if log := d.stopped(unix.SIGINT); !strings.Contains(log, `"socket":"`+path+`"`) {
-		t.Errorf("the log does not name the socket:\n%s", log)
+	if log := d.stopped(unix.SIGINT); !strings.Contains(log, `"socket":"`+path+`"`) || !strings.Contains(log, `"lease_seconds":30,`) {
+		t.Errorf("the log does not name the socket, or the lease in seconds:\n%s", log)
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("it removed a socket that is not its own: %v", err)
+	}
+}
+
+// A number needs its unit in the key. Text has it in the value.
+func TestDurationsInTheLogHaveAUnit(t *testing.T) {
+	for format, want := range map[string]string{
+		"json": `"retry_seconds":1.5,"g":{"lease_seconds":30,"n":7}}`,
+		"text": `retry=1.5s g.lease=30s g.n=7`,
+	} {
+		var out strings.Builder
+		c := &serveCmd{settings: settings{LogFormat: format}}
+		c.logger(&out, false).With("retry", 1500*time.Millisecond).WithGroup("g").Info("it happened", "lease", 30*time.Second, "n", 7)
+		if got := strings.TrimSuffix(out.String(), "\n"); !strings.HasSuffix(got, want) {
+			t.Errorf("%s: the line is %s, want %s at its end", format, got, want)
+		}
 	}
 }
 
