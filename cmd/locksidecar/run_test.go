@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"net"
@@ -26,9 +27,13 @@ import (
 // mainEnv makes the test binary run as locksidecar.
 const mainEnv = "LOCKSIDECAR_TEST_MAIN"
 
+// journalEnv has the path at which that locksidecar looks for the journal.
+const journalEnv = "LOCKSIDECAR_TEST_JOURNAL"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" || os.Args[0] == launcher || os.Args[0] == guardName {
 		os.Unsetenv(mainEnv)
+		journalSocket = cmp.Or(os.Getenv(journalEnv), journalSocket)
 		main()
 	}
 	if name := os.Getenv(signalProbeEnv); name != "" {

@@ -200,10 +200,14 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	}
 	hash := c.hash(&target)
 	defer runtime.KeepAlive(tuneRuntime())
-	direct := c.logger(os.Stderr, isJournal(os.Stderr))
-	stderr := newAsyncWriter(os.Stderr, direct)
+	var to io.Writer = os.Stderr
+	inJournal := isJournal(os.Stderr)
+	if inJournal {
+		to = &journalWriter{stream: os.Stderr}
+	}
+	stderr := newAsyncWriter(to, c.logger(to, inJournal))
 	defer stderr.close()
-	log := slog.New(newAuditHandler(stderr, func(w io.Writer) slog.Handler { return c.logger(w, isJournal(os.Stderr)).Handler() }))
+	log := slog.New(newAuditHandler(stderr, func(w io.Writer) slog.Handler { return c.logger(w, inJournal).Handler() }))
 	cfg.Log = log
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -229,7 +233,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", time.Duration(c.Lease), "version", locksidecar.Version, "build", build(), "settings", hash, "pid", os.Getpid())
+	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", time.Duration(c.Lease), "version", locksidecar.Version, "build", build(), "settings", hash, "daemon_pid", os.Getpid())
 
 	notified := make(chan struct{})
 	go func() {
@@ -439,8 +443,8 @@ func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// logger returns a logger that writes to w; prefixed: each line begins with its priority.
-func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
+// logger returns a logger that writes to w; inJournal: entries for a journalWriter.
+func (c *serveCmd) logger(w io.Writer, inJournal bool) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // an enum: it cannot fail
 	opts := &slog.HandlerOptions{Level: level}
@@ -451,8 +455,8 @@ func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
 		}
 		return slog.NewTextHandler(w, opts)
 	}
-	if prefixed {
-		return slog.New(newPriorities(w, handler))
+	if inJournal {
+		return slog.New(newJournalHandler(w, handler))
 	}
 	return slog.New(handler(w))
 }

@@ -39,7 +39,9 @@ func startServe(t *testing.T, cmd *exec.Cmd) *daemonUnderTest {
 		t.Fatal(err)
 	}
 	d := &daemonUnderTest{t: t, cmd: cmd, notify: notify}
-	cmd.Stderr = &d.stderr
+	if cmd.Stderr == nil {
+		cmd.Stderr = &d.stderr
+	}
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+path)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -128,7 +128,7 @@ func (s *server) run(path string, started chan<- error) {
 	s.err = fmt.Errorf("the private redis-server ended (%w)%s", err, s.output.suffix())
 	if !s.stopping.Load() {
 		s.log.Error("the private redis-server died; restart locksidecar to get a new one",
-			"pid", s.process.Pid, "err", s.err)
+			"redis_pid", s.process.Pid, "err", s.err)
 	}
 	close(s.exited)
 }
