@@ -27,7 +27,7 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		}
 		return string(text), cmd.ProcessState.ExitCode()
 	}
-	steps := []string{"sim", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "fence", "redisson", "topology", "failovers", "types", "release", "bench", "systemd", "fresh"}
+	steps := []string{"sim", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "fence", "redisson", "topology", "failovers", "types", "release", "bench", "page", "systemd", "fresh"}
 
 	out, status := run("case $1 in diff) echo a difference; exit 3;; fuzz) exit 124;; esac\n")
 	_, screen, _ := strings.Cut(out, "\nnightly of ")
@@ -56,7 +56,7 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		t.Errorf("the command that runs a failed step again lacks %s:\n%s", again, screen)
 	}
 	calls := read(t, filepath.Join(dir, "calls"))
-	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-fence", "test-old-redisson", "topology", "failovers", "test-systemd", "test-long", "verify-types", "release-check", "bench-smoke", "test-fresh"} {
+	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-fence", "test-old-redisson", "topology", "failovers", "test-systemd", "test-long", "verify-types", "release-check", "bench-smoke", "test-page", "test-fresh"} {
 		if !strings.Contains(calls, "make "+target) {
 			t.Errorf("make %s was not called:\n%s", target, calls)
 		}
