@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
 const (
-	maxRecent  = 10 // events on the status page
-	maxHistory = 50 // events on the page of a lock
+	maxFolded  = 256 // events that are folded for the status page
+	maxRecent  = 10  // rows of them
+	maxHistory = 50  // events on the page of a lock
 )
 
 // lockPage is what lock.html shows. Texts that processes chose are printable, except Key.
@@ -24,28 +27,34 @@ type lockPage struct {
 	Key, Name   string // Key is the name itself
 	Verdict     string
 	Facts       []fact
-	Waiters     []placedWaiter
+	QueueText   string
+	Queue       []place // the holder, and the waiters in order
 	MoreWaiters int
 	Events      events
 }
 
-type placedWaiter struct {
-	Place int
-	waiterRow
+// place is a place in the queue of a lock.
+type place struct {
+	Label    string // "has it", or the number of a waiter
+	Who, Cmd string
+	IsWaiter bool
 }
 
 // events is what happened, newest first.
 type events struct {
 	Caption  string
-	HasLocks bool // the events are of several locks
+	IsFolded bool // the events are of several locks, and equal ones are one row
 	Rows     []eventRow
 }
 
 type eventRow struct {
-	At, Kind  string
-	Key, Name string
-	Text      string
-	IsLoss    bool
+	At, First  string // First: of those that are folded; "": there is one
+	Kind       string
+	Times      uint64
+	Key, Name  string
+	OtherLocks int // names of those that are folded
+	Text       string
+	IsLoss     bool
 }
 
 // isNotable reports whether an event is one that an operator looks for: all but grants and
@@ -54,13 +63,66 @@ func isNotable(e *protocol.EventRow) bool {
 	return e.Kind != protocol.EventGranted && e.Kind != protocol.EventReleased
 }
 
+// foldedEvent is one event, or several that are the same to an operator.
+type foldedEvent struct {
+	protocol.EventRow // the newest
+	firstNS           int64
+	times             uint64
+	names             map[string]bool
+}
+
+// fold returns the events, newest first, with those folded into one that have the same kind, command, user
+// and reason. One outage can end a thousand holds, and must not hide what else happened.
+func fold(rows []protocol.EventRow) []foldedEvent {
+	type common struct {
+		kind, cmd, host, msg string
+		uid                  int64
+		reason               protocol.Reason
+	}
+	withoutDigits := func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1 // a pid, a port, a token or a time
+		}
+		return r
+	}
+	var folded []foldedEvent
+	at := make(map[common]int) // in folded
+	for i := range rows {
+		r := rows[i]
+		times := uint64(1)
+		if (r.Kind == protocol.EventDeadlock || r.Kind == protocol.EventRefused) && r.Count > 0 {
+			times, r.Count = uint64(r.Count), 0
+		}
+		key := common{r.Kind, r.Cmd, r.RemoteHost, strings.Map(withoutDigits, r.Msg), r.UID, r.Reason}
+		n, isKnown := at[key]
+		if !isKnown {
+			n = len(folded)
+			at[key] = n
+			folded = append(folded, foldedEvent{EventRow: r, names: make(map[string]bool)})
+		}
+		f := &folded[n]
+		f.firstNS, f.times, f.names[r.Name] = r.AtNS, f.times+times, true
+	}
+	return folded
+}
+
+// each returns the events, none of which is folded.
+func each(rows []protocol.EventRow) []foldedEvent {
+	list := make([]foldedEvent, len(rows))
+	for i, r := range rows {
+		list[i] = foldedEvent{EventRow: r, firstNS: r.AtNS, times: 1, names: map[string]bool{r.Name: true}}
+	}
+	return list
+}
+
 // newEvents describes events that were read at now (CLOCK_BOOTTIME, ns).
-func newEvents(rows []protocol.EventRow, now int64, hasLocks bool) events {
+func newEvents(rows []foldedEvent, now int64, isFolded bool) events {
 	users := make(display.UserNames)
-	list := events{HasLocks: hasLocks}
+	list := events{IsFolded: isFolded}
+	clock := func(ns int64) time.Time { return time.Now().Add(-time.Duration(now - ns)) }
 	for i := range rows {
 		r := &rows[i]
-		at := time.Now().Add(-time.Duration(now - r.AtNS))
+		at := clock(r.AtNS)
 		e := display.Event{
 			At: at, Kind: r.Kind, Token: r.Token, PID: r.PID, Cmd: r.Cmd,
 			Waited: time.Duration(r.WaitedMS) * time.Millisecond, Held: time.Duration(r.HeldMS) * time.Millisecond,
@@ -72,10 +134,15 @@ func newEvents(rows []protocol.EventRow, now int64, hasLocks bool) events {
 		case r.RemoteHost != "" && (r.Kind == protocol.EventForced || r.Kind == protocol.EventRefused): // by a user of that host
 			e.User = strconv.FormatInt(r.UID, 10)
 		}
-		list.Rows = append(list.Rows, eventRow{
-			At: at.Format("Jan _2 15:04:05"), Kind: display.Printable(r.Kind), Key: r.Name, Name: display.Printable(r.Name),
+		row := eventRow{
+			At: at.Format("Jan _2 15:04:05"), Kind: display.Printable(r.Kind), Times: r.times,
+			Key: r.Name, Name: display.Printable(r.Name), OtherLocks: len(r.names) - 1,
 			Text: display.Printable(e.Text()), IsLoss: r.Kind == protocol.EventLost,
-		})
+		}
+		if r.firstNS != r.AtNS {
+			row.First = clock(r.firstNS).Format("Jan _2 15:04:05")
+		}
+		list.Rows = append(list.Rows, row)
 	}
 	return list
 }
@@ -113,7 +180,7 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 	}
 	p := &lockPage{
 		Host: display.Printable(m.sidecar.Config().HostName), At: time.Now().Format("2006-01-02 15:04:05 MST"), Key: name, Name: display.Printable(name),
-		Verdict: "No process of this host holds it or waits for it.", Events: newEvents(history, now, false),
+		Verdict: "No process of this host holds it or waits for it.", Events: newEvents(each(history), now, false),
 	}
 	if p.Events.Caption = "What happened to it on this host, newest first: grants after a wait of 10 ms, ends of holds of 1 s, losses."; len(history) == 0 {
 		p.Events.Caption = "None. Grants after a wait of 10 ms, ends of holds of 1 s and losses are events."
@@ -122,10 +189,8 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 		return p, nil
 	}
 	r, l := &rows[0], &lockRows(now, rows)[0]
-	p.Verdict, p.MoreWaiters = verdict(l, r), l.MoreWaiters
-	for i, w := range l.Waiters {
-		p.Waiters = append(p.Waiters, placedWaiter{i + 1, w})
-	}
+	p.Verdict, p.MoreWaiters = whoHas(l, r), l.MoreWaiters
+	p.Queue, p.QueueText = queue(l), queueText(l)
 	add := func(name, format string, args ...any) {
 		p.Facts = append(p.Facts, fact{name, fmt.Sprintf(format, args...)})
 	}
@@ -152,8 +217,34 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 	return p, nil
 }
 
-// verdict says in one sentence who has a lock.
-func verdict(l *lockRow, r *protocol.LockRow) string {
+// queue returns the holder of a lock, and its waiters in order.
+func queue(l *lockRow) []place {
+	holder := place{Label: "has it", Cmd: l.Cmd}
+	switch l.State {
+	case protocol.StateHeld, "orphan", "absent":
+		holder.Who = fmt.Sprintf("pid %s of %s, for %s", l.PID, l.User, l.For)
+	case protocol.StateRemote:
+		holder.Who, holder.Cmd = l.Cmd, ""
+	default:
+		holder.Label = l.State // kept, free or soon free: no process has it
+	}
+	places := []place{holder}
+	for i, w := range l.Waiters {
+		places = append(places, place{strconv.Itoa(i + 1), fmt.Sprintf("pid %s of %s, waits for %s", w.PID, w.User, w.Waited), w.Cmd, true})
+	}
+	return places
+}
+
+// queueText describes the waiters of a lock in two sentences.
+func queueText(l *lockRow) string {
+	if len(l.Waiters) == 0 {
+		return "No process of this host waits for it."
+	}
+	return fmt.Sprintf("Waiters of this host: %d, in the order in which they get the lock. The first one has waited for %s.", l.Waiting, l.Waiters[0].Waited)
+}
+
+// whoHas says in one sentence who has a lock.
+func whoHas(l *lockRow, r *protocol.LockRow) string {
 	switch l.State {
 	case protocol.StateHeld:
 		return "A process of this host holds it."

@@ -11,23 +11,29 @@ import (
 // before the first sample.
 func TestRecentLossesAreThoseOfTheWindow(t *testing.T) {
 	at := func(d time.Duration, lost uint64) sample {
-		s := sample{at: int64(time.Hour + d)}
+		s := sample{at: int64(3*time.Hour + d)}
 		s.losses[0] = lost
 		return s
 	}
 	for _, tt := range []struct {
-		samples   []sample
-		startedAt time.Duration
-		recent    uint64
+		samples        []sample
+		startedAt      time.Duration
+		recent, hourly uint64
 	}{
-		{[]sample{at(0, 3)}, time.Hour - time.Minute, 3},
-		{[]sample{at(0, 3), at(time.Minute, 5)}, time.Hour - time.Minute, 5},
-		{[]sample{at(0, 3), at(10*time.Minute, 5)}, 0, 2},
-		{[]sample{at(0, 3)}, 0, 0},
+		{samples: []sample{at(0, 3)}, startedAt: 3*time.Hour - time.Minute, recent: 3, hourly: 3},
+		{samples: []sample{at(0, 3), at(time.Minute, 5)}, startedAt: 3*time.Hour - time.Minute, recent: 5, hourly: 5},
+		{samples: []sample{at(0, 3), at(10*time.Minute, 5)}, recent: 2, hourly: 2},
+		{samples: []sample{at(0, 3), at(40*time.Minute, 5), at(time.Hour, 9)}, recent: 4, hourly: 6},
+		{samples: []sample{at(0, 3), at(50*time.Minute, 5), at(time.Hour, 9)}, recent: 4, hourly: 6},
+		{samples: []sample{at(0, 3)}, recent: 0, hourly: 0},
 	} {
 		rows := lossRows(tt.samples, int64(tt.startedAt))
-		if len(rows) != 1 || rows[0].Reason != string(locktable.LossReason(0)) || rows[0].Recent != tt.recent || rows[0].Total != tt.samples[len(tt.samples)-1].losses[0] {
-			t.Errorf("%+v, want %d", rows, tt.recent)
+		want := lossRow{Reason: string(locktable.LossReason(0)), Recent: tt.recent, Hour: tt.hourly, Total: tt.samples[len(tt.samples)-1].losses[0]}
+		if len(rows) != 1 {
+			t.Fatalf("%+v", rows)
+		}
+		if want.Meaning = rows[0].Meaning; rows[0] != want {
+			t.Errorf("%+v, want %+v", rows[0], want)
 		}
 	}
 }

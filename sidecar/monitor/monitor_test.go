@@ -481,8 +481,8 @@ func (s *station) checkPage(path string) string {
 var (
 	anyTag = regexp.MustCompile(`<[^>]*>?`)
 	// ownTag matches the tags of the pages. None of them runs or loads anything; links lead to pages of this listener.
-	ownTag = regexp.MustCompile(`^<(!DOCTYPE html|/?(html|head|meta|title|link|style|body|header|main|footer|section|div|h1|h2|p|a|time|dl|dt|dd|figure|figcaption|strong|span|svg|line|polygon|polyline|table|caption|thead|tbody|tr|th|td|code)` +
-		`( (lang|charset|name|content|http-equiv|rel|class|role|aria-[a-z]+|id|tabindex|scope|colspan|viewBox|preserveAspectRatio|points|x1|x2|y1|y2)="[^"<>]*"| href="(lock\?name=[^"<> ]*|\./|\?(refresh=no)?|metrics|live|ready|data:,)")*/?)>$`)
+	ownTag = regexp.MustCompile(`^<(!DOCTYPE html|/?(html|head|meta|title|link|style|body|header|nav|main|footer|section|div|h1|h2|p|a|time|dl|dt|dd|figure|figcaption|strong|span|svg|line|polygon|polyline|table|caption|thead|tbody|tr|th|td|code|ol|li|br)` +
+		`( (lang|charset|name|content|http-equiv|rel|class|role|aria-[a-z]+|data-label|id|tabindex|scope|colspan|viewBox|preserveAspectRatio|points|x1|x2|y1|y2)="[^"<>]*"| href="(lock\?name=[^"<> ]*|\./|\?(refresh=no)?|metrics|live|ready|data:,|#[a-z]+)")*/?)>$`)
 )
 
 // A process chooses the names of its locks. In the page of such a lock, a name is a text in each
@@ -561,13 +561,16 @@ func TestPageOfALockShowsHolderWaitersAndHistory(t *testing.T) {
 		_, text := s.get("/lock?name=invoice")
 		return strings.Contains(text, "4 more wait after them.")
 	})
-	if text := s.checkPage("/lock?name=invoice"); strings.Count(text, `<tr><td class="number">`) != 16 || !strings.Contains(text, "<dt>Waiters</dt><dd>20</dd>") {
+	if text := s.checkPage("/lock?name=invoice"); strings.Count(text, `<li class="waiter">`) != 16 || !strings.Contains(text, "Waiters of this host: 20, in the order in which they get the lock.") {
 		t.Errorf("while 20 wait: %s", text)
 	}
 	if _, err := holder.ForceRelease(ctx, "invoice"); err != nil {
 		t.Fatal(err)
 	}
 	<-held.Done()
+	if text := s.checkPage("/"); !strings.Contains(text, `<a href="lock?name=invoice#queue">`) {
+		t.Errorf("the status page has no link to the queue: %s", text)
+	}
 	for _, path := range []string{"/lock?name=invoice", "/"} {
 		text := s.checkPage(path)
 		if !strings.Contains(text, "forced: a client ended it by force; held for ") || strings.Contains(text, `name=other">other</a></td>`) {
@@ -579,28 +582,80 @@ func TestPageOfALockShowsHolderWaitersAndHistory(t *testing.T) {
 	}
 }
 
-// What needs attention is above the table of locks, which can be long.
-func TestLossesAndEventsAreAboveTheTable(t *testing.T) {
+// What is wrong comes first, in one sentence. After it come the locks, those with waiters first, and the events.
+func TestPageBeginsWithTheVerdictTheLocksAndTheEvents(t *testing.T) {
 	s := start(t, nil)
 	s.ready()
 	c := s.client()
-	if _, text := s.get("/"); !strings.Contains(text, "None since the start of the daemon.") || strings.Contains(text, `class="verdict bad"`) {
+	if _, text := s.get("/"); !strings.Contains(text, `<p class="verdict" role="status">Clients can lock.</p>`) || !strings.Contains(text, "None since the start of the daemon.") {
 		t.Errorf("without a loss: %s", text)
 	}
-	l, err := c.Lock(t.Context(), "invoice")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.ForceRelease(t.Context(), "invoice"); err != nil {
-		t.Fatal(err)
-	}
-	<-l.Done()
-	_, text := s.get("/")
-	table := strings.Index(text, `id="lock-table"`)
-	for _, part := range []string{`<p class="verdict bad" role="status">Locks lost in the last 10 minutes: 1 forced.</p>`, `id="loss-table"`, `id="event-table"`, `<a href="lock?name=invoice">invoice</a></td>`} {
-		if at := strings.Index(text, part); at < 0 || at > table {
-			t.Errorf("%s is at %d, the table of locks at %d: %s", part, at, table, text)
+	for _, name := range []string{"a-lost", "b-held", "c-waited"} {
+		l, err := c.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
 		}
+		if name == "a-lost" {
+			if _, err := c.ForceRelease(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+			<-l.Done()
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	other := s.client()
+	waiting.Go(func() { _, _ = other.Lock(ctx, "c-waited") })
+	var text string
+	s.await(func() bool {
+		_, text = s.get("/")
+		return strings.Contains(text, `<tr class="waiter">`)
+	})
+	last := 0
+	for _, part := range []string{
+		`<p class="verdict bad" role="status">Not well: clients can lock, but locks were lost in the last 10 minutes (1 forced).</p>`,
+		`id="lock-table"`, `<a href="lock?name=c-waited">c-waited</a></th>`, `<a href="lock?name=b-held">b-held</a></th>`,
+		`id="event-table"`, `<a href="lock?name=a-lost">a-lost</a></td>`, "<svg", `id="loss-table"`,
+	} {
+		at := strings.Index(text, part)
+		if at < last {
+			t.Fatalf("%s is at %d, and what is before it at %d: %s", part, at, last, text)
+		}
+		last = at
+	}
+	if _, head, _ := strings.Cut(text, "<main>"); !strings.HasPrefix(strings.TrimSpace(head), `<p class="verdict`) {
+		t.Errorf("the page does not begin with the verdict: %s", text)
+	}
+}
+
+// One outage ends many holds. They are one row, and leave room for what else happened.
+func TestPageFoldsRepeatedEvents(t *testing.T) {
+	s := start(t, nil)
+	c := s.client()
+	for i := range 30 {
+		name := fmt.Sprintf("job-%d", i%15)
+		l, err := c.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.ForceRelease(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Done()
+	}
+	_, text := s.get("/")
+	_, table, _ := strings.Cut(text, `id="event-table"`)
+	table, _, _ = strings.Cut(table, "</table>")
+	if n := strings.Count(table, `<tr class="lost">`); n != 1 {
+		t.Errorf("%d rows of losses: %s", n, table)
+	}
+	if want := `data-label="Times">30</td><td class="cmd" data-label="Lock"><a href="lock?name=job-14">job-14</a> and 14 more</td>`; !strings.Contains(table, want) {
+		t.Errorf("there is no %s: %s", want, table)
+	}
+	if _, text := s.get("/lock?name=job-14"); strings.Count(text, `<tr class="lost">`) != 2 {
+		t.Errorf("the page of a lock does not have each event: %s", text)
 	}
 }
 
@@ -656,7 +711,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 		row, _, _ = strings.Cut(row, "</tr>")
 		return strings.Contains(row, "held elsewhere: foreign:1")
 	})
-	if !strings.HasPrefix(row, "<td>remote</td>") || !strings.Contains(row, `<td class="number">no expiry</td>`) {
+	if !strings.HasPrefix(row, `<td data-label="State">remote</td>`) || !strings.Contains(row, `data-label="Left">no expiry</td>`) {
 		t.Errorf("the row of the lock has %s", row)
 	}
 	cancel()

@@ -41,6 +41,12 @@ const (
 	// refreshSeconds is how often a browser loads the page again.
 	refreshSeconds = 5
 	noRefresh      = 0
+
+	// shownWaiters is how many waiters of a lock are on the status page. The page of the lock has its queue.
+	shownWaiters = 3
+
+	// recentLosses is for how long a loss is part of the verdict.
+	recentLosses = 10 * time.Minute
 )
 
 // page is what page.html shows. Texts that processes chose are printable.
@@ -49,14 +55,13 @@ type page struct {
 	Refresh           int // seconds, or noRefresh
 
 	IsWell   bool
-	Verdict  string
-	Alarms   []string // what needs attention although clients can lock
-	Facts    []fact
+	Verdict  string // one sentence
+	Locks    []lockRow
+	MoreText string // that the table of locks does not have all; "": it has
 	Events   events
 	Charts   []chart
-	Locks    []lockRow
-	MoreText string    // that the table of locks does not have all; "": it has
 	Losses   []lossRow // of the reasons that there were
+	Facts    []fact
 	Hosts    []hostRow
 }
 
@@ -76,8 +81,8 @@ type lockRow struct {
 type waiterRow struct{ PID, User, Waited, Cmd string }
 
 type lossRow struct {
-	Reason, Meaning string
-	Recent, Total   uint64
+	Reason, Meaning     string
+	Recent, Hour, Total uint64 // Recent: of recentLosses
 }
 
 type hostRow struct {
@@ -154,28 +159,33 @@ func (m *Monitor) page(ctx context.Context) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	recent, eventsAt, err := m.sidecar.Events(ctx, maxRecent, isNotable)
+	recent, eventsAt, err := m.sidecar.Events(ctx, maxFolded, isNotable)
 	if err != nil {
 		return nil, err
 	}
 	samples := m.history.until(sampleOf(s))
-	p := &page{Version: m.build.Version, At: time.Now().Format("2006-01-02 15:04:05 MST"), IsWell: true, Verdict: "Clients can lock."}
+	p := &page{Version: m.build.Version, At: time.Now().Format("2006-01-02 15:04:05 MST")}
 	p.Host = display.Printable(m.sidecar.Config().HostName)
-	if why, _ := m.sidecar.Trouble(); why != "" {
-		p.IsWell, p.Verdict = false, why
-	} else if s.Redis != "ok" {
-		p.IsWell, p.Verdict = false, s.Redis
-	}
 	p.Facts = facts(s, m.sidecar)
 	p.Charts = charts(samples)
 	p.Locks, p.Hosts = lockRows(s.Now, rows), hostRows(p.Host, s.Holds, rows)
+	for i := range p.Locks {
+		l := &p.Locks[i]
+		l.Waiters = l.Waiters[:min(len(l.Waiters), shownWaiters)]
+		l.MoreWaiters = l.Waiting - len(l.Waiters)
+	}
 	if more := s.Locks - len(p.Locks); more > 0 && len(p.Locks) > 0 {
 		p.MoreText = fmt.Sprintf("%d more, with fewer waiters and younger holds; \"locksidecar ls\" has them all", more)
 	}
 	p.Losses = lossRows(samples, s.StartedAt)
-	p.Alarms = alarms(s, p.Losses)
-	p.Events = newEvents(recent, eventsAt, true)
-	p.Events.Caption = "Losses, crashes, forced releases, deadlocks, restarts and outages of Redis, newest first. The page of a lock has its grants and releases, too."
+	why, _ := m.sidecar.Trouble()
+	if why == "" && s.Redis != "ok" {
+		why = s.Redis
+	}
+	p.IsWell, p.Verdict = verdict(why, alarms(p.Losses, s.Survey.RenewalsLate))
+	p.Events = newEvents(fold(recent), eventsAt, true)
+	p.Events.Rows = p.Events.Rows[:min(len(p.Events.Rows), maxRecent)]
+	p.Events.Caption = "All but grants and releases, newest first. Those of one kind, command and reason are one row, with the text of the newest."
 	return p, nil
 }
 
@@ -264,37 +274,47 @@ func hostRows(self string, holds int, rows []protocol.LockRow) []hostRow {
 	return hosts
 }
 
-// lossRows returns the losses of a daemon that has served since startedAt. The first sample is no
-// older than a window, and has the losses before it.
+// lossRows returns the losses of a daemon that was started at startedAt, up to the last sample.
 func lossRows(samples []sample, startedAt int64) []lossRow {
-	first, last := samples[0], &samples[len(samples)-1]
-	if last.at-startedAt <= int64((maxSamples-1)*sampleInterval) {
-		first.losses = [locktable.LossReasons]uint64{} // all losses are of the window
-	}
+	recent, hour := lossesWithin(recentLosses, samples, startedAt), lossesWithin(historyWindow, samples, startedAt)
 	var rows []lossRow
-	for i := range locktable.LossReasons {
-		if last.losses[i] == 0 {
+	for i, total := range samples[len(samples)-1].losses {
+		if total == 0 {
 			continue
 		}
 		reason := locktable.LossReason(i)
-		rows = append(rows, lossRow{string(reason), display.Reason(reason), last.losses[i] - first.losses[i], last.losses[i]})
+		rows = append(rows, lossRow{string(reason), display.Reason(reason), recent[i], hour[i], total})
 	}
 	return rows
 }
 
-// alarms returns what an operator must see first.
-func alarms(s *sidecar.Stats, losses []lossRow) []string {
-	var texts, lost []string
+// alarms returns what an operator must see first although clients can lock, as clauses.
+func alarms(losses []lossRow, late int) []string {
+	var clauses, lost []string
 	for _, l := range losses {
 		if l.Recent > 0 {
 			lost = append(lost, fmt.Sprintf("%d %s", l.Recent, l.Reason))
 		}
 	}
 	if len(lost) > 0 {
-		texts = append(texts, "Locks lost in the last 10 minutes: "+strings.Join(lost, ", ")+".")
+		clauses = append(clauses, fmt.Sprintf("locks were lost in the last %d minutes (%s)", recentLosses/time.Minute, strings.Join(lost, ", ")))
 	}
-	if n := s.Survey.RenewalsLate; n > 0 {
-		texts = append(texts, fmt.Sprintf("Renewals that are late: %d. Their locks are lost at their deadlines if no renewal comes.", n))
+	if late > 0 {
+		clauses = append(clauses, fmt.Sprintf("renewals are late (%d), and their locks are lost at their deadlines without them", late))
 	}
-	return texts
+	return clauses
+}
+
+// verdict says in one sentence whether all is well. why is the reason why clients cannot lock, or why a
+// restart would lose their locks; "": there is none.
+func verdict(why string, alarms []string) (isWell bool, sentence string) {
+	if why == "" && len(alarms) == 0 {
+		return true, "Clients can lock."
+	}
+	begin := "Not well: " + strings.TrimSuffix(why, ".")
+	if why == "" {
+		begin = "Not well: clients can lock, but " + alarms[0]
+		alarms = alarms[1:]
+	}
+	return false, strings.Join(append([]string{begin}, alarms...), "; ") + "."
 }

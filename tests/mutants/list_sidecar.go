@@ -339,9 +339,9 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "losses before the first sample are recent if the daemon is new",
-		file: "sidecar/monitor/page.go",
-		old:  "	if last.at-startedAt <= int64(",
-		new:  "	if last.at < int64(",
+		file: "sidecar/monitor/history.go",
+		old:  "	if startedAt < since {",
+		new:  "	if since > 0 {",
 		by:   test("sidecar/monitor", "TestRecentLossesAreThoseOfTheWindow"),
 	},
 	{

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"image/png"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/accessibility"
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
@@ -23,6 +25,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -100,6 +103,24 @@ func get[T any](b *browser, find chromedp.Action[T]) T {
 func eval[T any](b *browser, expression string) T {
 	b.Helper()
 	return get(b, chromedp.Evaluate[T](expression))
+}
+
+// countRole returns how many nodes of the accessibility tree have a role.
+func (b *browser) countRole(role string) int {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.tab, actionTimeout)
+	defer cancel()
+	tree, err := chromedp.Call(ctx, accessibility.GetFullAXTree, accessibility.GetFullAXTreeParams{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := 0
+	for _, node := range tree.Nodes {
+		if node.Role != nil && string(node.Role.Value) == strconv.Quote(role) {
+			n++
+		}
+	}
+	return n
 }
 
 func (b *browser) note(event any) {
@@ -255,14 +276,14 @@ func TestPageShowsWhatLsPrints(t *testing.T) {
 	}
 	// What needs attention needs no scrolling on a usual screen.
 	b.do(chromedp.EmulateViewport(1280, 800))
-	for _, part := range []string{".verdict.bad", "#loss-table", "#event-table tbody tr"} {
+	for _, part := range []string{".verdict.bad", "#lock-table", "#event-table tbody tr"} {
 		if bottom := eval[float64](b, `document.querySelector("`+part+`").getBoundingClientRect().bottom`); bottom > 800 {
 			t.Errorf("%s ends %v pixels below the top", part, bottom)
 		}
 	}
 	verdict := eval[string](b, `document.querySelector(".verdict").innerText`)
-	picture := eval[string](b, `document.querySelector("svg").getAttribute("aria-label")`)
-	if verdict != "Clients can lock." || !strings.Contains(picture, "now 3, at most 3") {
+	picture := eval[string](b, `document.querySelector("svg[aria-label^=Waiters]").getAttribute("aria-label")`)
+	if verdict != "Not well: clients can lock, but locks were lost in the last 10 minutes (1 forced)." || !strings.Contains(picture, "now 3, at most 3") {
 		t.Errorf("%q, %q", verdict, picture)
 	}
 	if n := eval[int](b, `document.scripts.length + document.images.length`); n != 0 {
@@ -343,19 +364,12 @@ func TestPageOfALockIsFoundByALink(t *testing.T) {
 		t.Errorf("the page is of %q", title)
 	}
 	text := eval[string](b, `document.querySelector("main").innerText`)
-	harness.CheckContains(t, text, "A process of this host holds it.", "the daemon renews it", "In the order in which they get the lock.", "forced: a client ended it by force")
-	if n := len(b.rows("waiter-table")); n != 1 {
-		t.Errorf("%d waiters", n)
-	}
+	harness.CheckContains(t, text, "A process of this host holds it.", "the daemon renews it", "Waiters of this host: 1, in the order in which they get the lock.", "forced: a client ended it by force")
 	if n := eval[int](b, `document.scripts.length + document.images.length`); n != 0 {
 		t.Errorf("the page has %d scripts and images", n)
 	}
 	if back := eval[string](b, `document.querySelector("header a").href`); back != url {
 		t.Errorf("the page leads back to %q", back)
-	}
-	b.do(chromedp.EmulateViewport(360, 800))
-	if width := eval[int](b, `document.documentElement.scrollWidth`); width > 360 {
-		t.Errorf("the page is %d pixels wide on a screen of 360", width)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -373,7 +387,7 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 	}
 	b.do(chromedp.Navigate(url + "?refresh=no"))
 	var reached []string
-	for range 8 {
+	for range 14 {
 		b.do(chromedp.KeyEvent(kb.Tab))
 		name := eval[string](b, `document.activeElement.getAttribute("aria-labelledby") || document.activeElement.textContent`)
 		if width := eval[float64](b, `parseFloat(getComputedStyle(document.activeElement).outlineWidth)`); width < 2 {
@@ -381,7 +395,7 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 		}
 		reached = append(reached, name)
 	}
-	if want := []string{"Load again each 5 s", "events", "locks", "invoice:42", "hosts", "Metrics", "live", "ready"}; !slices.Equal(reached, want) {
+	if want := []string{"Load again each 5 s", "Locks", "Events", "Last hour", "Lost locks", "Now", "Hosts", "locks", "invoice:42", "events", "hosts", "Metrics", "live", "ready"}; !slices.Equal(reached, want) {
 		t.Errorf("the Tab key reaches %q, want %q", reached, want)
 	}
 	// Enter follows a link: the page then loads itself again, and can be told to stop that.
@@ -394,27 +408,107 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 	}
 }
 
-// On a narrow screen, tables scroll and the page does not; and it follows a dark setting.
-func TestPageFitsASmallDarkScreen(t *testing.T) {
+// The page of a lock draws what has it, and after it those that wait, in order.
+func TestPageOfALockDrawsItsQueue(t *testing.T) {
 	b := startBrowser(t)
 	d, url := startDaemon(t)
-	if _, err := harness.Dial(t, d).Lock(t.Context(), strings.Repeat("a-long-name:", 20)); err != nil {
-		t.Fatal(err)
+	const name = "invoice:42"
+	holder := harness.StartRun(t, d, name, "echo held; cat")
+	holder.AwaitOutput("held")
+	var waiters []*harness.RunProcess
+	for n := range 5 {
+		waiters = append(waiters, harness.StartRun(t, d, name, "cat"))
+		harness.Eventually(t, "the client waits", func() bool { return harness.Waiters(t, d, name) == n+1 })
 	}
-	b.do(chromedp.EmulateViewport(360, 800))
+	for _, width := range []int64{1280, 390} {
+		b.do(chromedp.EmulateViewport(width, 800), chromedp.Navigate(url+"lock?refresh=no&name="+name))
+		saveScreenshot(t, "queue-"+strconv.FormatInt(width, 10)+".png", get(b, chromedp.FullScreenshot(100)))
+		texts := eval[[]string](b, `[...document.querySelectorAll(".queue li")].map(e => e.innerText)`)
+		if len(texts) != 1+len(waiters) {
+			t.Fatalf("the queue has the places %q", texts)
+		}
+		for i, text := range texts {
+			label, r := "has it", holder
+			if i > 0 {
+				label, r = strconv.Itoa(i), waiters[i-1]
+			}
+			if !strings.HasPrefix(text, label+" pid "+strconv.Itoa(r.PID())+" of ") || !strings.Contains(text, "locksidecar run -- sh -c") {
+				t.Errorf("place %d is %q, want %q and pid %d", i, text, label, r.PID())
+			}
+		}
+		// One place is drawn after the other, as a text is read.
+		boxes := eval[[][4]float64](b, `[...document.querySelectorAll(".queue li")].map(e => e.getBoundingClientRect()).map(r => [r.left, r.top, r.right, r.bottom])`)
+		for i := 1; i < len(boxes); i++ {
+			if before, box := boxes[i-1], boxes[i]; box[0] < before[2] && box[1] < before[3] { // neither right of it nor below it
+				t.Errorf("%d pixels wide: place %d is drawn at %v, and the one before at %v", width, i, box, before)
+			}
+		}
+		if left := eval[float64](b, `Math.min(...[...document.querySelectorAll(".queue li + li")].map(e => e.getBoundingClientRect().left + parseFloat(getComputedStyle(e, "::before").left)))`); left < 0 {
+			t.Errorf("an arrow begins %v pixels left of the window", -left)
+		}
+		if border := eval[[]string](b, `[...document.querySelectorAll(".queue li")].map(e => getComputedStyle(e).borderTopWidth)`); border[0] == border[1] {
+			t.Errorf("the holder is drawn like a waiter: %q", border)
+		}
+	}
+}
+
+// Below 40 rem the cells of a row are stacked. Nothing is wider than the window, however long names and commands are.
+func TestNothingIsWiderThanANarrowWindow(t *testing.T) {
+	b := startBrowser(t)
+	d, url := startDaemon(t)
+	long := strings.Repeat("n", protocol.MaxName)
+	script := "echo held; cat # " + strings.Repeat("c", 2*protocol.MaxCmd)
+	lost := harness.StartRun(t, d, long, script)
+	lost.AwaitOutput("held")
+	if out := d.Run("force-release", long); out.Code != 0 {
+		t.Fatal(out.Stderr)
+	}
+	harness.StartRun(t, d, long, script).AwaitOutput("held")
+	for n := range 5 {
+		harness.StartRun(t, d, long, script)
+		harness.Eventually(t, "the client waits", func() bool { return harness.Waiters(t, d, long) == n+1 })
+	}
 	if _, err := chromedp.Call(b.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	b.do(chromedp.Navigate(url + "?refresh=no"))
-	width := eval[int](b, `document.documentElement.scrollWidth`)
-	color := eval[string](b, `getComputedStyle(document.body).backgroundColor`)
-	saveScreenshot(t, "small-dark.png", get(b, chromedp.FullScreenshot(100)))
-	if width > 360 {
-		t.Errorf("the page is %d pixels wide on a screen of 360", width)
+	const (
+		wide    = `[...document.querySelectorAll("body *")].filter(e => !e.closest("thead") && e.getBoundingClientRect().right > innerWidth + 1 || e.matches(".wide") && e.scrollWidth > e.clientWidth).map(e => e.outerHTML.slice(0, 200))`
+		stacked = `[...document.querySelectorAll("tbody tr")].map(r => [...r.cells].filter(c => c.offsetHeight).map(c => c.getBoundingClientRect())).every(cells => cells.every((c, i) => i == 0 || c.top >= cells[i-1].bottom - 1))`
+	)
+	for name, path := range map[string]string{"page": "?refresh=no", "lock": "lock?refresh=no&name=" + long} {
+		for _, width := range []int64{320, 390, 640} {
+			b.do(chromedp.EmulateViewport(width, 844), chromedp.Navigate(url+path))
+			saveScreenshot(t, fmt.Sprintf("dark-%s-%d.png", name, width), get(b, chromedp.FullScreenshot(100)))
+			if sizes := eval[[]int](b, `[document.documentElement.scrollWidth, innerWidth]`); sizes[0] > sizes[1] || sizes[1] != int(width) {
+				t.Errorf("%s: the page is %d pixels wide in a window of %d", name, sizes[0], sizes[1])
+			}
+			if is := eval[[]string](b, wide); len(is) > 0 {
+				t.Errorf("%s: wider than a window of %d pixels: %q", name, width, is)
+			}
+			if !eval[bool](b, stacked) {
+				t.Errorf("%s: the cells of a row are not below each other in a window of %d pixels", name, width)
+			}
+			if is := eval[[]string](b, `[...document.querySelectorAll("td[data-label]")].filter(c => c.offsetHeight && (c.offsetHeight < parseFloat(getComputedStyle(c, "::before").height) || parseFloat(getComputedStyle(c).paddingLeft) < parseFloat(getComputedStyle(c, "::before").width))).map(c => c.dataset.label)`); len(is) > 0 {
+				t.Errorf("%s: labels that are drawn over another text in a window of %d pixels: %q", name, width, is)
+			}
+			// A screen reader still finds tables with rows and cells.
+			for _, role := range []string{"table", "row", "cell"} {
+				if n := b.countRole(role); name == "page" && n < 4 {
+					t.Errorf("%d nodes have the role %s in a window of %d pixels", n, role, width)
+				}
+			}
+			if bottom := eval[float64](b, `document.querySelector(".verdict").getBoundingClientRect().bottom`); name == "page" && bottom > 844/2 {
+				t.Errorf("the verdict ends %v pixels below the top", bottom)
+			}
+		}
+		b.do(chromedp.EmulateViewport(641, 844))
+		if eval[bool](b, stacked) {
+			t.Errorf("%s: rows are stacked in a window of 641 pixels", name)
+		}
 	}
-	if color != "rgb(13, 17, 23)" {
+	if color := eval[string](b, `getComputedStyle(document.body).backgroundColor`); color != "rgb(13, 17, 23)" {
 		t.Errorf("the background of the dark page is %s", color)
 	}
 }

@@ -1,0 +1,97 @@
+package monitor
+
+import (
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+func TestVerdictIsOneSentence(t *testing.T) {
+	lost := []lossRow{{Reason: "expired", Recent: 2, Hour: 2, Total: 2}, {Reason: "stolen", Hour: 4, Total: 9}, {Reason: "forced", Recent: 1, Hour: 1, Total: 1}}
+	for _, tt := range []struct {
+		why    string
+		losses []lossRow
+		late   int
+		want   string
+	}{
+		{"", nil, 0, "Clients can lock."},
+		{"", lost[1:2], 0, "Clients can lock."},
+		{"", lost, 0, "Not well: clients can lock, but locks were lost in the last 10 minutes (2 expired, 1 forced)."},
+		{"", nil, 3, "Not well: clients can lock, but renewals are late (3), and their locks are lost at their deadlines without them."},
+		{"Redis is away", nil, 0, "Not well: Redis is away."},
+		{"Redis is away.", lost, 1, "Not well: Redis is away; locks were lost in the last 10 minutes (2 expired, 1 forced); renewals are late (1), and their locks are lost at their deadlines without them."},
+	} {
+		isWell, got := verdict(tt.why, alarms(tt.losses, tt.late))
+		if got != tt.want || isWell != (tt.want == "Clients can lock.") {
+			t.Errorf("%v, %q, want %q", isWell, got, tt.want)
+		}
+	}
+}
+
+// Events are one row if an operator would read the same twice: numbers of processes and ports differ.
+// Events that differ in kind, command, user or reason are rows of their own.
+func TestEventsThatDifferInNumbersAloneAreFolded(t *testing.T) {
+	lost := protocol.EventRow{Kind: protocol.EventLost, Name: "a", Cmd: "job", UID: 7, PID: 10, Reason: protocol.Expired}
+	differ := func(change func(*protocol.EventRow)) protocol.EventRow {
+		r := lost
+		change(&r)
+		return r
+	}
+	rows := []protocol.EventRow{
+		differ(func(r *protocol.EventRow) { r.AtNS, r.PID, r.Token, r.HeldMS = 9, 11, 5, 300 }),
+		differ(func(r *protocol.EventRow) { r.AtNS, r.Reason = 8, protocol.Stolen }),
+		{AtNS: 7, Kind: protocol.EventRedisDown, Msg: "read tcp 127.0.0.1:40112: it was reset"},
+		differ(func(r *protocol.EventRow) { r.AtNS, r.UID = 6, 8 }),
+		differ(func(r *protocol.EventRow) { r.AtNS, r.Name = 5, "b" }),
+		{AtNS: 4, Kind: protocol.EventRedisDown, Msg: "read tcp 127.0.0.1:3955: it was reset"},
+		{AtNS: 3, Kind: protocol.EventRedisDown, Msg: "the password is wrong"},
+		{AtNS: 2, Kind: protocol.EventDeadlock, Cmd: "job", Count: 40, Msg: "pid 4 waits for pid 5"},
+		{AtNS: 1, Kind: protocol.EventDeadlock, Cmd: "job", Msg: "pid 6 waits for pid 7"},
+	}
+	want := []struct {
+		at, first int64
+		times     uint64
+		names     int
+	}{{9, 5, 2, 2}, {8, 8, 1, 1}, {7, 4, 2, 1}, {6, 6, 1, 1}, {3, 3, 1, 1}, {2, 1, 41, 1}}
+	got := fold(rows)
+	if len(got) != len(want) {
+		t.Fatalf("%d rows, want %d: %+v", len(got), len(want), got)
+	}
+	for i, w := range want {
+		if f := &got[i]; f.AtNS != w.at || f.firstNS != w.first || f.times != w.times || len(f.names) != w.names {
+			t.Errorf("row %d is %+v, want %+v", i, f, w)
+		}
+	}
+	if got[5].Count != 0 {
+		t.Error("the text of a row has the count of its newest event, too")
+	}
+	if all := each(rows); len(all) != len(rows) || all[7].Count != 40 {
+		t.Errorf("%+v", all)
+	}
+}
+
+// The picture of a queue has what has the lock, and after it the waiters in order.
+func TestQueueBeginsWithWhatHasTheLock(t *testing.T) {
+	waiters := []waiterRow{{"8", "app", "2.0s", "w1"}, {"9", "app", "1.0s", "w2"}}
+	for _, tt := range []struct {
+		lock lockRow
+		want place
+	}{
+		{lockRow{State: protocol.StateHeld, PID: "7", User: "root", For: "3.0s", Cmd: "sh"}, place{Label: "has it", Who: "pid 7 of root, for 3.0s", Cmd: "sh"}},
+		{lockRow{State: "absent", PID: "7", User: "root", For: "3.0s", Cmd: "sh"}, place{Label: "has it", Who: "pid 7 of root, for 3.0s", Cmd: "sh"}},
+		{lockRow{State: protocol.StateRemote, Cmd: "held on host db-7: u:1"}, place{Label: "has it", Who: "held on host db-7: u:1"}},
+		{lockRow{State: "kept", User: "root"}, place{Label: "kept"}},
+		{lockRow{State: protocol.StateFree}, place{Label: "free"}},
+	} {
+		tt.lock.Waiters, tt.lock.Waiting = waiters, 2
+		places := queue(&tt.lock)
+		if len(places) != 3 || places[0] != tt.want {
+			t.Fatalf("%+v, want first %+v", places, tt.want)
+		}
+		for i, want := range []place{{"1", "pid 8 of app, waits for 2.0s", "w1", true}, {"2", "pid 9 of app, waits for 1.0s", "w2", true}} {
+			if places[i+1] != want {
+				t.Errorf("%+v, want %+v", places[i+1], want)
+			}
+		}
+	}
+}
