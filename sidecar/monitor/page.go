@@ -292,7 +292,8 @@ func lossRows(samples []sample, startedAt int64) []lossRow {
 func alarms(losses []lossRow, late int) []string {
 	var clauses, lost []string
 	for _, l := range losses {
-		if l.Recent > 0 {
+		isMeant := l.Reason == string(protocol.ByForce) || l.Reason == string(protocol.MaxHold) // a person, or a program, wanted it
+		if l.Recent > 0 && !isMeant {
 			lost = append(lost, fmt.Sprintf("%d %s", l.Recent, l.Reason))
 		}
 	}

@@ -16,10 +16,11 @@ func TestVerdictIsOneSentence(t *testing.T) {
 	}{
 		{"", nil, 0, "Clients can lock."},
 		{"", lost[1:2], 0, "Clients can lock."},
-		{"", lost, 0, "Not well: clients can lock, but locks were lost in the last 10 minutes (2 expired, 1 forced)."},
+		{"", lost, 0, "Not well: clients can lock, but locks were lost in the last 10 minutes (2 expired)."},
+		{"", lost[2:], 0, "Clients can lock."},
 		{"", nil, 3, "Not well: clients can lock, but renewals are late (3), and their locks are lost at their deadlines without them."},
 		{"Redis is away", nil, 0, "Not well: Redis is away."},
-		{"Redis is away.", lost, 1, "Not well: Redis is away; locks were lost in the last 10 minutes (2 expired, 1 forced); renewals are late (1), and their locks are lost at their deadlines without them."},
+		{"Redis is away.", lost, 1, "Not well: Redis is away; locks were lost in the last 10 minutes (2 expired); renewals are late (1), and their locks are lost at their deadlines without them."},
 	} {
 		isWell, got := verdict(tt.why, alarms(tt.losses, tt.late))
 		if got != tt.want || isWell != (tt.want == "Clients can lock.") {
