@@ -86,6 +86,7 @@ func (t *test) run() error {
 		{"enable", t.enable},
 		{"LoadCredential", t.loadCredential},
 		{"users", t.users},
+		{"fields of the journal", t.journalFields},
 		{"restart", t.restart},
 		{"kill", t.kill},
 		{"runbooks", t.runRunbooks},
@@ -354,6 +355,31 @@ func (t *test) users() (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("a member of the group locks; another user: %q", refused), nil
+}
+
+// journalFields checks that the journal finds what the daemon logs about a lock by the field of its name.
+func (t *test) journalFields() (string, error) {
+	const name = "journal:42"
+	if _, err := run(binary, "run", name, "--", binary, "force-release", name); err == nil {
+		return "", errors.New("a job whose lock was forced free has ended with exit code 0")
+	}
+	if err := runAll("journalctl --sync"); err != nil {
+		return "", err
+	}
+	log, err := run("journalctl", "--no-pager", "--output=cat", "--unit="+service, "LOCKSIDECAR_LOCK="+name, "LOCKSIDECAR_CLIENT_UID=0")
+	if err != nil {
+		return "", err
+	}
+	lines := strings.Split(log, "\n")
+	for _, line := range lines {
+		if !strings.Contains(line, " lock="+name+" ") {
+			return "", fmt.Errorf("the journal has a line of another lock: %s", log)
+		}
+	}
+	if !strings.Contains(log, "client forced the release of a lock") {
+		return "", fmt.Errorf("the journal does not find the forced release: %s", log)
+	}
+	return fmt.Sprintf("%d lines about one lock", len(lines)), nil
 }
 
 func (t *test) restart() (string, error) {
