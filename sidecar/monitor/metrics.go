@@ -92,14 +92,14 @@ var (
 	trouble            = describe("trouble", "Whether clients cannot connect, or a restart of the daemon would lose all holds, by kind.", "kind")
 	stateUnstoredLocks = describe("state_unstored_locks", "Locks that the state file has no room for. While it is not 0, a restart of the daemon loses all holds.")
 
-	namedHolds        = describe("named_holds", "As holds, for names that match a pattern of metrics_names.", "names")
-	namedWaiters      = describe("named_waiters", "As waiters, for names that match a pattern of metrics_names.", "names")
-	namedWaiterOldest = describe("named_waiter_oldest_seconds", "As waiter_oldest_seconds, for names that match a pattern of metrics_names.", "names")
-	namedHoldOldest   = describe("named_hold_oldest_seconds", "As hold_oldest_seconds, for names that match a pattern of metrics_names.", "names")
-	namedAcquires     = describe("named_acquires_total", "As acquires_total, for names that match a pattern of metrics_names.", "names", "result")
-	namedAcquireWait  = describe("named_acquire_wait_seconds", "As acquire_wait_seconds, for names that match a pattern of metrics_names.", "names")
-	namedHoldSeconds  = describe("named_hold_seconds", "As hold_seconds, for names that match a pattern of metrics_names.", "names")
-	namedLosses       = describe("named_losses_total", "As losses_total, for names that match a pattern of metrics_names.", "names", "reason")
+	namedHolds        = describe("named_holds", "As holds, by pattern of metrics_names.", "names")
+	namedWaiters      = describe("named_waiters", "As waiters, by pattern of metrics_names.", "names")
+	namedWaiterOldest = describe("named_waiter_oldest_seconds", "As waiter_oldest_seconds, by pattern of metrics_names.", "names")
+	namedHoldOldest   = describe("named_hold_oldest_seconds", "As hold_oldest_seconds, by pattern of metrics_names.", "names")
+	namedAcquires     = describe("named_acquires_total", "As acquires_total, by pattern of metrics_names.", "names", "result")
+	namedAcquireWait  = describe("named_acquire_wait_seconds", "As acquire_wait_seconds, by pattern of metrics_names.", "names")
+	namedHoldSeconds  = describe("named_hold_seconds", "As hold_seconds, by pattern of metrics_names.", "names")
+	namedLosses       = describe("named_losses_total", "As losses_total, by pattern of metrics_names.", "names", "reason")
 )
 
 var descriptions = []*prometheus.Desc{

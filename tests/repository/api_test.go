@@ -18,7 +18,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-var update = flag.Bool("update", false, "write the public names of the SDKs into their lists, and docs/tests.md")
+var update = flag.Bool("update", false, "write the public names of the SDKs into their lists, and the pages that are generated")
 
 // Users compile and run against these names. A list has each of them, so a review sees what a
 // commit adds. What a commit removes or changes stays in the list, behind a minus, until the next

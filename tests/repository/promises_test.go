@@ -54,13 +54,18 @@ func TestEachPromiseNamesItsTests(t *testing.T) {
 			t.Errorf("docs/guarantees.md promises %q, and no test has the comment that it shows it", p.words)
 		}
 	}
-	path, index := filepath.Join(root, "docs", "tests.md"), indexOf(pages)
+	generated(t, filepath.Join(root, "docs", "tests.md"), indexOf(pages))
+}
+
+// generated compares a page with the text that it should have, or writes it with -update.
+func generated(t *testing.T, path, text string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, []byte(index), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-	} else if read(t, path) != index {
-		t.Error("docs/tests.md is not what the comments at the tests say: go test ./tests/repository -run TestEachPromiseNamesItsTests -update")
+	} else if read(t, path) != text {
+		t.Errorf("%s is not up to date: go test ./tests/repository -run %s -update", path, t.Name())
 	}
 }
 
