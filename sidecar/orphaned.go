@@ -27,7 +27,7 @@ func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK,
 	if why := store.Reserved(s.cfg.KeyPrefix, name); why != "" {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: why + "; no client can hold it"}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), whoTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.atLeastAskWithin(whoTimeout))
 	defer cancel()
 	key, err := s.readKey(ctx, name)
 	if err != nil {
@@ -47,16 +47,17 @@ func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK,
 		err     error
 	}
 	dropped := make(chan result, 1)
-	s.store.DropOrphaned(name, field, s.cfg.Lease, protocol.Now()+int64(orphanTimeout), func(outcome store.OrphanOutcome, passed bool, err error) {
+	within := s.atLeastAskWithin(orphanTimeout)
+	s.store.DropOrphaned(name, field, s.cfg.Lease, protocol.Now()+int64(within), func(outcome store.OrphanOutcome, passed bool, err error) {
 		dropped <- result{outcome, passed, err}
 	})
-	wait := time.NewTimer(orphanTimeout)
+	wait := time.NewTimer(within)
 	defer wait.Stop()
 	var r result
 	select {
 	case r = <-dropped:
 	case <-wait.C:
-		r.err = fmt.Errorf("Redis has not answered for %v", orphanTimeout)
+		r.err = fmt.Errorf("Redis has not answered for %v", within)
 	}
 	switch {
 	case r.err != nil:
@@ -111,7 +112,7 @@ func (s *Server) findLife(ctx context.Context, name, id string) *protocol.Err {
 	select {
 	case p = <-read:
 	case <-ctx.Done():
-		p.err = fmt.Errorf("Redis has not answered for %v", whoTimeout)
+		p.err = fmt.Errorf("Redis has not answered for %v", s.atLeastAskWithin(whoTimeout))
 	}
 	if p.err != nil {
 		return unchanged(p.err)

@@ -20,6 +20,11 @@ const (
 	whoAttempts = 2
 )
 
+// atLeastAskWithin returns a timeout, or the setting of it that is longer: for tests on a busy host.
+func (s *Server) atLeastAskWithin(timeout time.Duration) time.Duration {
+	return max(timeout, s.cfg.AskWithin)
+}
+
 // whoRequest is a who request with what is not the loop's.
 type whoRequest struct {
 	protocol.Who
@@ -45,7 +50,7 @@ func (s *Server) prepareWho(ctx context.Context, c *conn, m *protocol.Who) *whoR
 		return r
 	}
 	defer s.asker.end(c.peer.UID)
-	ctx, cancel := context.WithTimeout(ctx, whoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.atLeastAskWithin(whoTimeout))
 	defer cancel()
 	for range whoAttempts {
 		key, err := s.readKey(ctx, r.Name)
@@ -138,7 +143,7 @@ func (s *Server) findHolder(ctx context.Context, r *whoRequest, key *store.Key) 
 	case isNotReached:
 		r.found.Trouble = fmt.Sprintf("the daemon of %s is not connected to Redis: it has ended, or it hangs", host)
 	case errors.Is(outcome, errNoAnswer):
-		r.found.Trouble = fmt.Sprintf("the daemon of %s did not answer within %v: it hangs, its host is overloaded, or its setting other_hosts is none", host, whoTimeout)
+		r.found.Trouble = fmt.Sprintf("the daemon of %s did not answer within %v: it hangs, its host is overloaded, or its setting other_hosts is none", host, s.atLeastAskWithin(whoTimeout))
 	case errors.As(outcome, &refused):
 		r.found.Trouble = fmt.Sprintf("the daemon of %s did not say who holds it: %s", host, refused.Msg)
 	case outcome != nil:
@@ -185,7 +190,7 @@ func (s *Server) readKey(ctx context.Context, name string) (store.Key, error) {
 	case r := <-read:
 		return r.key, r.err
 	case <-ctx.Done():
-		return store.Key{}, fmt.Errorf("Redis has not answered for %v", whoTimeout)
+		return store.Key{}, fmt.Errorf("Redis has not answered for %v", s.atLeastAskWithin(whoTimeout))
 	}
 }
 
