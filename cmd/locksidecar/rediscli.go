@@ -246,7 +246,7 @@ func masterOf(ctx context.Context, s *redisurl.Sentinel, ca string) (_ string, e
 		if err == nil && len(at) == 2 {
 			return net.JoinHostPort(at[0], at[1]), nil
 		}
-		failed = errors.Join(failed, fmt.Errorf("Sentinel at %s: %w", address, cmp.Or(err, errors.New("it names no address"))))
+		failed = errors.Join(failed, fmt.Errorf("the Sentinel at %s: %w", address, cmp.Or(err, errors.New("it names no address"))))
 	}
 	return "", coded{exitUnavailable, fmt.Errorf("no Sentinel names the master %q; --node HOST:PORT connects to a server that you know\n%w", s.Master, failed)}
 }
