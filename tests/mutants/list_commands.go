@@ -259,4 +259,18 @@ var commandMutants = []mutant{
 		new: ``,
 		by:  test("cmd/locksidecar", "TestLossAfterTheCommandEndedKillsWhatItLeftBehind"),
 	},
+	{
+		rule: "no value makes another field of the journal",
+		file: "cmd/locksidecar/journal.go",
+		old:  "'\\n')\n\tb = binary.LittleEndian.AppendUint64(b, uint64(len(value)))\n",
+		new:  "'=')\n\t_ = binary.LittleEndian\n",
+		by:   test("cmd/locksidecar", "TestLinesInTheJournalHaveTheirAttributesAsFields"),
+	},
+	{
+		rule: "a line that the socket of the journal does not take is in the stream",
+		file: "cmd/locksidecar/journal.go",
+		old:  "	if _, err := w.stream.Write(line); err != nil {\n",
+		new:  "	if err := error(nil); err != nil {\n",
+		by:   test("cmd/locksidecar", "TestLineThatTheJournalDoesNotTakeIsInTheStream"),
+	},
 }
