@@ -556,7 +556,7 @@ func (m *topModel) caption() string {
 		}
 		return text
 	}
-	what, silence := "locks", ""
+	what, silence := display.Count(len(m.shown), "lock"), ""
 	if m.all {
 		var silent []string
 		for i := range m.cur.hosts {
@@ -564,12 +564,12 @@ func (m *topModel) caption() string {
 				silent = append(silent, m.cur.hosts[i].Host)
 			}
 		}
-		what = "locks of " + display.Count(len(m.cur.hosts)-len(silent), "host")
+		what += " of " + display.Count(len(m.cur.hosts)-len(silent), "host")
 		if len(silent) > 0 {
 			silence = "NO ANSWER from " + strings.Join(silent, ", ") + "; "
 		}
 	}
-	text := fmt.Sprintf("%s%d %s by %s", silence, len(m.shown), what, m.order.name)
+	text := fmt.Sprintf("%s%s by %s", silence, what, m.order.name)
 	if m.isReversed {
 		text += ", reversed"
 	}

@@ -91,7 +91,7 @@ func TestLsAllListsEveryHost(t *testing.T) {
 	}
 	harness.CheckContains(t, d1.Run("ls", "--all").Stdout, "HOST db-7: ", "HOST web-1: ", "job", "no locks")
 
-	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "1 locks of 2 hosts by waiters", "LOCK  HOST  WAITERS", "job   db-7  0")
+	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "1 lock of 2 hosts by waiters", "LOCK  HOST  WAITERS", "job   db-7        0  ")
 
 	d7.Kill()
 	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "NO ANSWER from db-7; 0 locks of 1 host by waiters")

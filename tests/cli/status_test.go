@@ -17,7 +17,7 @@ func TestStatusShowsWaiterHolderAndRestart(t *testing.T) {
 	waiter := harness.StartRun(t, d, "job", "echo ran")
 	harness.Eventually(t, "the second run waits", func() bool { return harness.Waiters(t, d, "job") == 1 })
 	table := d.Run("top", "--interval", "100ms")
-	harness.CheckContains(t, table.Stdout, "1 held, 1 waiting", "1 locks by waiters", "job", strconv.Itoa(holder.PID()))
+	harness.CheckContains(t, table.Stdout, "1 held, 1 waiting", "1 lock by waiters", "job", strconv.Itoa(holder.PID()))
 	d.Kill()
 	d.Start()
 	d.AwaitSocket()

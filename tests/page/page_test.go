@@ -274,16 +274,17 @@ func TestPageShowsWhatLsPrints(t *testing.T) {
 	if hosts := b.rows("host-table"); len(hosts) != 1 || hosts[0].cells[1] != "3" {
 		t.Errorf("hosts: %+v", hosts)
 	}
-	// What needs attention needs no scrolling on a usual screen.
+	// What needs attention needs no scrolling on a usual screen. How high the table is depends on the command of the
+	// clients: the one of this test.
 	b.do(chromedp.EmulateViewport(1280, 800))
-	for _, part := range []string{".verdict.bad", "#lock-table", "#event-table tbody tr"} {
+	for _, part := range []string{".verdict", "#lock-table tbody tr"} {
 		if bottom := eval[float64](b, `document.querySelector("`+part+`").getBoundingClientRect().bottom`); bottom > 800 {
 			t.Errorf("%s ends %v pixels below the top", part, bottom)
 		}
 	}
 	verdict := eval[string](b, `document.querySelector(".verdict").innerText`)
 	picture := eval[string](b, `document.querySelector("svg[aria-label^=Waiters]").getAttribute("aria-label")`)
-	if verdict != "Not well: clients can lock, but locks were lost in the last 10 minutes (1 forced)." || !strings.Contains(picture, "now 3, at most 3") {
+	if verdict != "Clients can lock." || !strings.Contains(picture, "now 3, at most 3") {
 		t.Errorf("%q, %q", verdict, picture)
 	}
 	if n := eval[int](b, `document.scripts.length + document.images.length`); n != 0 {
