@@ -370,7 +370,7 @@ lint: fmt-check venv .venv/.bench .venv/.examples ## gofmt, go vet, staticcheck,
 	.venv/bin/ruff format --check --config sdk/python/pyproject.toml examples internal tests
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	cd sdk/python && for system in darwin win32; do ../../.venv/bin/mypy --strict --platform $$system src; done
-	cd sdk/python && ../../.venv/bin/mypy --strict --allow-untyped-decorators ../../examples/python/*.py ../../tests/examples/*.py
+	cd sdk/python && ../../.venv/bin/mypy --strict --allow-untyped-decorators ../../examples/compose/*.py ../../examples/python/*.py ../../tests/examples/*.py
 	.venv/bin/mypy --strict internal/flashsale/till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	.venv/bin/mypy --strict tests/conform/driver.py

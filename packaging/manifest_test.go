@@ -51,6 +51,16 @@ func setting(t *testing.T, settings *corev1.ConfigMap, key string) string {
 	return found[1]
 }
 
+// version returns the version of this tree.
+func version(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "sdk", "go", "version.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(regexp.MustCompile(`const Version = "(.*)"`).FindSubmatch(text)[1])
+}
+
 // A lock has two thirds of its lease left at least when a daemon hangs, because it is renewed each
 // third. The rest of the second half is for the start of the next daemon.
 func TestHangingDaemonIsKilledWithinHalfOfTheLease(t *testing.T) {
@@ -130,11 +140,7 @@ func TestDaemonSetMountsWhatTheSettingsName(t *testing.T) {
 // The image, its user and its directory are those of the image that is built here.
 func TestDaemonSetRunsTheImage(t *testing.T) {
 	_, _, set := manifest(t)
-	version, err := os.ReadFile(filepath.Join("..", "sdk", "go", "version.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	image := imageName + ":" + string(regexp.MustCompile(`const Version = "(.*)"`).FindSubmatch(version)[1])
+	image := imageName + ":" + version(t)
 	pod := set.Spec.Template.Spec
 	if !pod.HostPID {
 		t.Error("the daemon does not see the processes of the host")

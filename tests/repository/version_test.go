@@ -18,6 +18,8 @@ func TestSDKsAndChangelogHaveOneVersion(t *testing.T) {
 	for file, pattern := range map[string]string{
 		"sdk/python/src/locksidecar/_version.py": `(?m)^__version__ = "(.*)"$`,
 		"CHANGELOG.md":                           `(?m)^## \[(\d.*?)\] - `, // the newest
+		"examples/compose/compose.yaml":          `image: localhost/locksidecar:(\S+)\n`,
+		"examples/compose/README.md":             `docker-daemon:localhost/locksidecar:(\S+)\n`,
 		"deploy/daemonset.yaml":                  `(?s)image: localhost/locksidecar:(\S+)\n.*image: localhost/locksidecar:[\d.]+\n`,
 	} {
 		if m := regexp.MustCompile(pattern).FindStringSubmatch(read(t, filepath.Join(root, file))); m == nil || m[1] != want {
