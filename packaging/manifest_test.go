@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,33 +13,131 @@ import (
 	"testing"
 	"time"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
 
-// manifest returns the objects of the manifest, which has only fields that Kubernetes has.
-func manifest(t *testing.T) (settings corev1.ConfigMap, network networkingv1.NetworkPolicy, set appsv1.DaemonSet) {
+// kustomize holds the base and its component.
+const kustomize = "../deploy/kustomize"
+
+// build returns the objects that Kustomize makes of a directory, by kind. They have only fields that
+// their types have.
+func build(t *testing.T, dir string) map[string]any {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "deploy", "daemonset.yaml"))
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	documents := strings.Split(string(text), "\n---\n")
-	objects := []any{&settings, &network, &set}
-	if len(documents) != len(objects) {
-		t.Fatalf("%d objects", len(documents))
+	objects := map[string]any{
+		"ServiceAccount": new(corev1.ServiceAccount),
+		"ConfigMap":      new(corev1.ConfigMap),
+		"NetworkPolicy":  new(networkingv1.NetworkPolicy),
+		"DaemonSet":      new(appsv1.DaemonSet),
+		"PodMonitor":     new(monitoringv1.PodMonitor),
 	}
-	for i, object := range objects {
-		if err := yaml.UnmarshalStrict([]byte(documents[i]), object); err != nil {
+	built := make(map[string]any)
+	for _, r := range made.Resources() {
+		text, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, again := objects[r.GetKind()], built[r.GetKind()] != nil
+		if object == nil || again {
+			t.Fatalf("%s has a second or unknown %s", dir, r.GetKind())
+		}
+		if err := yaml.UnmarshalStrict(text, object); err != nil {
+			t.Fatalf("%s of %s: %v", r.GetKind(), dir, err)
+		}
+		built[r.GetKind()] = object
+	}
+	return built
+}
+
+// manifest returns the objects of the base.
+func manifest(t *testing.T) (settings *corev1.ConfigMap, network *networkingv1.NetworkPolicy, set *appsv1.DaemonSet) {
+	t.Helper()
+	built := build(t, kustomize)
+	if kinds := slices.Sorted(maps.Keys(built)); !slices.Equal(kinds, []string{"ConfigMap", "DaemonSet", "NetworkPolicy", "ServiceAccount"}) {
+		t.Fatalf("the objects are %q", kinds)
+	}
+	return built["ConfigMap"].(*corev1.ConfigMap), built["NetworkPolicy"].(*networkingv1.NetworkPolicy), built["DaemonSet"].(*appsv1.DaemonSet)
+}
+
+// The kustomization in the documents, with the base of this tree in the place of that of the release.
+func TestKustomizationOfTheDocumentsHasItsSettingsAndImage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "deploy", "containers.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```yaml\n# kustomization.yaml\n")
+	text, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatal("containers.md has no kustomization.yaml")
+	}
+	dir := t.TempDir()
+	base, err := filepath.Abs(kustomize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if base, err = filepath.Rel(dir, base); err != nil {
+		t.Fatal(err)
+	}
+	text = strings.NewReplacer("https://github.com/locksidecar/locksidecar//deploy/kustomize", base, "?ref=v"+version(t), "").Replace(text)
+	if strings.Contains(text, "ref=") {
+		t.Fatalf("it names another version than %s:\n%s", version(t), text)
+	}
+	for name, content := range map[string]string{"kustomization.yaml": text, "locksidecar.toml": "lease = \"61s\"\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if kinds := []string{settings.Kind, network.Kind, set.Kind}; !slices.Equal(kinds, []string{"ConfigMap", "NetworkPolicy", "DaemonSet"}) {
-		t.Fatalf("the objects are %q", kinds)
+	built := build(t, dir)
+	settings, set := built["ConfigMap"].(*corev1.ConfigMap), built["DaemonSet"].(*appsv1.DaemonSet)
+	if got := setting(t, settings, "lease"); got != "61s" || len(settings.Data) != 1 {
+		t.Errorf("the settings are %q", settings.Data)
 	}
-	return settings, network, set
+	pod := set.Spec.Template.Spec
+	for _, v := range pod.Volumes {
+		if v.Name == "settings" && v.ConfigMap.Name != "locksidecar" {
+			t.Errorf("the pods have the settings %s: new ones restart them", v.ConfigMap.Name)
+		}
+	}
+	for _, c := range append(pod.InitContainers, pod.Containers...) {
+		if want := "registry.example/locksidecar:" + version(t); c.Image != want {
+			t.Errorf("%s has the image %s; want %s", c.Name, c.Image, want)
+		}
+	}
+	if set.Namespace != "locksidecar" {
+		t.Errorf("the namespace is %q", set.Namespace)
+	}
+	// Prometheus finds the port of the pods.
+	monitor := built["PodMonitor"].(*monitoringv1.PodMonitor)
+	ends := monitor.Spec.PodMetricsEndpoints
+	if len(ends) != 1 || ends[0].Port == nil || *ends[0].Port != pod.Containers[0].Ports[0].Name {
+		t.Errorf("the PodMonitor reads %+v", ends)
+	}
+	if labels := set.Spec.Template.Labels; !maps.Equal(monitor.Spec.Selector.MatchLabels, labels) || labels[monitor.Spec.JobLabel] != "locksidecar" {
+		t.Errorf("the PodMonitor selects %v and has the job of %s; the pods have %v", monitor.Spec.Selector.MatchLabels, monitor.Spec.JobLabel, labels)
+	}
+}
+
+// The daemon has an account of its own, and no container has a token of it.
+func TestDaemonSetHasAnAccountWithoutToken(t *testing.T) {
+	built := build(t, kustomize)
+	account, pod := built["ServiceAccount"].(*corev1.ServiceAccount), built["DaemonSet"].(*appsv1.DaemonSet).Spec.Template.Spec
+	if pod.ServiceAccountName != account.Name {
+		t.Errorf("the pods have the account %q; it is %q", pod.ServiceAccountName, account.Name)
+	}
+	for _, mount := range []*bool{account.AutomountServiceAccountToken, pod.AutomountServiceAccountToken} {
+		if mount == nil || *mount {
+			t.Error("the pods get a token of Kubernetes")
+		}
+	}
 }
 
 // setting returns the text of a setting in the ConfigMap.
@@ -65,7 +164,7 @@ func version(t *testing.T) string {
 // third. The rest of the second half is for the start of the next daemon.
 func TestHangingDaemonIsKilledWithinHalfOfTheLease(t *testing.T) {
 	settings, _, set := manifest(t)
-	lease, err := time.ParseDuration(setting(t, &settings, "lease"))
+	lease, err := time.ParseDuration(setting(t, settings, "lease"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +180,7 @@ func TestHangingDaemonIsKilledWithinHalfOfTheLease(t *testing.T) {
 		t.Errorf("a daemon that hangs is killed %v later at worst; choose less than half of the lease of %v", killed, lease)
 	}
 	// The documents have the number.
-	for _, name := range []string{"daemonset.yaml", "containers.md"} {
+	for _, name := range []string{"kustomize/daemonset.yaml", "containers.md"} {
 		text, err := os.ReadFile(filepath.Join("..", "deploy", name))
 		if err != nil {
 			t.Fatal(err)
@@ -115,11 +214,11 @@ func TestDaemonSetMountsWhatTheSettingsName(t *testing.T) {
 	if v := volumes[mounted[filepath.Dir(path)]].ConfigMap; v == nil || v.Name != settings.Name {
 		t.Errorf("the settings %s are not mounted", path)
 	}
-	secret := setting(t, &settings, "redis_file")
+	secret := setting(t, settings, "redis_file")
 	if v := volumes[mounted[filepath.Dir(secret)]].Secret; v == nil || *v.DefaultMode&0o007 != 0 || filepath.Base(secret) != "url" {
 		t.Errorf("the secret %s is not mounted, or all can read it", secret)
 	}
-	_, port, err := net.SplitHostPort(setting(t, &settings, "metrics"))
+	_, port, err := net.SplitHostPort(setting(t, settings, "metrics"))
 	if err != nil || len(daemon.Ports) != 1 || strconv.Itoa(int(daemon.Ports[0].ContainerPort)) != port || daemon.Ports[0].Name != "metrics" {
 		t.Errorf("the port of the metrics is %s (%v), and the container has %+v", port, err, daemon.Ports)
 	}

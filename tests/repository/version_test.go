@@ -20,7 +20,8 @@ func TestSDKsAndChangelogHaveOneVersion(t *testing.T) {
 		"CHANGELOG.md":                           `(?m)^## \[(\d.*?)\] - `, // the newest
 		"examples/compose/compose.yaml":          `image: localhost/locksidecar:(\S+)\n`,
 		"examples/compose/README.md":             `docker-daemon:localhost/locksidecar:(\S+)\n`,
-		"deploy/daemonset.yaml":                  `(?s)image: localhost/locksidecar:(\S+)\n.*image: localhost/locksidecar:[\d.]+\n`,
+		"deploy/containers.md":                   `deploy/kustomize\?ref=v(\S+?)[,\]]`,
+		"deploy/kustomize/daemonset.yaml":        `(?s)image: localhost/locksidecar:(\S+)\n.*image: localhost/locksidecar:[\d.]+\n`,
 	} {
 		if m := regexp.MustCompile(pattern).FindStringSubmatch(read(t, filepath.Join(root, file))); m == nil || m[1] != want {
 			t.Errorf("%s has the version %q; sdk/go/version.go has %q", file, m, want)
