@@ -1,5 +1,5 @@
 // Command packaging makes packages and a container image from the directory that .ci/packages
-// stages. It is a module of its own, so that what it needs is not a dependency of the daemon.
+// stages, and adds licences to bills of materials. It is a module of its own, so that what it needs is not a dependency of the daemon.
 package main
 
 import (
@@ -18,8 +18,17 @@ func main() {
 		out     = flag.String("out", "", "`directory` for what is made")
 		check   = flag.String("check", "", "check the image in this OCI layout `directory`, and make nothing")
 		extract = flag.String("extract", "", "with -check: write the files of the image for amd64 into this `directory`")
+		bill    = flag.String("bill", "", "add the licence of each component to this bill of materials, a `file`, and make nothing; standard input has the modules")
+		source  = flag.String("source", ".", "with -bill: `directory` of the main module")
 	)
 	flag.Parse()
+	if *bill != "" {
+		if err := addLicences(*bill, os.Stdin, *source); err != nil {
+			fmt.Fprintln(os.Stderr, "error: the bill of materials:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if *check != "" {
 		if err := checkImage(*check, *version, *extract); err != nil {
 			fmt.Fprintln(os.Stderr, "error: the image:", err)
