@@ -155,6 +155,14 @@ func viewOwnership(name string, o *locksidecar.Ownership, now time.Time, users d
 	return v
 }
 
+// namedUser returns the name of a user; that of another host is a uid, of which 0 is root everywhere.
+func namedUser(name string) string {
+	if name == "0" {
+		return display.Shown(name)
+	}
+	return name
+}
+
 // isRead reports whether Redis was read, so that the answer is certain.
 func (v *whoView) isRead() bool { return v.Key != "" }
 
@@ -191,9 +199,9 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 	case h != nil && h.HeldMS != nil:
 		user, cmd := h.holderOf()
 		if h.state() == stateKept {
-			line("HOLDER", "none any more: a process of user %s had it", user)
+			line("HOLDER", "none any more: a process of user %s had it", namedUser(user))
 		} else {
-			line("HOLDER", "pid %s, user %s: %s", pid(h.PID), user, cmp.Or(cmd, "?"))
+			line("HOLDER", "pid %s, user %s: %s", pid(h.PID), namedUser(user), cmp.Or(cmd, "?"))
 		}
 		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
 		line("TOKEN", "%d", h.Token)
@@ -296,7 +304,7 @@ func (v *whoView) stateHere() string {
 		return "not known: no process of this host holds it or waits for it"
 	case h.HeldMS != nil:
 		user, cmd := h.holderOf()
-		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), user, cmd)
+		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), namedUser(user), cmd)
 	case h.RemoteTTLMS != nil:
 		return "when Redis last answered: " + elsewhere(h)
 	}
@@ -311,7 +319,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 			if i == 0 {
 				label = "WAITING"
 			}
-			line(label, "here: pid %s, user %s, for %s: %s", pid(w.PID), w.User, display.Duration(ms(w.WaitedMS)), w.Cmd)
+			line(label, "here: pid %s, user %s, for %s: %s", pid(w.PID), namedUser(w.User), display.Duration(ms(w.WaitedMS)), w.Cmd)
 		}
 		switch more := v.Here.Waiting - len(v.Here.Waiters); {
 		case more > 0 && len(v.Here.Waiters) == 0:

@@ -28,7 +28,7 @@ import (
 	"time"
 )
 
-func charge(ctx context.Context, token uint64) error { fmt.Println("go charged"); return ctx.Err() }
+func chargeUnlessPaid(ctx context.Context, token uint64) error { fmt.Println("go charged"); return ctx.Err() }
 
 func work(ctx context.Context) error {
 `, `}
@@ -83,7 +83,7 @@ func TestEveryBlockOfTheREADMERuns(t *testing.T) {
 		case "go":
 			script += "go run " + write("main.go", goProgram(t, b[2])) + "\n"
 		case "python":
-			script += "'" + python + "' " + write("main.py", "def charge(fence: int) -> None:\n    print('python charged')\n\n"+b[2]) + "\n"
+			script += "'" + python + "' " + write("main.py", "def charge_unless_paid(fence: int) -> None:\n    print('python charged')\n\n"+b[2]) + "\n"
 		default:
 			script += b[2]
 		}

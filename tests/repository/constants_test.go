@@ -10,6 +10,9 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -41,7 +44,16 @@ type checkedPackage struct {
 }
 
 func readConstants(t *testing.T) *constants {
-	return &constants{T: t, fset: token.NewFileSet(), std: importer.Default(), packages: make(map[string]*checkedPackage), used: make(map[string]bool)}
+	fset := token.NewFileSet()
+	// With -trimpath a test does not know where Go is: the command does.
+	exported := func(path string) (io.ReadCloser, error) {
+		file, err := exec.Command("go", "list", "-export", "-f", "{{.Export}}", path).Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list -export %s: %w", path, err)
+		}
+		return os.Open(strings.TrimSpace(string(file)))
+	}
+	return &constants{T: t, fset: fset, std: importer.ForCompiler(fset, "gc", exported), packages: make(map[string]*checkedPackage), used: make(map[string]bool)}
 }
 
 // Import has packages of this module checked, and only those of others that constants refer to: what
