@@ -346,9 +346,10 @@ func (m *sentinelMember) ask(ctx context.Context, name string) sentinelView {
 	fields := master.Val()
 	v.epoch, _ = strconv.ParseInt(fields["config-epoch"], 10, 64)
 	flags := strings.Split(fields["flags"], ",")
-	v.isDown = slices.Contains(flags, "o_down")
+	isOfMaster := net.JoinHostPort(fields["ip"], fields["port"]) == v.master // in a failover, the row may be of the old one
+	v.isDown = isOfMaster && slices.Contains(flags, "o_down")
 	if slices.Contains(flags, "failover_in_progress") {
-		if v.lead = leadsTo; net.JoinHostPort(fields["ip"], fields["port"]) == v.master {
+		if v.lead = leadsTo; isOfMaster {
 			v.lead = leadsFrom
 		}
 	}

@@ -404,9 +404,17 @@ func (s *fakeSentinel) send(channel, text string) {
 
 // A master that its Sentinels see down is none to move to: the connection to the server before stays.
 func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
-	for flags, want := range map[string]bool{"": true, ",s_down,o_down": false} {
+	for _, tt := range []struct {
+		flags, row string
+		want       bool
+	}{
+		{"", "", true},
+		{",s_down,o_down", "", false},
+		{",s_down,o_down", "127.0.0.1:1", true}, // in a failover, the row is of the old master, and the address of the new one
+	} {
+		flags, want := tt.flags, tt.want
 		s := startFakeSentinel(t, func(int) (string, int) { return "127.0.0.1:2", 1 })
-		s.flags = flags
+		s.flags, s.leads = flags, tt.row
 		d, err := parse(Config{URL: s.url(), Timeout: patience})
 		if err != nil {
 			t.Fatal(err)
