@@ -19,6 +19,7 @@ type fakeSidecar struct {
 	lease     time.Duration      // of every grant; it is never renewed
 	inCluster bool               // Redis is a Cluster
 	redis     func() string      // returns the status of Redis; nil: "ok"
+	isFree    bool               // no process holds nameWait
 	trouble   string             // what ping reports
 	risk      string             // the same
 	onRelease func()             // called before a release is answered; nil: nothing
@@ -226,7 +227,7 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		if f.hidden != "" {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, HeldMS: 90_000}}
 		}
-		if r.Name == nameWait {
+		if r.Name == nameWait && !f.isFree {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, PID: int64(os.Getpid()), Cmd: "the test"}}
 		}
 		return protocol.InfoOK{ID: r.ID}

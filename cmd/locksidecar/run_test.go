@@ -329,11 +329,17 @@ func TestRunNamesTheSocketIfNoSidecarListens(t *testing.T) {
 
 func TestRunReportsWhyItWaits(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct{ redis, want string }{
-		{"Redis at nowhere refuses connections", `waiting for the lock "waits forever": Redis at nowhere refuses connections`},
-		{"ok", "(the test) holds it and has started this command"}, // as a run inside of a run
+	const away = "Redis at nowhere refuses connections"
+	for _, tt := range []struct {
+		redis  string
+		isHeld bool
+		want   string
+	}{
+		{away, false, `waiting for the lock "waits forever": ` + away},
+		{"ok", true, "(the test) holds it and has started this command"}, // as a run inside of a run
+		{away, true, "(the test) holds it and has started this command"}, // its Redis is not what it waits for
 	} {
-		f := startFake(t, func(f *fakeSidecar) { f.redis = func() string { return tt.redis } })
+		f := startFake(t, func(f *fakeSidecar) { f.isFree, f.redis = !tt.isHeld, func() string { return tt.redis } })
 		p := &program{t: t, cmd: command(f, "run", nameWait, "--", "echo", "must not run")}
 		stderr, err := p.cmd.StderrPipe()
 		if err != nil {
@@ -429,12 +435,17 @@ func TestLostLockEndsTheWholeGroup(t *testing.T) {
 }
 
 func TestLostLockGivesTheCommandTimeToEnd(t *testing.T) {
-	f := startFake(t)
-	p := start(t, f, "run", "--kill-after", "1h", "job", "--", "env", signalProbeEnv+"=it", os.Args[0])
-	p.line()
-	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.ByForce})
-	if rest := expectExit(t, p, 79, "an operator ended it"); !strings.HasSuffix(rest, "it TERM\n") {
-		t.Errorf("printed %q", rest)
+	for reason, want := range map[protocol.Reason]string{
+		protocol.ByForce: "an operator ended it",
+		protocol.Expired: "without a renewal", // given up an hour before the deadline: Redis refuses to renew it
+	} {
+		f := startFake(t)
+		p := start(t, f, "run", "--kill-after", "1h", "job", "--", "env", signalProbeEnv+"=it", os.Args[0])
+		p.line()
+		f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: reason})
+		if rest := expectExit(t, p, 79, want); !strings.HasSuffix(rest, "it TERM\n") {
+			t.Errorf("%s: printed %q", reason, rest)
+		}
 	}
 }
 

@@ -356,6 +356,9 @@ func (h *holderView) describe() string {
 	case locksidecar.LockRemote:
 		return display.Elsewhere(h.RemoteHost, h.RemoteField)
 	}
+	if h.State == locksidecar.LockFree { // it is waited for, so it is not
+		return "held by an owner that is not known here; locksidecar who asks all hosts"
+	}
 	return string(h.State)
 }
 

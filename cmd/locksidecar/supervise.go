@@ -112,8 +112,9 @@ func (s *supervisor) deadline() time.Time {
 	return end
 }
 
-// onLost ends the command because the lock is lost. If the hold ended by its own time, the
-// command gets no grace: either SIGTERM was sent before, or this host slept in the meantime.
+// onLost ends the command because the lock is lost. If the hold ended by its own time, and its deadline has passed,
+// the command gets no grace: either SIGTERM was sent before, or this host slept in the meantime. A sidecar that gives
+// a hold up before, because Redis refuses to renew it, leaves the time to the deadline.
 func (s *supervisor) onLost(err error) {
 	var why *locksidecar.LostError
 	timedOut := errors.As(err, &why) && (why.Reason == locksidecar.ReasonExpired || why.Reason == locksidecar.ReasonMaxHold)
@@ -125,7 +126,12 @@ func (s *supervisor) onLost(err error) {
 		s.lost = err
 		printErr("%v; ending the command", err)
 	}
+	left := time.Until(s.lock.Deadline())
 	switch {
+	case timedOut && left > 0 && s.killAfter > 0:
+		if s.phase == notEnding {
+			s.terminate(min(left, s.killAfter))
+		}
 	case timedOut || s.killAfter == 0:
 		s.group.signal(unix.SIGKILL)
 	case s.phase == notEnding:

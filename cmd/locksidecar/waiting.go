@@ -40,16 +40,19 @@ func explainWait(ctx context.Context, client *locksidecar.Client, name string) {
 
 // whyWait returns a sentence that explains the wait; "": there is nothing to explain.
 func whyWait(ctx context.Context, client *locksidecar.Client, name string) (string, error) {
-	health, err := client.Health(ctx)
+	row, ok, err := client.Info(ctx, name)
 	if err != nil {
 		return "", err
 	}
-	if health.Redis != "ok" {
+	if !ok || row.State != locksidecar.LockHeld { // a process of this host that has it is the reason, whatever Redis does
+		health, err := client.Health(ctx)
+		if err != nil || health.Redis == "ok" {
+			return "", err
+		}
 		return health.Redis, nil
 	}
-	row, ok, err := client.Info(ctx, name)
-	if err != nil || !ok || row.State != locksidecar.LockHeld || row.PID <= 0 || !isAncestor(row.PID) {
-		return "", err
+	if row.PID <= 0 || !isAncestor(row.PID) {
+		return "", nil
 	}
 	return fmt.Sprintf("process %d (%s) holds it and has started this command; if it waits for this command to end, neither of them ends", row.PID, row.Cmd), nil
 }
