@@ -371,7 +371,7 @@ func (s *Server) askHost(ctx context.Context, host string, question func(number 
 	case errors.Is(err, errNotReached):
 		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("the sidecar of host %s does not run, or is not connected to Redis", host)}
 	case errors.Is(err, errNoAnswer):
-		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; whether it did what was requested is not known", host, s.cfg.AskWithin)}
+		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; a force-release may have been executed", host, s.cfg.AskWithin)}
 	}
 	return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s could not be asked: %v", host, err)}
 }

@@ -707,10 +707,13 @@ func (cl *cluster) onUp(n redisop.Shard, dataLost, listening bool, id *Identity)
 	}
 }
 
+// OthersServe ends the reason why one master of a Cluster cannot be used.
+const OthersServe = "; locks that other masters of the Cluster have are served, unless cluster-require-full-coverage is yes"
+
 func (cl *cluster) onDown(n redisop.Shard, err error) {
 	if cl.cfg.OnDown != nil {
 		if len(cl.withSlots()) > 1 {
-			err = unavailablef("%v; locks that other masters of the Cluster have are served, unless cluster-require-full-coverage is yes", err)
+			err = unavailablef("%v%s", err, OthersServe)
 		}
 		cl.cfg.OnDown(n, err)
 	}

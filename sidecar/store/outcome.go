@@ -215,7 +215,7 @@ func (d *dialer) handshakeError(err error) error {
 	case isEOF(err) && d.options.TLSConfig != nil:
 		return unavailablef("Redis at %s closed the TLS connection before it said anything; it may not accept the certificate of this sidecar (redis-cert and redis-key; see the log of Redis), or have no connection to spare (maxclients)", d.address)
 	case isEOF(err):
-		return unavailablef("Redis at %s closed the connection before it said anything; it may want TLS (write rediss://) or have no connection to spare (maxclients)", d.address)
+		return unavailablef("Redis at %s closed the connection before it said anything; it is ending, wants TLS (write rediss://), or has no connection to spare (maxclients)", d.address)
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"):
 		return unavailablef("Redis at %s does not accept the password of %s; check the Redis URL", d.address, user)
 	case strings.Contains(text, "NOAUTH"):

@@ -42,7 +42,7 @@ var incidents = map[string]incident{
 	},
 	"shard-down": {
 		firing: map[string]float64{
-			"LocksidecarRedisDegraded": 45, "LocksidecarRedisShardDown": 75, "LocksidecarAcquiresFail": 90, "LocksidecarRenewalsLate": -1, "LocksidecarLocksLost": 30,
+			"LocksidecarRedisShardDown": 75, "LocksidecarAcquiresFail": 90, "LocksidecarRenewalsLate": -1, "LocksidecarLocksLost": 30,
 		},
 	},
 	"redis-full":     {firing: map[string]float64{"LocksidecarRedisDegraded": 45, "LocksidecarAcquiresFail": 90}},

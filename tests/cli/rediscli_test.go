@@ -19,6 +19,7 @@ func TestRedisCLIConnectsToEachKindOfRedis(t *testing.T) {
 		for _, c := range commandsOf(page) {
 			if c, is := strings.CutPrefix(c, "locksidecar redis-cli "); is {
 				c, _, _ = strings.Cut(c, ";")
+				c, _, _ = strings.Cut(c, " |")
 				commands = append(commands, c)
 			}
 		}

@@ -159,6 +159,7 @@ var runbooks = []book{
 			{command: "locksidecar who invoice:42", words: []string{"STATE   free"}},
 			{command: "locksidecar redis-cli info persistence", words: []string{"aof_enabled:0"}},
 			{command: "locksidecar redis-cli config get maxmemory-policy", words: []string{"noeviction"}},
+			{command: `locksidecar redis-cli info commandstats | grep -E "flush(all|db)"`, words: []string{"cmdstat_flushall:calls=1"}},
 			{command: "locksidecar redis-cli time; date +%s", words: []string{`[(?s)^1\d{9}\n\d+\n1\d{9}\n$]`}},
 		},
 	},
