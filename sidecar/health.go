@@ -156,7 +156,7 @@ func (h *shardHealths) connections() *redisHealth {
 	case why == "":
 		return &redisHealth{status: "ok", runID: runID, risk: risk}
 	case up > 0 && serving == 0 && gone != "": // as with cluster-require-full-coverage yes
-		return &redisHealth{status: fmt.Sprintf("%d of %d masters of the Cluster are connected, and none serves; %s", up, shards, strings.TrimSuffix(gone, store.OthersServe))}
+		return &redisHealth{status: fmt.Sprintf("%d of %d masters of the Cluster are connected, and none serves; %s; with cluster-require-full-coverage no, the others would serve", up, shards, strings.TrimSuffix(gone, store.OthersServe))}
 	case up == 0 || shards == 1:
 		return &redisHealth{status: why, runID: runID, risk: risk, isDegraded: up > 0}
 	}
