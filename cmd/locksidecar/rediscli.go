@@ -25,7 +25,7 @@ import (
 
 // redisCLICmd runs redis-cli with the Redis of the daemon's settings, whatever kind of URL they have.
 type redisCLICmd struct {
-	Config   string `help:"Read settings from this TOML file, as serve does (default: $$LOCKSIDECAR_CONFIG, then /etc/locksidecar/locksidecar.toml if it can be read)." placeholder:"FILE"`
+	Config   string `help:"Read settings from this TOML file, as serve does (default: $$LOCKSIDECAR_CONFIG, then /etc/locksidecar/locksidecar.toml if there is one)." placeholder:"FILE"`
 	Node     string `help:"Connect to this server and no other one: a master of a Cluster, a replica, or a Sentinel of the URL." placeholder:"HOST:PORT"`
 	Print    bool   `help:"Print the command without its password, and do not run it."`
 	defaults string // before the paths of the packages: for tests
@@ -39,13 +39,14 @@ Sentinels it connects to the master that they name, and in a Cluster to a node t
 by $REDISCLI_AUTH, so that no other user sees it.
 
 Settings are those that serve would take: variables, the systemd credential redis-url, the settings file, or the default.
-Run it as root, or as the daemon's user, so that they can be read.
+Run it as root, or as the daemon's user, so that they can be read. The user of Redis is the daemon's, which may not
+change Redis: config set, acl log and --cluster fix are for an administrator of Redis.
 
 Examples:
 
     locksidecar redis-cli info memory
-    locksidecar redis-cli --node 10.0.0.7:6379 config get maxmemory-policy
-    locksidecar redis-cli -- --cluster check 10.0.0.7:6379
+    locksidecar redis-cli --node 10.0.0.7:6379 role
+    locksidecar redis-cli -- --latency
     locksidecar redis-cli --print
 
 The exit code is that of redis-cli, or:

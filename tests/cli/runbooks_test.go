@@ -108,7 +108,6 @@ var runbooks = []book{
 			{command: "locksidecar ping", code: 74, words: []string{"OOM"}},
 			{command: "locksidecar redis-cli info memory", words: []string{"maxmemory:1", "maxmemory_policy:noeviction"}},
 			{command: "locksidecar redis-cli info persistence", words: []string{"rdb_last_bgsave_status:"}},
-			{command: "locksidecar redis-cli acl log"},
 		},
 		over: func(i *incident) {
 			i.redis.MustDo("CONFIG", "SET", "maxmemory", "0")

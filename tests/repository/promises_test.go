@@ -103,13 +103,13 @@ func indexOf(pages map[string][]*promise) string {
 			slices.Sort(folders)
 			for i, folder := range folders {
 				slices.Sort(p.tests[folder])
-				folders[i] = "`" + folder + "` " + strings.Join(p.tests[folder], ", ")
+				folders[i] = "`" + folder + "`: " + strings.Join(p.tests[folder], ", ")
 			}
-			words := ""
 			if p.bullet {
-				words = p.words + ": "
+				fmt.Fprintf(&b, "- %s\n  - %s\n", p.words, strings.Join(folders, "\n  - "))
+			} else {
+				fmt.Fprintf(&b, "- %s\n", strings.Join(folders, "\n- "))
 			}
-			fmt.Fprintf(&b, "- %s%s\n", words, strings.Join(folders, "; "))
 		}
 	}
 	return b.String()
