@@ -274,11 +274,18 @@ func RefusingPort(t testing.TB) int {
 // a server that is stopped finds it free. It is not among those that the system gives to connections.
 func FreePort(t testing.TB) int {
 	t.Helper()
+	port, _ := reservePort(t)
+	return port
+}
+
+// reservePort returns the port of FreePort, and what keeps it.
+func reservePort(t testing.TB) (int, *net.UnixListener) {
+	t.Helper()
 	const first, ports = 11000, busOffset // the port of a cluster bus is no port of another server
 	// The first port depends on the process, so that processes rarely try the same ones.
 	for range ports {
 		port := first + (os.Getpid()*101+int(portsTried.Add(1)))%ports
-		reserved, err := net.Listen("unix", reservation(port))
+		reserved, err := net.ListenUnix("unix", &net.UnixAddr{Name: reservation(port), Net: "unix"})
 		if err != nil {
 			continue
 		}
@@ -290,10 +297,10 @@ func FreePort(t testing.TB) int {
 		l.Close()
 		t.Cleanup(func() { reserved.Close() })
 		t.Logf("port %d", port)
-		return port
+		return port, reserved
 	}
 	t.Fatal("no port is free")
-	return 0
+	return 0, nil
 }
 
 var portsTried atomic.Int64
