@@ -5,9 +5,12 @@ A test waits for a state of a FakeSidecar with wait_for(), never by the clock.
 
 from __future__ import annotations
 
+import faulthandler
 import selectors
 import socket
 from collections.abc import Callable
+
+import pytest
 
 from locksidecar._clock import boottime
 from locksidecar._fake import Connection, Lock, Message, Server, ServerSocket, Session, Table, frame
@@ -95,7 +98,14 @@ class FakeSidecar(_Recording, Server):
             return super().requests(op)
 
     def wait_for(self, what: Callable[[], object], timeout: float = TIMEOUT) -> bool:
-        assert super().wait_for(what, timeout), "the expected state did not occur in time"
+        if not super().wait_for(what, timeout):
+            faulthandler.dump_traceback()
+            with self._lock_all:
+                received = [(number, m["op"]) for number, m in self.received[-20:]]
+                pytest.fail(
+                    f"the expected state did not occur in {timeout:.0f} s: {self.connections()} connections, sessions "
+                    f"{list(self.sessions.values())}, the last requests {received}"
+                )
         return True
 
     # --- The thread ---

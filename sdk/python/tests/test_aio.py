@@ -615,6 +615,23 @@ def test_client_that_is_collected_after_an_exception_ends_its_session(
     assert errors == []
 
 
+@pytest.mark.filterwarnings("error:unclosed:ResourceWarning")
+def test_client_that_is_collected_ends_its_session_though_warnings_are_errors(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: errors.append(error.exc_type))
+
+    async def acquire() -> None:
+        await (await aio.connect(sidecar.path)).lock("n").acquire()
+        sidecar.restart()  # the end of the connection does not end the session
+
+    asyncio.run(acquire())
+    gc.collect()
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    assert errors == [ResourceWarning]
+
+
 async def test_connect_can_be_awaited_or_entered(sidecar: FakeSidecar) -> None:
     async with locksidecar.aconnect(sidecar.path) as client:
         assert await client.ping() == "ok"

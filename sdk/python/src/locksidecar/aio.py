@@ -1130,10 +1130,12 @@ class Client:
             return
         if shared.transport.sock is None and not shared.session.can_be_resumed:  # else a sidecar keeps its locks
             return
-        warnings.warn(
-            f"unclosed {self!r}: call aclose(), or use async with", ResourceWarning, stacklevel=1, source=self
-        )
-        self._end_in_background()
+        try:
+            warnings.warn(
+                f"unclosed {self!r}: call aclose(), or use async with", ResourceWarning, stacklevel=1, source=self
+            )
+        finally:  # a warning may be an error
+            self._end_in_background()
 
     def _end_in_background(self) -> None:
         """Ends the session without waiting. Any thread may call this."""
