@@ -35,7 +35,7 @@ SIM_SEED  ?=
 SIM_FROM  ?= $(shell echo $$((0x$$(git rev-parse --verify -q HEAD 2>/dev/null | cut -c1-8 || echo 1))))
 DIFF_LAPS ?= 20000
 DIFF_FROM ?= $(SIM_FROM)
-# A regular expression over rules and files: make mutants MUTANTS='token|sidecar/store'
+# A regular expression over rules and places: make mutants MUTANTS='token|sidecar/store'
 MUTANTS   ?=
 # make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
 # CHAOS_KILL_EVERY=150ms kills each daemon that long after its start, and kills and stops clients.

@@ -3,7 +3,7 @@
 // file through an overlay.
 //
 //	go run ./tests/mutants                     all mutants
-//	go run ./tests/mutants -run 'deadline'     those whose rule or file matches
+//	go run ./tests/mutants -run 'deadline'     those whose rule or place matches
 //	go run ./tests/mutants -list               print the rules
 //
 // The exit status is 1 if a mutant survives, does not apply or does not compile.
@@ -30,9 +30,9 @@ import (
 // mutant is one rule, and the change of the source that breaks it.
 type mutant struct {
 	rule string // a sentence; unique
-	file string // from the root of the module
-	old  string // occurs in file exactly once
-	new  string
+	in   place
+	find string // a node that occurs there once, written in any way; in a file that is not of Go, a text
+	put  string
 	by   check // must fail
 }
 
@@ -44,41 +44,30 @@ type check struct {
 
 func (c check) String() string { return fmt.Sprintf("go test ./%s -run '%s'", c.pkg, c.run) }
 
-// apply returns text, the content of the file, with the rule broken.
-func (m *mutant) apply(text string) (string, error) {
-	if n := strings.Count(text, m.old); n != 1 {
-		return "", fmt.Errorf("%q occurs %d times in %s", m.old, n, m.file)
-	}
-	return strings.Replace(text, m.old, m.new, 1), nil
-}
-
 // withoutAssertions goes with each mutant of the lock table. The table asserts its invariants,
 // and an assertion stops the process that a mutant runs in. A mutant is killed only if a test
 // notices the broken rule by itself.
 var withoutAssertions = []mutant{
 	{
 		rule: "an assertion of the table stops nothing",
-		file: "sidecar/locktable/invariant.go",
-		old:  `	panic(fmt.Sprintf("locktable: %q: invariant`,
-		new:  `	_ = (fmt.Sprintf("locktable: %q: invariant`,
+		in:   "sidecar/locktable violated",
+		find: `panic(fmt.Sprintf("locktable: %q: invariant %q is violated: %s; this is a defect of the sidecar, report it", l.name, invariant, fmt.Sprintf(format, args...)))`,
+		put:  `_ = (fmt.Sprintf("locktable: %q: invariant %q is violated: %s; this is a defect of the sidecar, report it", l.name, invariant, fmt.Sprintf(format, args...)))`,
 	},
 	{
 		rule: "an assertion of a claim stops nothing",
-		file: "sidecar/locktable/claim/model.go",
-		old:  `	panic(fmt.Sprintf("locktable: invariant`,
-		new:  `	_ = (fmt.Sprintf("locktable: invariant`,
+		in:   "sidecar/locktable/claim violated",
+		find: `panic(fmt.Sprintf("locktable: invariant %q is violated: %s; this is a defect of the sidecar, report it", invariant, fmt.Sprintf(format, args...)))`,
+		put:  `_ = (fmt.Sprintf("locktable: invariant %q is violated: %s; this is a defect of the sidecar, report it", invariant, fmt.Sprintf(format, args...)))`,
 	},
 }
 
 // changes returns what is changed in the source for a mutant.
 func (m *mutant) changes() []*mutant {
 	changes := []*mutant{m}
-	if !strings.HasPrefix(m.file, "sidecar/locktable/") {
-		return changes
-	}
-	for i := range withoutAssertions {
-		if w := &withoutAssertions[i]; w.file != m.file {
-			changes = append(changes, w)
+	if strings.HasPrefix(m.in.dir(), "sidecar/locktable") {
+		for i := range withoutAssertions {
+			changes = append(changes, &withoutAssertions[i])
 		}
 	}
 	return changes
@@ -90,12 +79,12 @@ type verdict string
 const (
 	killed   verdict = "killed"           // its check fails
 	survived verdict = "SURVIVED"         // its check passes
-	misfit   verdict = "DOES NOT APPLY"   // old does not occur exactly once
+	misfit   verdict = "DOES NOT APPLY"   // what is to be found is not there exactly once
 	broken   verdict = "DOES NOT COMPILE" // so no test can notice it
 )
 
 func main() {
-	pattern := flag.String("run", "", "only mutants whose rule or file matches this regular expression")
+	pattern := flag.String("run", "", "only mutants whose rule or place matches this regular expression")
 	list := flag.Bool("list", false, "print the rules, and break none")
 	parallel := flag.Int("p", 2, "number of mutants at a time")
 	limit := flag.Duration("timeout", time.Minute, "limit of one call of tests")
@@ -106,13 +95,13 @@ func main() {
 	}
 	var chosen []*mutant
 	for i := range mutants {
-		if m := &mutants[i]; wanted.MatchString(m.rule) || wanted.MatchString(m.file) {
+		if m := &mutants[i]; wanted.MatchString(m.rule) || wanted.MatchString(string(m.in)) {
 			chosen = append(chosen, m)
 		}
 	}
 	if *list {
 		for _, m := range chosen {
-			fmt.Printf("%-36s %s\n", m.file, m.rule)
+			fmt.Printf("%-44s %s\n", m.in, m.rule)
 		}
 		return
 	}
@@ -207,12 +196,12 @@ func breakAll(ctx context.Context, chosen []*mutant, parallel int, limit time.Du
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		fmt.Printf("%-16s %5.1fs  %s: %s\n", v, time.Since(start).Seconds(), m.file, m.rule)
+		fmt.Printf("%-16s %5.1fs  %s: %s\n", v, time.Since(start).Seconds(), m.in, m.rule)
 		if how != "" {
 			fmt.Printf("%24s%s\n", "", how)
 		}
 		if v != killed {
-			alive = append(alive, fmt.Sprintf("%-16s %s: %s", v, m.file, m.rule))
+			alive = append(alive, fmt.Sprintf("%-16s %s: %s", v, m.in, m.rule))
 		}
 	})
 	return alive, ctx.Err()
@@ -289,18 +278,17 @@ func (b *bench) try(ctx context.Context, m *mutant, limit time.Duration) (v verd
 // overlay writes the mutated files, and the list of replaced files for the Go command.
 func (b *bench) overlay(m *mutant) (string, error) {
 	replaced := make(map[string]string)
-	for i, m := range m.changes() {
-		source := filepath.Join(b.root, m.file)
-		text, err := os.ReadFile(source)
+	for i, change := range m.changes() {
+		path, text, err := change.apply(b.root)
 		if err != nil {
 			return "", err
 		}
-		mutated, err := m.apply(string(text))
-		if err != nil {
-			return "", err
+		source := filepath.Join(b.root, path)
+		if replaced[source] != "" { // a mutant of the file that has the assertion
+			continue
 		}
-		file := filepath.Join(b.dir, fmt.Sprint("mutated", i, filepath.Ext(m.file)))
-		if err := os.WriteFile(file, []byte(mutated), 0o600); err != nil {
+		file := filepath.Join(b.dir, fmt.Sprint("mutated", i, filepath.Ext(path)))
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return "", err
 		}
 		replaced[source] = file
@@ -329,10 +317,10 @@ func (b *bench) binary() string { return filepath.Join(b.dir, "test") }
 // would build the daemon, and fail.
 func (b *bench) build(ctx context.Context, m *mutant, overlay string) (string, error) {
 	b.overlaid = overlay
-	if filepath.Ext(m.file) != ".go" {
+	if !m.in.isGo() {
 		return "", nil
 	}
-	return b.output(ctx, 5*time.Minute, b.root, "go", "build", "-o", os.DevNull, "./"+filepath.Dir(m.file))
+	return b.output(ctx, 5*time.Minute, b.root, "go", "build", "-o", os.DevNull, "./"+m.in.dir())
 }
 
 // compile builds the tests of a check. overlay "": of the unchanged source.
