@@ -17,6 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // Config has the settings of a sidecar. The zero value of a field means its default; negative
@@ -186,7 +187,7 @@ const (
 )
 
 // A state file has room for each prefix that a store accepts.
-const _ = uint(state.MaxKeyPrefix - store.MaxKeyPrefix)
+const _ = uint(state.MaxKeyPrefix - wire.MaxKeyPrefix)
 
 // table returns the configuration of the lock table, without its journal and its seed.
 func (c *Config) table() locktable.Config {
@@ -287,7 +288,7 @@ func (c *Config) setDefaults() error {
 		errs = append(errs, refuseValue(setting, fmt.Errorf(format, args...)))
 	}
 	// Before the state is opened: with a prefix that is wrong it would not be taken over.
-	if err := store.CheckKeyPrefix(c.KeyPrefix); err != nil {
+	if err := wire.CheckKeyPrefix(c.KeyPrefix); err != nil {
 		errs = append(errs, refuseValue("key_prefix", err))
 	}
 	if c.Lease < minLease || c.Lease > maxLease {

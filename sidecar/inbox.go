@@ -6,7 +6,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // event is an input of the loop that does not come from a client's connection. Which fields it
@@ -19,7 +19,7 @@ type event struct {
 	session   locktable.SessionID
 	results   []redisop.Result
 	messages  []redisop.Message
-	redis     store.Identity
+	redis     wire.Identity
 	names     []string
 	routes    []redisop.SlotRange
 	text      string

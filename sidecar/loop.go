@@ -14,6 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // loop is the state of a running sidecar. The goroutine that has locked running owns
@@ -49,7 +50,7 @@ type loop struct {
 	sessions         map[locktable.SessionID]*session
 	ledger           policy.Ledger
 	last             locktable.SessionID // newest session
-	newRedis         *store.Identity     // what a successor must know of Redis, if it changed in this step
+	newRedis         *wire.Identity      // what a successor must know of Redis, if it changed in this step
 	stopping         bool
 	redisBacklogged  bool                   // requests wait, because too many operations wait to be sent: see step
 	backloggedShards map[redisop.Shard]bool // the same of the requests for locks of these, in a Cluster
@@ -444,7 +445,7 @@ func (l *loop) onRequest(now int64, in *request) {
 	}
 	switch in.kind {
 	case clientAcquire:
-		if why := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); why != "" {
+		if why := wire.Reserved(l.cfg.KeyPrefix, in.acquire.Name); why != "" {
 			l.table.CountRefusal(in.acquire.Name, protocol.Denied)
 			l.refuse(c, in.acquire.ID, protocol.Denied, why+"; choose another name")
 			return

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A lock is orphaned if the daemon whose field Redis has is gone for good: its host died, or it
@@ -24,7 +25,7 @@ const orphanTimeout = 500 * time.Millisecond
 // counts: a subscription to its channel, whether or not a daemon answers there, and what it published
 // of its host, which lasts for minutes. The script that frees the lock looks for them again.
 func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK, *protocol.Err) {
-	if why := store.Reserved(s.cfg.KeyPrefix, name); why != "" {
+	if why := wire.Reserved(s.cfg.KeyPrefix, name); why != "" {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: why + "; no client can hold it"}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.atLeastAskWithin(whoTimeout))

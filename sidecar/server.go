@@ -22,6 +22,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // probeInterval is how often Redis is asked to execute what an acquire needs.
@@ -112,7 +113,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		KeyPrefix:     cfg.KeyPrefix,
 		TLS:           cfg.tls(),
 		UUID:          s.uuid,
-		Last:          store.Identity(s.recovered.Redis),
+		Last:          wire.Identity(s.recovered.Redis),
 		TokenExpiry:   cfg.TokenExpiry,
 		Replicas:      cfg.Replicas,
 		Log:           cfg.Log,
@@ -337,7 +338,7 @@ func (s *Server) RedisServer() string {
 	return text
 }
 
-func (s *Server) redisResults(results []redisop.Result, raised *store.Identity) {
+func (s *Server) redisResults(results []redisop.Result, raised *wire.Identity) {
 	e := event{kind: redisResults, results: results}
 	if raised != nil {
 		e.redis, e.flag = *raised, true
@@ -345,7 +346,7 @@ func (s *Server) redisResults(results []redisop.Result, raised *store.Identity) 
 	s.submitEvent(e)
 }
 
-func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id store.Identity) {
+func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id wire.Identity) {
 	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: "ok", runID: id.RunID} }, s.setHealth)
 	signal(s.redisIsUp)
 	s.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})

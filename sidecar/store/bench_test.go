@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // BenchmarkPairs takes and drops locks, so many of them at a time, each through
@@ -87,7 +88,7 @@ func runPairs(b *testing.B, url string, shard redisop.Shard, width, replicas int
 	names := make(map[string]uint64, width)
 	ready := make(chan struct{})
 	finished := 0
-	onResults := func(results []redisop.Result, _ *Identity) {
+	onResults := func(results []redisop.Result, _ *wire.Identity) {
 		var next []redisop.Op
 		for i := range results {
 			res := &results[i]
@@ -116,7 +117,7 @@ func runPairs(b *testing.B, url string, shard redisop.Shard, width, replicas int
 	}
 	r := open(b, url, replicated(replicas), func(c *Config) {
 		c.OnResults = onResults
-		c.OnUp = func(redisop.Shard, bool, bool, Identity) { close(ready) }
+		c.OnUp = func(redisop.Shard, bool, bool, wire.Identity) { close(ready) }
 	})
 	store = r.Store
 	<-ready

@@ -15,6 +15,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // cluster knows which master of a Cluster has which slot, and has one connection to each of them: a
@@ -35,7 +36,7 @@ type cluster struct {
 	cfg   Config
 	dial  *dialer // what the URL says, with the user and the password that were read last
 	spare resultPool
-	keys  keyspace
+	keys  wire.Keyspace
 	place string // that the first URL names, for people
 
 	shards atomic.Pointer[[]*commands] // by redisop.Shard; the first one is nil
@@ -61,7 +62,7 @@ type cluster struct {
 	epochs     [redisop.Slots]uint64
 	moves      [redisop.Slots]slotMoves
 	routes     []redisop.SlotRange // not delivered yet
-	floor      Identity            // the largest floor of tokens of all nodes
+	floor      wire.Identity       // the largest floor of tokens of all nodes
 	isClosed   bool                // no shard is added, and nothing else is begun
 	trouble    string              // why no node can be asked; "": one was
 	isTooLarge bool                // that there are too many masters was logged
@@ -100,7 +101,7 @@ func newCluster(cfg Config, d *dialer, spare resultPool) *cluster {
 	if _, rest, isTagged := strings.Cut(cfg.KeyPrefix, "{"); isTagged && strings.Contains(rest, "}") && cfg.Log != nil {
 		cfg.Log.Info("the key prefix has a hash tag: all locks of this host are in one slot, so one master of the Cluster has all of them")
 	}
-	cl := &cluster{cfg: cfg, dial: d, spare: spare, keys: d.keys, place: d.address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last, trouble: d.notYet()}
+	cl := &cluster{cfg: cfg, dial: d, spare: spare, keys: d.Keys, place: d.Address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last, trouble: d.notYet()}
 	cl.shards.Store(&[]*commands{nil})
 	cl.ctx, cl.stop = context.WithCancel(context.Background())
 	return cl
@@ -240,15 +241,15 @@ func (cl *cluster) ask(address string) (*topology, error) {
 	case !isReply(err):
 		return nil, err
 	case strings.Contains(err.Error(), "cluster support disabled"):
-		return nil, unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", address)
-	case code(err.Error()) == "NOPERM":
-		return nil, unavailablef("Redis at %s does not permit this user to ask which master has which slot; let its ACL have +cluster|nodes (%s)", address, clip(err.Error()))
+		return nil, wire.Unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", address)
+	case wire.Code(err.Error()) == "NOPERM":
+		return nil, wire.Unavailablef("Redis at %s does not permit this user to ask which master has which slot; let its ACL have +cluster|nodes (%s)", address, wire.Clip(err.Error()))
 	default:
 		return nil, d.handshakeError(err)
 	}
 	t, err := parseTopology(text, address)
 	if err != nil {
-		return nil, unavailablef("Redis at %s cannot be understood: %v", address, err)
+		return nil, wire.Unavailablef("Redis at %s cannot be understood: %v", address, err)
 	}
 	t.askedAt = askedAt
 	cl.open.confirm(address, t.moving)
@@ -265,11 +266,11 @@ func (cl *cluster) askConnected(ctx context.Context, address string) (text strin
 		return "", false, nil
 	}
 	type result struct {
-		answer reply
+		answer wire.Reply
 		err    error
 	}
 	results := make(chan result, 1)
-	q := &query{commands: [][]string{{"cluster", "nodes"}}, done: func(replies []reply, err error) {
+	q := &query{commands: [][]string{{"cluster", "nodes"}}, done: func(replies []wire.Reply, err error) {
 		if err != nil {
 			results <- result{err: err}
 			return
@@ -284,14 +285,14 @@ func (cl *cluster) askConnected(ctx context.Context, address string) (text strin
 		switch {
 		case r.err != nil:
 			return "", true, r.err
-		case r.answer.kind == '-':
-			return "", true, refusedReply(r.answer.text)
-		case r.answer.kind != '$':
+		case r.answer.Kind == '-':
+			return "", true, refusedReply(r.answer.Text)
+		case r.answer.Kind != '$':
 			return "", false, nil
 		}
-		return r.answer.text, true, nil
+		return r.answer.Text, true, nil
 	case <-ctx.Done():
-		return "", true, unavailablef("Redis at %s does not answer", address)
+		return "", true, wire.Unavailablef("Redis at %s does not answer", address)
 	}
 }
 
@@ -335,13 +336,13 @@ func tryCluster(ctx context.Context, cfg Config, d *dialer) (Found, error) {
 	}
 	found := Found{Address: d.place(), RunID: t.id, Nodes: t.nodes, Masters: slices.Sorted(maps.Keys(t.masters)), Down: make(map[string]error)}
 	if t.covered < redisop.Slots {
-		found.Down[""] = unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.address, t.covered, redisop.Slots)
+		found.Down[""] = wire.Unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.Address, t.covered, redisop.Slots)
 	}
 	errs, risks := make([]error, len(found.Masters)), make([]string, len(found.Masters))
 	var connecting sync.WaitGroup
 	for i, master := range found.Masters {
 		connecting.Go(func() {
-			s, err := d.at(master).connect(ctx, &lostAddresses{}, Identity{})
+			s, err := d.at(master).connect(ctx, &lostAddresses{}, wire.Identity{})
 			if errs[i] = err; err == nil {
 				s.close()
 				risks[i] = s.riskNow()
@@ -380,7 +381,7 @@ func (cl *cluster) relogin(d *dialer, address string) (*dialer, error) {
 		return isKnown || slices.Contains(cl.dial.nodes, node) || slices.Contains(cl.replicas, node)
 	})
 	if !isSame || (d.options.TLSConfig == nil) != (cl.dial.options.TLSConfig == nil) {
-		return nil, unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
+		return nil, wire.Unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
 	}
 	cl.dial = d
 	return d.at(address), nil
@@ -415,17 +416,17 @@ func (cl *cluster) apply(t *topology, asked string) error {
 	}
 	known := 0
 	for _, c := range cl.withSlots() {
-		if _, ok := t.masters[c.dial.address]; ok {
+		if _, ok := t.masters[c.dial.Address]; ok {
 			known++
 		}
 	}
 	if all := len(cl.withSlots()); t.covered < redisop.Slots && 2*known <= all && all > 0 || t.covered == 0 {
 		cl.mu.Unlock()
-		return unavailablef("it knows masters of %d of the %d slots only", t.covered, redisop.Slots)
+		return wire.Unavailablef("it knows masters of %d of the %d slots only", t.covered, redisop.Slots)
 	}
 	if !cl.isSame(t, asked) {
 		cl.mu.Unlock()
-		return unavailablef("Redis at %s is a node of another Cluster by now", asked)
+		return wire.Unavailablef("Redis at %s is a node of another Cluster by now", asked)
 	}
 	cl.id, cl.nodes, cl.aliases, cl.replicas = t.id, t.nodes, t.aliases, t.replicas
 	changed := false
@@ -482,7 +483,7 @@ func (cl *cluster) endGone(t *topology) {
 		cancel()
 		c.cfg.Log.Info("this node has left the Cluster: it is connected no more")
 		if cl.cfg.OnDown != nil {
-			cl.cfg.OnDown(c.shard, unavailableError("this master of the Cluster is not connected yet")) // the next one with this number
+			cl.cfg.OnDown(c.shard, wire.Unavailable("this master of the Cluster is not connected yet")) // the next one with this number
 		}
 	}
 	cl.mu.Lock()
@@ -505,13 +506,13 @@ func (cl *cluster) takeGone(t *topology) (gone []*commands) {
 	slots := cl.slotsByShard()
 	shards := slices.Clone(*cl.shards.Load())
 	for n, c := range shards {
-		if c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.address) {
+		if c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.Address) {
 			continue
 		}
-		if _, isMaster := t.masters[c.dial.address]; !isMaster {
+		if _, isMaster := t.masters[c.dial.Address]; !isMaster {
 			gone = append(gone, c)
 			shards[n] = nil
-			delete(cl.byAddress, c.dial.address)
+			delete(cl.byAddress, c.dial.Address)
 		}
 	}
 	cl.shards.Store(&shards)
@@ -686,10 +687,12 @@ func (cl *cluster) shardAt(address string) redisop.Shard {
 	}
 	cfg := cl.cfg
 	cfg.Log = cl.cfg.Log.With("master", address)
-	cfg.Last = Identity{}
-	cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) { cl.onUp(n, dataLost, listening, &id) }
+	cfg.Last = wire.Identity{}
+	cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id wire.Identity) {
+		cl.onUp(n, dataLost, listening, &id)
+	}
 	cfg.OnDown = func(n redisop.Shard, err error) { cl.onDown(n, err) }
-	cfg.OnResults = func(results []redisop.Result, raised *Identity) { cl.onResults(results, raised) }
+	cfg.OnResults = func(results []redisop.Result, raised *wire.Identity) { cl.onResults(results, raised) }
 	c := newCommands(cfg, cl.dial.at(address), cl.spare)
 	c.cluster, c.shard, c.namedAt = cl, n, protocol.Now()
 	shards[n] = c
@@ -701,7 +704,7 @@ func (cl *cluster) shardAt(address string) redisop.Shard {
 
 // onUp passes on that a shard can be asked. The identity that a successor gets has the floor of tokens, and
 // nothing of a node: it does not know which node had which slot, and asserts what it holds.
-func (cl *cluster) onUp(n redisop.Shard, dataLost, listening bool, id *Identity) {
+func (cl *cluster) onUp(n redisop.Shard, dataLost, listening bool, id *wire.Identity) {
 	if cl.cfg.OnUp != nil {
 		cl.cfg.OnUp(n, dataLost, listening, *cl.raise(id))
 	}
@@ -713,14 +716,14 @@ const OthersServe = "; locks that other masters of the Cluster have are served, 
 func (cl *cluster) onDown(n redisop.Shard, err error) {
 	if cl.cfg.OnDown != nil {
 		if len(cl.withSlots()) > 1 {
-			err = unavailablef("%v%s", err, OthersServe)
+			err = wire.Unavailablef("%v%s", err, OthersServe)
 		}
 		cl.cfg.OnDown(n, err)
 	}
 	cl.refreshLater()
 }
 
-func (cl *cluster) onResults(results []redisop.Result, raised *Identity) {
+func (cl *cluster) onResults(results []redisop.Result, raised *wire.Identity) {
 	if cl.cfg.OnResults == nil {
 		return
 	}
@@ -739,9 +742,9 @@ func (cl *cluster) liftAbove(r *redisop.Result) {
 	if r.Token == 0 {
 		return
 	}
-	if n := redisop.Shard(cl.owners[cl.keys.slotOf(r.Name)].Load()); n != r.Shard {
+	if n := redisop.Shard(cl.owners[cl.keys.SlotOf(r.Name)].Load()); n != r.Shard {
 		if c := cl.get(n); c != nil {
-			c.liftFloor(&Identity{Floor: int64(r.Token), FloorAt: protocol.Now()})
+			c.liftFloor(&wire.Identity{Floor: int64(r.Token), FloorAt: protocol.Now()})
 		}
 	}
 }
@@ -750,19 +753,19 @@ func (cl *cluster) liftAbove(r *redisop.Result) {
 func (cl *cluster) floorAt(now int64) int64 {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	if !cl.floor.known() {
+	if !cl.floor.Known() {
 		return 0
 	}
-	return cl.floor.floor(now)
+	return cl.floor.Above(now)
 }
 
 // raise notes the floor of a node, and returns what a successor is to know.
-func (cl *cluster) raise(id *Identity) *Identity {
+func (cl *cluster) raise(id *wire.Identity) *wire.Identity {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	now := protocol.Now()
-	if floor := id.floor(now); !cl.floor.known() || floor > cl.floor.floor(now) {
-		cl.floor = Identity{Floor: floor, FloorAt: now}
+	if floor := id.Above(now); !cl.floor.Known() || floor > cl.floor.Above(now) {
+		cl.floor = wire.Identity{Floor: floor, FloorAt: now}
 	}
 	raised := cl.floor
 	raised.RunID = cl.id
@@ -781,7 +784,7 @@ func (cl *cluster) note(why string) {
 		cl.cfg.Log.Warn("the topology of the Cluster is not known", "reason", why)
 	}
 	if changed && cl.cfg.OnDown != nil {
-		cl.cfg.OnDown(0, unavailableError(why))
+		cl.cfg.OnDown(0, wire.Unavailable(why))
 	}
 }
 
@@ -826,12 +829,12 @@ func (cl *cluster) askThere(r redirect, ops []redisop.Op) {
 
 // has reports whether a shard has the slot of a key.
 func (cl *cluster) has(n redisop.Shard, key string) bool {
-	return redisop.Shard(cl.owners[slotOf(key)].Load()) == n
+	return redisop.Shard(cl.owners[wire.SlotOf(key)].Load()) == n
 }
 
 // ofKey returns the shard that has the slot of a key; if none has, any.
 func (cl *cluster) ofKey(key string) *commands {
-	if c := cl.get(redisop.Shard(cl.owners[slotOf(key)].Load())); c != nil {
+	if c := cl.get(redisop.Shard(cl.owners[wire.SlotOf(key)].Load())); c != nil {
 		return c
 	}
 	for _, c := range *cl.shards.Load() {

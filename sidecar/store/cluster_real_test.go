@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -110,7 +111,7 @@ func TestRealCluster(t *testing.T) {
 		if got := recv(t, r.unsubscribed, "end of the subscription"); got != name {
 			t.Fatal(got)
 		}
-		r.await("route", func() bool { return r.owners[slotOf(name)] != from })
+		r.await("route", func() bool { return r.owners[wire.SlotOf(name)] != from })
 		r.Unsubscribe(from, name)
 		r.Subscribe(r.shardOf(name), name)
 		if got := recv(t, r.subscribed, "subscription at the new owner"); got != name {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -71,7 +72,7 @@ func (cl *cluster) ownerOf(slot int) int {
 	if c == nil {
 		return 0
 	}
-	_, port, _ := strings.Cut(c.dial.address, ":")
+	_, port, _ := strings.Cut(c.dial.Address, ":")
 	n, _ := strconv.Atoi(port)
 	return n
 }
@@ -257,7 +258,7 @@ func TestDoSplitsByShard(t *testing.T) {
 		locks := 0
 		for _, run := range n.seen() {
 			for _, name := range run.locks {
-				if locks++; int(slotOf(name))*3/redisop.Slots != i || slotOf(name) != slotOf(run.locks[0]) {
+				if locks++; int(wire.SlotOf(name))*3/redisop.Slots != i || wire.SlotOf(name) != wire.SlotOf(run.locks[0]) {
 					t.Errorf("node %d has a run of %q", i, run.locks)
 				}
 			}
@@ -288,7 +289,7 @@ func TestConnectionsOfAClusterHaveNumbersOfTheirOwn(t *testing.T) {
 			r.await("new connection", func() bool {
 				n.mu.Lock()
 				defer n.mu.Unlock()
-				return n.greeted > greeted && r.isUp[r.owners[slotOf(nodes.names(i, 1)[0])]]
+				return n.greeted > greeted && r.isUp[r.owners[wire.SlotOf(nodes.names(i, 1)[0])]]
 			})
 		}
 	}
@@ -298,7 +299,7 @@ func TestMovedOperationIsSentToTheOtherNode(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
 	name := nodes.names(0, 1)[0]
-	slot := slotOf(name)
+	slot := wire.SlotOf(name)
 	nodes.know(nodes.topology(2, map[uint16]int{slot: 1}))
 	nodes[0].set(func() {
 		nodes[0].onRun = func(*nodeRun) string { return fmt.Sprintf("-MOVED %d %s\r\n", slot, nodes[1].address) }
@@ -322,7 +323,7 @@ func TestMovedOperationIsSentToTheOtherNode(t *testing.T) {
 func (n *fakeNode) asksAt(slot uint16, address string) {
 	n.set(func() {
 		n.onRun = func(run *nodeRun) string {
-			if slotOf(run.locks[0]) != slot {
+			if wire.SlotOf(run.locks[0]) != slot {
 				return ""
 			}
 			return fmt.Sprintf("-ASK %d %s\r\n", slot, address)
@@ -334,7 +335,7 @@ func TestAskedOperationsGoOneByOne(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
 	tag := nodes.names(0, 1)[0]
-	slot := slotOf(tag)
+	slot := wire.SlotOf(tag)
 	nodes[0].asksAt(slot, nodes[1].address)
 	from := r.shardOf(tag)
 	pair := "{" + tag + "}pair"
@@ -369,8 +370,8 @@ func TestAskThatAnswersAskingIsNotFollowed(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
 	name := nodes.names(0, 1)[0]
-	nodes[0].asksAt(slotOf(name), nodes[1].address)
-	nodes[1].asksAt(slotOf(name), nodes[0].address)
+	nodes[0].asksAt(wire.SlotOf(name), nodes[1].address)
+	nodes[1].asksAt(wire.SlotOf(name), nodes[0].address)
 	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Retryable || res.Shard != r.shardOf(name) {
 		t.Errorf("%+v", res)
 	}
@@ -389,9 +390,9 @@ func TestTokenThatIsAskedForIsLiftedToTheClock(t *testing.T) {
 	r.await("clock", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return !c.pipe.encoder.lifts
+		return !c.pipe.encoder.Lifts
 	})
-	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	nodes[0].asksAt(wire.SlotOf(name), nodes[1].address)
 	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done {
 		t.Fatalf("%+v", res)
 	}
@@ -420,7 +421,7 @@ func TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt(t *testin
 	}
 	r := openCluster(t, nodes.url(), func(cfg *Config) { cfg.Replicas = 1 }).settled()
 	name := nodes.names(0, 1)[0]
-	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	nodes[0].asksAt(wire.SlotOf(name), nodes[1].address)
 	if res := r.do(renewOp(name, 1))[0]; res.Outcome != redisop.Done {
 		t.Errorf("%+v", res)
 	}
@@ -440,7 +441,7 @@ func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
 	r := openCluster(t, nodes.url()).settled()
 	added := startFakeNode(t, 9)
 	name := nodes.names(0, 1)[0]
-	nodes[0].asksAt(slotOf(name), added.address)
+	nodes[0].asksAt(wire.SlotOf(name), added.address)
 	for end := time.Now().Add(patience); ; {
 		res := r.do(takeOp(name, 1))[0]
 		if res.Outcome == redisop.Done {
@@ -457,7 +458,7 @@ func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
 	full := make([]*commands, maxShards+1)
 	cl := routerOf(t, nil)
 	got := make(chan []redisop.Result, 1)
-	cl.cfg.OnResults = func(results []redisop.Result, _ *Identity) { got <- results }
+	cl.cfg.OnResults = func(results []redisop.Result, _ *wire.Identity) { got <- results }
 	cl.shards.Store(&full)
 	cl.askThere(redirect{slot: 1, address: portAt(1)}, []redisop.Op{{Kind: redisop.Take, Name: "a", Shard: 7}})
 	if res := recv(t, got, "results"); len(res) != 1 || res[0].Outcome != redisop.NotSent || res[0].Name != "a" || res[0].Shard != 7 || res[0].Msg == "" {
@@ -503,12 +504,12 @@ func TestQueryOfKeysOnSeveralNodes(t *testing.T) {
 		}
 	}
 	type answer struct {
-		replies []reply
+		replies []wire.Reply
 		err     error
 	}
 	ask := func() answer {
 		got := make(chan answer, 2)
-		r.Store.ask(list, func(replies []reply, err error) { got <- answer{slices.Clone(replies), err} })
+		r.Store.ask(list, func(replies []wire.Reply, err error) { got <- answer{slices.Clone(replies), err} })
 		return recv(t, got, "replies")
 	}
 	got := ask()
@@ -516,14 +517,14 @@ func TestQueryOfKeysOnSeveralNodes(t *testing.T) {
 		t.Fatalf("%d replies, %v", len(got.replies), got.err)
 	}
 	for i, rep := range got.replies {
-		if want := fmt.Sprint(1+i%3, list[i][1]); rep.text != want {
-			t.Errorf("reply %d is %q, want %q", i, rep.text, want)
+		if want := fmt.Sprint(1+i%3, list[i][1]); rep.Text != want {
+			t.Errorf("reply %d is %q, want %q", i, rep.Text, want)
 		}
 	}
 	// One node is down: the query fails as a whole, once.
 	nodes[1].set(func() { nodes[1].onOther = func([]string) string { return "" } })
 	failed := make(chan answer, 2)
-	r.Store.ask(list, func(replies []reply, err error) { failed <- answer{replies, err} })
+	r.Store.ask(list, func(replies []wire.Reply, err error) { failed <- answer{replies, err} })
 	nodes[1].cut()
 	if got := recv(t, failed, "error"); got.err == nil || !strings.Contains(got.err.Error(), nodes[1].address) || got.replies != nil {
 		t.Errorf("%+v", got)
@@ -563,7 +564,7 @@ func TestProbeOfAnOpenSlotIsNoRefusal(t *testing.T) {
 		var probes atomic.Int64
 		nodes[0].set(func() {
 			nodes[0].onRun = func(run *nodeRun) string {
-				if isProbeLock(run.locks[0]) {
+				if wire.IsProbeLock(run.locks[0]) {
 					probes.Add(1)
 				}
 				return says
@@ -589,16 +590,16 @@ func TestCopiesOfARecallAreNotDelivered(t *testing.T) {
 		}
 	}).settled()
 	for _, sender := range nodes { // each sends a recall of its own, which the other one passes on before
-		from := originOf(fmt.Sprintf("%08x%032x", sender.number, sender.number), "master")
+		from := wire.OriginOf(fmt.Sprintf("%08x%032x", sender.number, sender.number), "master")
 		for _, n := range nodes {
 			if n != sender {
-				n.push(">3\r\n" + bulk("message") + bulk(ownChannel(r.cfg.UUID)) + bulk(fmt.Sprintf("recall:%v copy", from)))
+				n.push(">3\r\n" + bulk("message") + bulk(wire.OwnChannel(r.cfg.UUID)) + bulk(fmt.Sprintf("recall:%v copy", from)))
 			}
 		}
 	}
 	for _, n := range nodes {
-		from := originOf(fmt.Sprintf("%08x%032x", n.number, n.number), "master")
-		n.push(">3\r\n" + bulk("message") + bulk(ownChannel(r.cfg.UUID)) + bulk(fmt.Sprintf("recall:%v sent", from)))
+		from := wire.OriginOf(fmt.Sprintf("%08x%032x", n.number, n.number), "master")
+		n.push(">3\r\n" + bulk("message") + bulk(wire.OwnChannel(r.cfg.UUID)) + bulk(fmt.Sprintf("recall:%v sent", from)))
 	}
 	for range nodes {
 		if m := recv(t, received, "recall"); m.Kind != redisop.Recalled || m.Name != "sent" {
@@ -612,7 +613,7 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
 	name := nodes.names(0, 1)[0]
-	ask := fmt.Sprintf("-ASK %d %s\r\n", slotOf(name), nodes[1].address)
+	ask := fmt.Sprintf("-ASK %d %s\r\n", wire.SlotOf(name), nodes[1].address)
 	nodes[0].set(func() {
 		nodes[0].onOther = func([]string) string { return ask }
 		nodes[0].onRun = func(*nodeRun) string { return ask }
@@ -632,8 +633,8 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 		}
 	})
 	texts := make(chan string, 1)
-	r.Store.ask([][]string{{"hget", name, "about"}, {"hget", name, "about"}}, func(replies []reply, err error) {
-		texts <- fmt.Sprint(err, " ", len(replies), " ", replies[0].text, " ", replies[1].text)
+	r.Store.ask([][]string{{"hget", name, "about"}, {"hget", name, "about"}}, func(replies []wire.Reply, err error) {
+		texts <- fmt.Sprint(err, " ", len(replies), " ", replies[0].Text, " ", replies[1].Text)
 	})
 	if got := recv(t, texts, "replies"); got != "<nil> 2 there there" {
 		t.Errorf("the replies are %q", got)
@@ -648,7 +649,7 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 	}
 	// Neither node has all keys, or the other one sends it back.
 	nodes[1].set(func() { nodes[1].onOther = nodes[0].onOther })
-	r.Store.ask([][]string{{"hget", name, "about"}}, func(replies []reply, _ error) { texts <- refusal(replies).Error() })
+	r.Store.ask([][]string{{"hget", name, "about"}}, func(replies []wire.Reply, _ error) { texts <- refusal(replies).Error() })
 	if got := recv(t, texts, "replies"); got != slotIsMoving {
 		t.Errorf("the refusal is %q", got)
 	}
@@ -690,15 +691,15 @@ func TestProbeLockIsOneOfTheNode(t *testing.T) {
 	openCluster(t, nodes.url(), often).settled()
 	for i := range 2 {
 		name := recv(t, probed[i], "probe")
-		if (slotOf(name) == 12345) != (i == 1) || Reserved("", name) == "" {
-			t.Errorf("node %d is probed with the lock %q in slot %d", i, name, slotOf(name))
+		if (wire.SlotOf(name) == 12345) != (i == 1) || wire.Reserved("", name) == "" {
+			t.Errorf("node %d is probed with the lock %q in slot %d", i, name, wire.SlotOf(name))
 		}
 	}
 	if len(probed[2]) != 0 {
 		t.Errorf("a node without slots is probed with the lock %q", <-probed[2])
 	}
 	for name, want := range map[string]bool{"locksidecar_probe": true, "locksidecar_probe0": true, "locksidecar_probe65535": true, "locksidecar_probe1x": false, "locksidecar_prob": false, "probe": false} {
-		if isProbeLock(name) != want {
+		if wire.IsProbeLock(name) != want {
 			t.Errorf("%q is the lock of a probe: %v", name, !want)
 		}
 	}
@@ -708,7 +709,7 @@ func TestProbeLockIsOneOfTheNode(t *testing.T) {
 func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 	rnd := harness.Random(t)
 	for round := range harness.Pick(100, 400) {
-		e := encoder{prefix: ourUUID + ":", keys: newKeyspace([]string{"", "app1:", "{app1}:"}[rnd.IntN(3)]), origin: noOrigin, declares: round%4 != 0, isSharded: rnd.IntN(2) == 0}
+		e := wire.Encoder{Prefix: ourUUID + ":", Keys: wire.NewKeyspace([]string{"", "app1:", "{app1}:"}[rnd.IntN(3)]), Origin: wire.NoOrigin, Declares: round%4 != 0, IsSharded: rnd.IntN(2) == 0}
 		var ops []redisop.Op
 		for i := range rnd.IntN(300) {
 			name := fmt.Sprintf([]string{"lock%d", "{tag}%d", "{t%d}x"}[rnd.IntN(3)], i)
@@ -725,12 +726,12 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 			}
 			ops = append(ops, op)
 		}
-		slot := e.keys.slotOf
+		slot := e.Keys.SlotOf
 		left := len(ops)
-		sortForBatching(int64(round), ops, slot)
+		wire.SortForBatching(int64(round), ops, slot)
 		for len(ops) > 0 {
-			s, n := batchPrefix(ops, slot)
-			text := e.run(nil, byDigest, s, 0, 0, ops[:n])
+			s, n := wire.BatchPrefix(ops, slot)
+			text := e.AppendRun(nil, wire.Run{Script: s}, 0, 0, ops[:n])
 			words, err := readCommandText(text)
 			if err != nil {
 				t.Fatal(err)
@@ -746,33 +747,33 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 			}
 			want := make(map[string]bool)
 			for name := range locks {
-				want[e.keys.key(name)] = true
-				if s != acquireRelease {
+				want[e.Keys.Key(name)] = true
+				if s != wire.AcquireRelease {
 					continue
 				}
-				if e.declares || slices.ContainsFunc(ops[:n], func(op redisop.Op) bool { return op.Name == name && op.Kind == redisop.Take }) {
-					want[e.keys.counter(name)] = true
+				if e.Declares || slices.ContainsFunc(ops[:n], func(op redisop.Op) bool { return op.Name == name && op.Kind == redisop.Take }) {
+					want[e.Keys.Counter(name)] = true
 				}
-				if e.declares {
-					want[e.keys.queue(name)], want[e.keys.ours(signsPrefix, name)] = true, true
+				if e.Declares {
+					want[e.Keys.Queue(name)], want[e.Keys.Ours(wire.SignsPrefix, name)] = true, true
 				}
 			}
-			if s == acquireRelease && e.declares && len(keys) != 4*len(locks) {
+			if s == wire.AcquireRelease && e.Declares && len(keys) != 4*len(locks) {
 				t.Fatalf("%d keys for %d locks", len(keys), len(locks))
 			}
 			if len(keys) != len(want) {
 				t.Fatalf("keys %q, want %v", keys, want)
 			}
 			for _, key := range keys {
-				if !want[key] || slotOf(key) != slot(ops[0].Name) {
-					t.Fatalf("key %q of slot %d; want each of %v once, of slot %d", key, slotOf(key), want, slot(ops[0].Name))
+				if !want[key] || wire.SlotOf(key) != slot(ops[0].Name) {
+					t.Fatalf("key %q of slot %d; want each of %v once, of slot %d", key, wire.SlotOf(key), want, slot(ops[0].Name))
 				}
 				delete(want, key)
 			}
-			if s == acquireRelease {
+			if s == wire.AcquireRelease {
 				counts := words[3+count+1]
-				if isLong := e.declares || e.isSharded; isLong != (len(counts) == 6) || isLong && (counts[4] == 1) != e.declares || isLong && (counts[5] == 1) != e.isSharded {
-					t.Fatalf("declares %v, sharded %v: %q", e.declares, e.isSharded, counts)
+				if isLong := e.Declares || e.IsSharded; isLong != (len(counts) == 6) || isLong && (counts[4] == 1) != e.Declares || isLong && (counts[5] == 1) != e.IsSharded {
+					t.Fatalf("declares %v, sharded %v: %q", e.Declares, e.IsSharded, counts)
 				}
 			}
 			ops, left = ops[n:], left-n
@@ -904,7 +905,7 @@ func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
 func beforeUp(f *atomic.Pointer[func()]) func(*Config) {
 	return func(cfg *Config) {
 		up := cfg.OnUp
-		cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id Identity) {
+		cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id wire.Identity) {
 			if f := f.Swap(nil); f != nil {
 				(*f)()
 			}
@@ -920,7 +921,7 @@ func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
 		t.Run(when, func(t *testing.T) {
 			nodes := startFakeCluster(t, 2)
 			name := nodes.names(0, 1)[0]
-			slot := slotOf(name)
+			slot := wire.SlotOf(name)
 			last := time.Now().Add(time.Hour).UnixMicro() // as with a node whose clock is ahead
 			var r *clusterRecorder
 			move := func() { r.cluster.onMoved(redirect{slot: slot, address: nodes[1].address}) }
@@ -982,7 +983,7 @@ func TestTokensOfTheNewOwnerAreAboveItsClock(t *testing.T) {
 			moved, other := nodes.names(0, 1)[0], nodes.names(1, 1)[0]
 			var onUp atomic.Pointer[func()]
 			r := openCluster(t, nodes.url(), beforeUp(&onUp)).settled()
-			slot, to := slotOf(moved), r.shardOf(other)
+			slot, to := wire.SlotOf(moved), r.shardOf(other)
 			nodes.know("")  // the host learns of the move from MOVED alone
 			var clock int64 // of the new owner, when it has the slot
 			move := func() {
@@ -1074,7 +1075,7 @@ func TestClockIsAskedForAgainIfSlotsCameSince(t *testing.T) {
 	for range 3 {
 		c.pipe.askClock(protocol.Now())
 	}
-	if floor := c.pipe.encoder.tokensAbove(); floor < 1<<53-1 {
+	if floor := c.pipe.encoder.TokensAbove(); floor < 1<<53-1 {
 		t.Errorf("a counter of %d would not be lifted", floor)
 	}
 	c.pipe.out.Flush()
@@ -1082,7 +1083,7 @@ func TestClockIsAskedForAgainIfSlotsCameSince(t *testing.T) {
 	r.await("second answer", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return !c.pipe.encoder.lifts
+		return !c.pipe.encoder.Lifts
 	})
 	if n := nodes[1].asked(); n != 2 {
 		t.Errorf("the clock was asked for %d times, want twice", n)
@@ -1093,7 +1094,7 @@ func TestClockIsAskedForAgainIfSlotsCameSince(t *testing.T) {
 func TestAskNamesANodeThatIsClosed(t *testing.T) {
 	cl := routerOf(t, nil)
 	got := make(chan []redisop.Result, 1)
-	cl.cfg.OnResults = func(results []redisop.Result, _ *Identity) { got <- results }
+	cl.cfg.OnResults = func(results []redisop.Result, _ *wire.Identity) { got <- results }
 	if err := cl.apply(known(t, "5: 0-16383"), portAt(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -1111,13 +1112,13 @@ func TestAskedScriptThatIsNotKnownIsSentAgainBehindAsking(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
 	name := nodes.names(0, 1)[0]
-	nodes[0].asksAt(slotOf(name), nodes[1].address)
+	nodes[0].asksAt(wire.SlotOf(name), nodes[1].address)
 	isKnown := false
 	nodes[1].set(func() {
 		nodes[1].onRun = func(run *nodeRun) string {
 			switch {
 			case !run.isAsking:
-				return fmt.Sprintf("-MOVED %d %s\r\n", slotOf(name), nodes[0].address)
+				return fmt.Sprintf("-MOVED %d %s\r\n", wire.SlotOf(name), nodes[0].address)
 			case !isKnown:
 				isKnown = true
 				return "-NOSCRIPT No matching script\r\n"
@@ -1236,7 +1237,7 @@ func TestClusterIsReachedOverIPv6(t *testing.T) {
 			t.Errorf("a lock over IPv6: %+v", res)
 		}
 	}
-	if all := r.cluster.withSlots(); len(all) != 2 || !strings.HasPrefix(all[1].dial.address, "[::1]:") {
+	if all := r.cluster.withSlots(); len(all) != 2 || !strings.HasPrefix(all[1].dial.Address, "[::1]:") {
 		t.Errorf("%d masters", len(all))
 	}
 }
@@ -1271,15 +1272,15 @@ func TestQueryThatIsMovedMovesTheSlot(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	r := openCluster(t, nodes.url()).settled()
 	key := nodes.names(0, 1)[0]
-	slot := slotOf(key)
+	slot := wire.SlotOf(key)
 	nodes[0].set(func() {
 		nodes[0].onOther = func([]string) string { return fmt.Sprintf("-MOVED %d %s\r\n", slot, nodes[1].address) }
 	})
 	to := fmt.Sprint("route ", r.shardOf(nodes.names(1, 1)[0]))
 	before := len(r.events())
-	got := make(chan reply, 1)
-	r.Store.ask([][]string{{"hget", key, "about"}}, func(replies []reply, _ error) { got <- replies[0] })
-	if rep := recv(t, got, "reply"); rep.kind != '-' {
+	got := make(chan wire.Reply, 1)
+	r.Store.ask([][]string{{"hget", key, "about"}}, func(replies []wire.Reply, _ error) { got <- replies[0] })
+	if rep := recv(t, got, "reply"); rep.Kind != '-' {
 		t.Errorf("%v", rep)
 	}
 	r.await("route", func() bool { return slices.Contains(r.lines[before:], to) })
@@ -1339,7 +1340,7 @@ func TestLongTopologyIsAskedOnAConnectionOfItsOwn(t *testing.T) {
 	nodes := startFakeCluster(t, 1)
 	r := openCluster(t, nodes.url()).settled()
 	long := nodes.topology(1, nil)
-	for i := 0; len(long) <= maxReplyText; i++ {
+	for i := 0; len(long) <= wire.MaxReplyText; i++ {
 		long += nodeLine(fmt.Sprintf("10.0.%d.%d:1@2", i/250, i%250), "slave", 1)
 	}
 	nodes.know(long)
@@ -1375,7 +1376,7 @@ func TestNodeOfAnotherClusterIsNotBelieved(t *testing.T) {
 		t.Errorf("the slots are those of another Cluster: owner %d, %v", cl.ownerOf(16383), err)
 	}
 	cl.get(1).slots.Store(0)
-	if slices.Contains(cl.askable(), cl.get(1).dial.address) && cl.get(1).dial.address != "127.0.0.1:1" {
+	if slices.Contains(cl.askable(), cl.get(1).dial.Address) && cl.get(1).dial.Address != "127.0.0.1:1" {
 		t.Error("a master without slots is asked")
 	}
 }
@@ -1404,7 +1405,7 @@ func TestUnsubscribeThatMeetsTheMoveOfItsSlot(t *testing.T) {
 		"-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
 		"-MOVED 1 127.0.0.1:1\r\n-NOPERM this user has no permissions to run the 'ping' command\r\n",
 	} {
-		l := newListener(newKeyspace(""))
+		l := newListener(wire.NewKeyspace(""))
 		l.isSharded = true
 		l.subscribe("lock")
 		asked := l.next()
@@ -1415,16 +1416,16 @@ func TestUnsubscribeThatMeetsTheMoveOfItsSlot(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 		c := &commands{cluster: routerOf(t, nil).cluster, listener: l}
-		p := &pipeline{commands: c, readyConn: &readyConn{dial: &dialer{address: portAt(1)}}}
+		p := &pipeline{commands: c, readyConn: &readyConn{dial: &dialer{Server: wire.Server{Address: portAt(1)}}}}
 		p.calls.push(call{form: subscribing, channels: r})
 		p.calls.push(call{form: alive})
-		replies := newReplies(&inputSource{strings.NewReader(strings.ReplaceAll(answers, bulk("CHANNEL"), bulk(r.channels[0])))})
+		replies := wire.NewReplies(&inputSource{strings.NewReader(strings.ReplaceAll(answers, bulk("CHANNEL"), bulk(r.channels[0])))})
 		for {
-			answer, err := replies.next()
+			answer, err := replies.Next()
 			if err != nil {
 				break
 			}
-			if answer.kind == '>' {
+			if answer.Kind == '>' {
 				err = p.onConfirmation(answer, true, r.channels[0])
 			} else {
 				_, err = p.onRefusal(r, answer)
@@ -1607,7 +1608,7 @@ func TestShardThatIsUsedAgainServes(t *testing.T) {
 		before := r.shardOf(name)
 		gone.set(func() { gone.isClosed = true })
 		gone.cut()
-		r.await("route", func() bool { return r.owners[slotOf(name)] != before })
+		r.await("route", func() bool { return r.owners[wire.SlotOf(name)] != before })
 		r.await("shard that ended", func() bool {
 			r.cluster.passGoneAfter()
 			r.cluster.refresh()

@@ -10,13 +10,14 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 const (
 	// A batch is as large as Redis answers in a few milliseconds, so that what
 	// comes in meanwhile does not wait long.
-	batchRenewals = 8 * runMax
-	batchDeletes  = 2 * runMax
+	batchRenewals = 8 * wire.RunMax
+	batchDeletes  = 2 * wire.RunMax
 	batchOthers   = 512
 
 	// The end of a connection is noticed at once, because other hosts may reconnect to a
@@ -86,8 +87,8 @@ type commands struct {
 	loginFailure string        // why they could not be read, as the log has it; "": they were
 
 	// Owned by run.
-	number     uint32   // of the connection, the first one is 1
-	last       Identity // of the last connection that was up, perhaps in another process
+	number     uint32        // of the connection, the first one is 1
+	last       wire.Identity // of the last connection that was up, perhaps in another process
 	upAt       time.Time
 	delay      time.Duration // before the next attempt to connect
 	why        string        // Redis cannot be asked: the last reason; "": it can
@@ -117,7 +118,7 @@ func newCommands(cfg Config, d *dialer, spare resultPool) *commands {
 		dialed:   make(chan dialed),
 		hurry:    make(chan struct{}, 1),
 		done:     make(chan struct{}),
-		listener: newListener(d.keys),
+		listener: newListener(d.Keys),
 
 		spareResults: spare,
 		why:          d.notYet(),
@@ -203,7 +204,7 @@ func (c *commands) pump(p *pipeline) {
 		c.batch = c.renewals.pop(c.batch[:0], batchRenewals)
 		c.batch = c.deletes.pop(c.batch, batchDeletes)
 		c.batch = c.others.pop(c.batch, batchOthers)
-		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
+		if n := len(c.batch); n > 0 && c.others.len() > 0 && wire.IsPair(&c.batch[n-1], c.others.front()) {
 			c.batch = c.others.pop(c.batch, 1)
 		}
 		now := protocol.Now()
@@ -235,7 +236,7 @@ func (c *commands) sendQueued(p *pipeline) error {
 		return nil
 	}
 	if p.drainReason != "" {
-		return unavailableError(p.drainReason)
+		return wire.Unavailable(p.drainReason)
 	}
 	if c.closing {
 		c.nudge()
@@ -338,7 +339,7 @@ func (c *commands) checkPipeline() (next time.Duration, over bool) {
 
 // connect tries until it has a connection that is ready, and gives it to run. delay is the time
 // before the first attempt.
-func (c *commands) connect(delay time.Duration, last Identity) {
+func (c *commands) connect(delay time.Duration, last wire.Identity) {
 	for {
 		if !pauseUnless(c.ctx, delay, c.hurry) {
 			return
@@ -390,9 +391,9 @@ func (c *commands) readLogin() {
 		d, err = parse(cfg)
 	}
 	if err == nil && c.cluster != nil {
-		d, err = c.cluster.relogin(d, c.dial.address)
+		d, err = c.cluster.relogin(d, c.dial.Address)
 	} else if err == nil && (d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || !d.hasSentinelsOf(c.dial) || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)) {
-		err = unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
+		err = wire.Unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
 	}
 	if err == nil {
 		c.login, c.loginFailure = d, ""
@@ -434,7 +435,7 @@ func pauseUnless(ctx context.Context, delay time.Duration, hurry <-chan struct{}
 // leave ends a connection to another server than the master at an address. The caller holds mu.
 func (c *commands) leave(p *pipeline, master string) {
 	if p.dial.options.Addr != master {
-		p.cut(unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", p.dial.address, c.dial.address, master))
+		p.cut(wire.Unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", p.dial.Address, c.dial.Address, master))
 	}
 }
 
@@ -452,14 +453,14 @@ func (c *commands) onMoved(address string) {
 
 // onConnected takes a new connection into use.
 func (c *commands) onConnected(s *readyConn) {
-	lost := c.last.known() && !s.id.sameData(&c.last)
+	lost := c.last.Known() && !s.id.SameData(&c.last)
 	if c.cluster != nil {
 		// Counters may have come from another node, and have lost their last values on the way.
-		if now := protocol.Now(); c.cluster.floorAt(now) > s.id.floor(now) {
+		if now := protocol.Now(); c.cluster.floorAt(now) > s.id.Above(now) {
 			s.id.Floor, s.id.FloorAt = c.cluster.floorAt(now), now
 		}
 	}
-	if s.killed != nil && code(s.killed.Error()) == "NOPERM" && !c.killLogged {
+	if s.killed != nil && wire.Code(s.killed.Error()) == "NOPERM" && !c.killLogged {
 		c.killLogged = true
 		c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
 	}
@@ -469,29 +470,29 @@ func (c *commands) onConnected(s *readyConn) {
 	listening := s.refused == ""
 	if !listening && !c.ownLogged {
 		c.ownLogged = true
-		c.cfg.Log.Warn("this user may not subscribe to the channel on which other sidecars reach this one; let its ACL have +subscribe and the channels "+ownChannel("*"),
-			"reason", clip(s.refused))
+		c.cfg.Log.Warn("this user may not subscribe to the channel on which other sidecars reach this one; let its ACL have +subscribe and the channels "+wire.OwnChannel("*"),
+			"reason", wire.Clip(s.refused))
 	}
 	if s.isClusterNode && !c.isClusterLogged {
 		c.isClusterLogged = true
-		c.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.address)
+		c.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.Address)
 	}
 	if s.noAsking != "" && !c.cluster.askingLogged.Swap(true) {
 		advice := ""
-		if code(s.noAsking) == "NOPERM" {
+		if wire.Code(s.noAsking) == "NOPERM" {
 			advice = "; let the ACL of this user have +asking"
 		}
 		c.cfg.Log.Warn("Redis refuses ASKING: while a slot moves key by key, its held locks cannot be renewed"+advice,
-			"address", s.dial.address, "reason", clip(s.noAsking))
+			"address", s.dial.Address, "reason", wire.Clip(s.noAsking))
 	}
 	if s.noQueue != "" && !c.noQueue {
 		c.noQueue = true
-		c.cfg.Log.Warn("this user may not use the queues of locks: this host waits for a lock without a place in its queue; let its ACL have +zadd +zcard +zrank +zrange +zrem +zpopmin and the keys "+c.dial.keys.queuePatterns(),
-			"reason", clip(s.noQueue))
+		c.cfg.Log.Warn("this user may not use the queues of locks: this host waits for a lock without a place in its queue; let its ACL have +zadd +zcard +zrank +zrange +zrem +zpopmin and the keys "+c.dial.Keys.QueuePatterns(),
+			"reason", wire.Clip(s.noQueue))
 	}
 	log := c.cfg.Log
 	if c.sentinels != nil {
-		log = log.With("address", s.dial.address)
+		log = log.With("address", s.dial.Address)
 	}
 	log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s), "own_channel", listening)
 	c.last, c.upAt = s.id, time.Now()
@@ -517,7 +518,7 @@ func (c *commands) onConnected(s *readyConn) {
 	c.listener.isSharded = s.isSharded
 	c.pipe = p
 	if c.cluster != nil {
-		if now := protocol.Now(); c.cluster.floorAt(now) > p.id.floor(now) { // liftFloor looked before
+		if now := protocol.Now(); c.cluster.floorAt(now) > p.id.Above(now) { // liftFloor looked before
 			p.lift(now, c.cluster.floorAt(now))
 		}
 		if c.mustAskClock {
@@ -537,7 +538,7 @@ func (c *commands) onConnected(s *readyConn) {
 // dataLost is, for the log, whether Redis lost its data since the connection before s.
 func (c *commands) dataLost(s *readyConn) string {
 	switch {
-	case !c.last.known(), s.id.sameData(&c.last):
+	case !c.last.Known(), s.id.SameData(&c.last):
 		return "no"
 	case s.id.RunID == "" || c.last.RunID == "":
 		return "unknown" // INFO is not permitted
@@ -570,7 +571,7 @@ func (c *commands) onDisconnect() {
 	c.mu.Unlock()
 	c.lost.note(p.wire)
 	why := p.dial.broken(err)
-	if told, ok := err.(unavailableError); ok {
+	if told, ok := err.(wire.Unavailable); ok {
 		why = string(told)
 	}
 	// A connection that served for a while is made again at once; one that breaks
@@ -584,7 +585,7 @@ func (c *commands) onDisconnect() {
 		c.delay = nextDelay(c.delay)
 	}
 	results, queries := p.close(why)
-	c.onDown(unavailableError(why))
+	c.onDown(wire.Unavailable(why))
 	fail(queries, why)
 	if len(results) > 0 {
 		c.deliver(results, nil)
@@ -614,18 +615,18 @@ func (c *commands) doAsking(ops []redisop.Op) bool {
 }
 
 // liftFloor has the tokens of this node be above a floor, too.
-func (c *commands) liftFloor(floor *Identity) {
+func (c *commands) liftFloor(floor *wire.Identity) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p := c.pipe; p != nil && floor.known() {
+	if p := c.pipe; p != nil && floor.Known() {
 		now := protocol.Now()
-		p.lift(now, floor.floor(now))
+		p.lift(now, floor.Above(now))
 	}
 }
 
 // onSlotsCame has the tokens of locks whose slots have just moved to this node be above a floor, and above
 // all tokens that were drawn before.
-func (c *commands) onSlotsCame(floor *Identity) {
+func (c *commands) onSlotsCame(floor *wire.Identity) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.pipe
@@ -634,8 +635,8 @@ func (c *commands) onSlotsCame(floor *Identity) {
 		return
 	}
 	now := protocol.Now()
-	if floor.known() {
-		p.lift(now, floor.floor(now))
+	if floor.Known() {
+		p.lift(now, floor.Above(now))
 	}
 	p.askClock(now)
 	p.out.Flush()
@@ -643,10 +644,10 @@ func (c *commands) onSlotsCame(floor *Identity) {
 
 // lift has the tokens of this connection be above a floor, too. The caller holds mu.
 func (p *pipeline) lift(now, floor int64) {
-	if floor > p.id.floor(now) {
+	if floor > p.id.Above(now) {
 		p.id.Floor, p.id.FloorAt = floor, now
 	}
-	p.encoder.floor = max(p.encoder.floor, p.id.floor(now))
+	p.encoder.Floor = max(p.encoder.Floor, p.id.Above(now))
 }
 
 // A resultPool has slices for results that were given back.
@@ -689,7 +690,7 @@ func (c *commands) hand(d *delivery) {
 	}
 }
 
-func (c *commands) deliver(results []redisop.Result, raised *Identity) {
+func (c *commands) deliver(results []redisop.Result, raised *wire.Identity) {
 	if c.cfg.OnResults != nil {
 		c.cfg.OnResults(results, raised)
 	}

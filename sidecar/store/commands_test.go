@@ -22,6 +22,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -694,7 +695,7 @@ func TestOutcomes(t *testing.T) {
 		"@user_script: 64: -READONLY You can't write against a read only replica.":       redisop.Retryable,
 		"@user_script: 64: The user executing the script can't run this command":         redisop.Refused,
 	} {
-		if got := outcomeOf(code(text)); got != want {
+		if got := wire.OutcomeOf(wire.Code(text)); got != want {
 			t.Errorf("%q: outcome %d, want %d", text, got, want)
 		}
 	}
@@ -725,12 +726,12 @@ func TestKnownScriptsAreNotLoadedAgain(t *testing.T) {
 	first := connected(t, s.url())
 	before := loads()
 	second := connected(t, s.url())
-	if after := loads(); before != fmt.Sprint("calls=", len(scripts)) || after != before {
+	if after := loads(); before != fmt.Sprint("calls=", len(wire.Scripts)) || after != before {
 		t.Errorf("scripts are loaded with %q, and by the second connection up to %q", before, after)
 	}
 	must(s.admin().ScriptFlush(ctx).Result())
 	connected(t, s.url())
-	if after := loads(); after != fmt.Sprint("calls=", 2*len(scripts)) {
+	if after := loads(); after != fmt.Sprint("calls=", 2*len(wire.Scripts)) {
 		t.Errorf("after SCRIPT FLUSH: %q", after)
 	}
 	for _, r := range []*recorder{first, second} {
@@ -992,12 +993,12 @@ func TestSuccessorFindsAnotherRedis(t *testing.T) {
 	last := connected(t, s.url()).id
 	for _, tt := range []struct {
 		what   string
-		change func(*Identity)
+		change func(*wire.Identity)
 	}{
-		{"another run", func(id *Identity) { id.RunID = strings.Repeat("0", 40) }},
-		{"another replication history", func(id *Identity) { id.ReplID = strings.Repeat("0", 40) }},
-		{"another database", func(id *Identity) { id.ReplID += "1" }},
-		{"a Redis that did not say", func(id *Identity) { id.RunID, id.ReplID = "", "" }},
+		{"another run", func(id *wire.Identity) { id.RunID = strings.Repeat("0", 40) }},
+		{"another replication history", func(id *wire.Identity) { id.ReplID = strings.Repeat("0", 40) }},
+		{"another database", func(id *wire.Identity) { id.ReplID += "1" }},
+		{"a Redis that did not say", func(id *wire.Identity) { id.RunID, id.ReplID = "", "" }},
 	} {
 		id := last
 		// Of another run this is a stranger's number.
@@ -1344,7 +1345,7 @@ func TestLanes(t *testing.T) {
 // of tokens never falls, and goes on with the time, over connections and over
 // processes.
 func TestFloorNeverFalls(t *testing.T) {
-	last := Identity{}
+	last := wire.Identity{}
 	for i, clock := range []int64{5_000_000_000_000, 4_000_000_000_000, 3_000_000_000_000, 2_000_000_000_000_000} {
 		var floors atomic.Int64
 		l := listen(t)
@@ -1470,7 +1471,7 @@ func TestLogNamesDataLossOnlyIfRedisIdentifiesItself(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := open(t, tt.url, func(c *Config) {
-				c.Last = Identity{RunID: tt.runID, ReplID: "x/0", Floor: 1, FloorAt: protocol.Now()}
+				c.Last = wire.Identity{RunID: tt.runID, ReplID: "x/0", Floor: 1, FloorAt: protocol.Now()}
 			})
 			if up := r.up(); !up.lost {
 				t.Error("locks are not asserted again")

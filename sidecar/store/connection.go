@@ -19,6 +19,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // dialer knows the way to one Redis, and which keys are ours there. Immutable.
@@ -26,11 +27,9 @@ type dialer struct {
 	options redis.Options  // what the URL says; the address of the server, if group and nodes are nil
 	group   *sentinelGroup // who says where the server is; nil: the URL does
 	nodes   []string       // of a Cluster, host:port; nil: Redis is none
-	isNode  bool           // it is the way to a node of a Cluster
-	address string         // for people; never the password
-	timeout time.Duration  // of silence while an answer is owed
+	wire.Server
+	timeout time.Duration // of silence while an answer is owed
 	tls     TLS
-	keys    keyspace
 	channel string // of the sidecar
 
 	replicas int // that must confirm what is done; 0: none
@@ -56,10 +55,10 @@ func parse(cfg Config) (*dialer, error) {
 	if err := cfg.TLS.check(o.TLSConfig); err != nil {
 		return nil, err
 	}
-	if err := CheckKeyPrefix(cfg.KeyPrefix); err != nil {
+	if err := wire.CheckKeyPrefix(cfg.KeyPrefix); err != nil {
 		return nil, err
 	}
-	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS, keys: newKeyspace(cfg.KeyPrefix), channel: ownChannel(cfg.UUID), replicas: cfg.Replicas}
+	d := &dialer{Server: wire.Server{Address: o.Addr, Keys: wire.NewKeyspace(cfg.KeyPrefix)}, timeout: cfg.Timeout, tls: cfg.TLS, channel: wire.OwnChannel(cfg.UUID), replicas: cfg.Replicas}
 	if o.ClientName == "" {
 		o.ClientName = "locksidecar"
 	}
@@ -68,10 +67,10 @@ func parse(cfg Config) (*dialer, error) {
 	}
 	d.options = *o
 	if u.Nodes != nil {
-		d.nodes, d.address = u.Nodes, strings.Join(u.Nodes, ",")
+		d.nodes, d.Address = u.Nodes, strings.Join(u.Nodes, ",")
 	}
 	if u.Sentinel != nil {
-		d.address = u.Sentinel.Master
+		d.Address = u.Sentinel.Master
 		if d.group, err = checkGroup(u.Sentinel, cfg.TLS, cfg.Timeout); err != nil {
 			return nil, err
 		}
@@ -83,23 +82,23 @@ func parse(cfg Config) (*dialer, error) {
 // announce IP addresses, for which there are no certificates: then the certificate is to have the name
 // of the URL.
 func (d *dialer) at(address string) *dialer {
-	server := *d
-	server.isNode = d.nodes != nil
-	server.group, server.nodes, server.address, server.options.Addr = nil, nil, address, address
-	if o := &server.options; o.TLSConfig != nil {
+	to := *d
+	to.IsNode = d.nodes != nil
+	to.group, to.nodes, to.Address, to.options.Addr = nil, nil, address, address
+	if o := &to.options; o.TLSConfig != nil {
 		host, _, _ := net.SplitHostPort(address)
-		if server.isNode && net.ParseIP(host) != nil {
-			return &server
+		if to.IsNode && net.ParseIP(host) != nil {
+			return &to
 		}
 		o.TLSConfig = o.TLSConfig.Clone()
 		o.TLSConfig.ServerName = host
 	}
-	return &server
+	return &to
 }
 
 // place is the address and the number of the database; or the name of the master, if Sentinels say
 // where it is.
-func (d *dialer) place() string { return d.address + "/" + strconv.Itoa(d.options.DB) }
+func (d *dialer) place() string { return d.Address + "/" + strconv.Itoa(d.options.DB) }
 
 // A netConn is the socket under a link. It can be cut at any time by anybody.
 type netConn struct {
@@ -148,7 +147,7 @@ type redisConn struct {
 
 // note adds a permission to lacks if Redis denied a command.
 func (l *redisConn) note(err error, permission string) {
-	if err != nil && code(err.Error()) == "NOPERM" {
+	if err != nil && wire.Code(err.Error()) == "NOPERM" {
 		l.lacks = append(l.lacks, permission)
 	}
 }
@@ -174,7 +173,7 @@ func (d *dialer) dial(ctx context.Context, lost *lostAddresses) (*redisConn, err
 		config, err := d.tls.config(d.options.TLSConfig)
 		if err != nil {
 			socket.Close()
-			return nil, unavailableError(err.Error())
+			return nil, wire.Unavailable(err.Error())
 		}
 		secure := tls.Client(socket, config)
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
@@ -239,15 +238,15 @@ type readyConn struct {
 	dial     *dialer // that made it
 	conn     *redis.Conn
 	in       *inputSource
-	replies  *replies // of in, after the switch to RESP3
-	refused  string   // why Redis refused the subscription to the sidecar's channel; "": it did not
-	noQueue  string   // why this user may not use the queues of locks; "": it may
-	noAsking string   // why a node of a Cluster refuses ASKING; "": it does not
-	id       Identity
-	origin   origin // of what the server executes
-	clock    int64  // the server's time at clockAt, µs
-	clockAt  int64  // CLOCK_BOOTTIME in ns
-	version  string // of the server
+	replies  *wire.Replies // of in, after the switch to RESP3
+	refused  string        // why Redis refused the subscription to the sidecar's channel; "": it did not
+	noQueue  string        // why this user may not use the queues of locks; "": it may
+	noAsking string        // why a node of a Cluster refuses ASKING; "": it does not
+	id       wire.Identity
+	origin   wire.Origin // of what the server executes
+	clock    int64       // the server's time at clockAt, µs
+	clockAt  int64       // CLOCK_BOOTTIME in ns
+	version  string      // of the server
 
 	isClusterNode bool // although the URL does not say so
 	isSharded     bool // it has sharded channels, and is a node of a Cluster
@@ -299,7 +298,7 @@ func (s *readyConn) close() {
 // connect makes a connection that is ready: dials, greets, and finds out whether this Redis will
 // do. last is the connection before it, if there was one, perhaps in another process:
 // what may still run of that one is ended, and tokens go on from its floor.
-func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last Identity) (*readyConn, error) {
+func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last wire.Identity) (*readyConn, error) {
 	l, err := d.dial(ctx, lost)
 	if err != nil {
 		return nil, err
@@ -329,46 +328,46 @@ type inputSource struct{ io.Reader }
 // to the sidecar's channel. go-redis does not use the connection any more.
 func (d *dialer) subscribe(s *readyConn) error {
 	s.in = &inputSource{s.wire}
-	s.replies = newReplies(s.in)
-	s.replies.known = [...]string{"message", d.channel}
-	text := appendString(appendString(appendArray(nil, 2), "hello"), "3")
+	s.replies = wire.NewReplies(s.in)
+	s.replies.Known = [...]string{"message", d.channel}
+	text := wire.AppendString(wire.AppendString(wire.AppendArray(nil, 2), "hello"), "3")
 	text = appendChannelsRequest(text, &channelsRequest{channels: []string{d.channel}})
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
 	if _, err := s.wire.Write(text); err != nil {
-		return unavailableError(d.broken(err))
+		return wire.Unavailable(d.broken(err))
 	}
-	hello, err := s.replies.next()
+	hello, err := s.replies.Next()
 	if err != nil {
-		return unavailableError(d.broken(err))
+		return wire.Unavailable(d.broken(err))
 	}
-	if hello.kind != '%' {
+	if hello.Kind != '%' {
 		return d.noRESP3(hello)
 	}
-	answer, err := s.replies.next()
+	answer, err := s.replies.Next()
 	switch {
 	case err != nil:
-		return unavailableError(d.broken(err))
-	case answer.kind == '-' && outcomeOf(code(answer.text)) == redisop.Retryable:
-		return unavailablef("Redis at %s does not accept the subscription of this sidecar: %s", d.address, clip(answer.text))
-	case answer.kind == '-':
-		s.refused = reason(answer.text)
-	case answer.kind != '>' || !hasKinds(answer.list, "$$:") || answer.list[0].text != "subscribe":
-		return unavailableError(d.broken(&unexpectedReply{reply: answer}))
+		return wire.Unavailable(d.broken(err))
+	case answer.Kind == '-' && wire.OutcomeOf(wire.Code(answer.Text)) == redisop.Retryable:
+		return wire.Unavailablef("Redis at %s does not accept the subscription of this sidecar: %s", d.Address, wire.Clip(answer.Text))
+	case answer.Kind == '-':
+		s.refused = wire.Reason(answer.Text)
+	case answer.Kind != '>' || !wire.HasKinds(answer.List, "$$:") || answer.List[0].Text != "subscribe":
+		return wire.Unavailable(d.broken(&wire.UnexpectedReply{Reply: answer}))
 	}
 	return nil
 }
 
 // probe fills in what s is to know, in two exchanges.
-func (d *dialer) probe(s *readyConn, last Identity) error {
+func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	ctx := context.Background()
 	hello := redis.NewSliceCmd(ctx, "hello", 2) // version, role and id, even where INFO is not permitted
 	server := redis.NewStringCmd(ctx, "info", "server")
 	replication := redis.NewStringCmd(ctx, "info", "replication")
 	memory, stats := redis.NewStringCmd(ctx, "info", "memory"), redis.NewStringCmd(ctx, "info", "stats")
 	clock := redis.NewTimeCmd(ctx, "time")
-	needed := scripts
-	if d.isNode {
-		needed = clusterScripts
+	needed := wire.Scripts
+	if d.IsNode {
+		needed = wire.ClusterScripts
 	}
 	exists := redis.NewCmd(ctx, append([]any{"script", "exists"}, digests(needed)...)...)
 	asRole := redis.NewCmd(ctx, "role")
@@ -395,16 +394,16 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		mode = info["redis_mode"]
 	}
 	if mode == "sentinel" {
-		return unavailablef("Redis at %s is a Sentinel, which has no locks; write redis+sentinel://%s/NAME with the name of the master that it watches", d.address, d.address)
+		return wire.Unavailablef("Redis at %s is a Sentinel, which has no locks; write redis+sentinel://%s/NAME with the name of the master that it watches", d.Address, d.Address)
 	}
-	if isCluster := mode == "cluster"; mode != "" && isCluster != d.isNode {
-		if d.isNode {
-			return unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", d.address)
+	if isCluster := mode == "cluster"; mode != "" && isCluster != d.IsNode {
+		if d.IsNode {
+			return wire.Unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", d.Address)
 		}
 		s.isClusterNode = true
 	}
 	if tooOld(s.version) {
-		return unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)
+		return wire.Unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.Address, s.version)
 	}
 	role := info["role"]
 	if role == "" {
@@ -415,7 +414,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		if info["master_host"] != "" {
 			of = net.JoinHostPort(info["master_host"], info["master_port"])
 		}
-		return unavailablef("Redis at %s is a read-only replica of %s; %s", d.address, of, failingOver)
+		return wire.Unavailablef("Redis at %s is a read-only replica of %s; %s", d.Address, of, wire.FailingOver)
 	}
 	if info["loading"] == "1" {
 		return d.loading()
@@ -423,15 +422,15 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	if err := clock.Err(); err != nil {
 		return d.handshakeError(err)
 	}
-	s.id = Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
+	s.id = wire.Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
 	s.id.ClientID, _ = greeting["id"].(int64)
-	s.origin = originOf(s.id.RunID, role)
+	s.origin = wire.OriginOf(s.id.RunID, role)
 	s.replication.onInfo(info)
 	s.eviction.onInfo(infoFields(memory.Val() + "\n" + stats.Val()))
 	s.clock, s.clockAt = s.id.Floor, answered
-	if last.known() {
+	if last.Known() {
 		// If a new master's clock is behind the old one's, tokens still grow.
-		s.id.Floor = max(s.id.Floor, last.floor(answered))
+		s.id.Floor = max(s.id.Floor, last.Above(answered))
 	}
 
 	// To load the scripts again that Redis knows would cost it as much as the rest of the connection.
@@ -441,16 +440,16 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		if isKnown {
 			continue
 		}
-		load = redis.NewStringCmd(ctx, "script", "load", needed[i].text)
-		if cmds = append(cmds, load); needed[i] == renew { // a user may be permitted this and not that
-			cmds = append(cmds, redis.NewCmd(ctx, "eval", renew.text, 0, "", 0))
+		load = redis.NewStringCmd(ctx, "script", "load", needed[i].Text)
+		if cmds = append(cmds, load); needed[i] == wire.Renew { // a user may be permitted this and not that
+			cmds = append(cmds, redis.NewCmd(ctx, "eval", wire.Renew.Text, 0, "", 0))
 		}
 	}
 	// A renewal of no lock shows whether this user may run scripts at all.
-	evalsha := redis.NewCmd(ctx, "evalsha", renew.sha, 0, "", 0)
+	evalsha := redis.NewCmd(ctx, "evalsha", wire.Renew.SHA, 0, "", 0)
 	cmds = append(cmds, evalsha)
 	// There is no lock whose name is empty, so this changes nothing.
-	queue := d.keys.queue("")
+	queue := d.Keys.Queue("")
 	queueCmds := []redis.Cmder{
 		redis.NewCmd(ctx, "zadd", queue, "xx", "0", "-"), redis.NewCmd(ctx, "zcard", queue), redis.NewCmd(ctx, "zrank", queue, "-"),
 		redis.NewCmd(ctx, "zrange", queue, "0", "0"), redis.NewCmd(ctx, "zrem", queue, "-"), redis.NewCmd(ctx, "zpopmin", queue),
@@ -462,7 +461,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		cmds = append(cmds, minimum)
 	}
 	var sharded, asking *redis.Cmd
-	if d.isNode {
+	if d.IsNode {
 		// ASKING is about the command after it, and means nothing to that one.
 		sharded, asking = redis.NewCmd(ctx, "pubsub", "shardnumsub"), redis.NewCmd(ctx, "asking")
 		cmds = append(cmds, asking, sharded)
@@ -474,7 +473,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		cmds = append(cmds, wait)
 	}
 	var kill *redis.IntCmd
-	if last.ClientID != 0 && s.id.sameServer(&last) {
+	if last.ClientID != 0 && s.id.SameServer(&last) {
 		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.ClientID, 10))
 		cmds = append(cmds, kill)
 	}
@@ -485,19 +484,19 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		return d.scriptError(err)
 	}
 	if wait != nil && wait.Err() != nil {
-		return unavailableError(d.noWait(wait.Err().Error()))
+		return wire.Unavailable(d.noWait(wait.Err().Error()))
 	}
 	s.loads = load == nil || load.Err() == nil
 	if minimum != nil {
 		s.replication.onGreeting(minimum)
 	}
 	// A user without +pubsub gets an error of another kind than a server that has no such channels.
-	s.isSharded = sharded != nil && (sharded.Err() == nil || code(sharded.Err().Error()) == "NOPERM")
+	s.isSharded = sharded != nil && (sharded.Err() == nil || wire.Code(sharded.Err().Error()) == "NOPERM")
 	if asking != nil && asking.Err() != nil {
 		s.noAsking = asking.Err().Error()
 	}
 	for _, cmd := range queueCmds {
-		if err := cmd.Err(); err != nil && code(err.Error()) == "NOPERM" {
+		if err := cmd.Err(); err != nil && wire.Code(err.Error()) == "NOPERM" {
 			s.noQueue = err.Error()
 			break
 		}
@@ -509,9 +508,9 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 }
 
 // digests are those of scripts, as arguments.
-func digests(of []*script) (shas []any) {
+func digests(of []*wire.Script) (shas []any) {
 	for _, sc := range of {
-		shas = append(shas, sc.sha)
+		shas = append(shas, sc.SHA)
 	}
 	return shas
 }
@@ -526,9 +525,6 @@ func knownScripts(exists *redis.Cmd, n int) []bool {
 	}
 	return knows
 }
-
-// failingOver is what a replica means at an address that should lead to a master.
-const failingOver = "an endpoint that fails over leads to the master soon; if it does not, point redis to the master"
 
 // isReplica reports whether a role is that of a replica.
 func isReplica(role string) bool { return role == "slave" || role == "replica" }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -27,7 +28,7 @@ type host struct {
 	t    testing.TB
 	conn net.Conn
 	in   *bufio.Reader
-	enc  encoder
+	enc  wire.Encoder
 	now  int64                    // of what is encoded, ns
 	slot func(name string) uint16 // of a Cluster; nil: Redis is none
 }
@@ -39,27 +40,27 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 	}
 	t.Cleanup(func() { conn.Close() })
 	h := &host{t: t, conn: conn, in: bufio.NewReaderSize(conn, 1<<16)}
-	h.enc.prefix, h.enc.floor = uuid+":", 1
+	h.enc.Prefix, h.enc.Floor = uuid+":", 1
 	return h
 }
 
 // dialMaster is dialHost at a master of a Cluster.
 func dialMaster(t testing.TB, s *server, uuid string) *host {
 	h := dialHost(t, s, uuid)
-	h.enc.declares, h.enc.isSharded, h.slot = true, true, h.enc.keys.slotOf
+	h.enc.Declares, h.enc.IsSharded, h.slot = true, true, h.enc.Keys.SlotOf
 	return h
 }
 
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...redisop.Op) (text []byte, replies int) {
-	quiet := pipeline{encoder: encoder{declares: h.enc.declares}}
-	sortForBatching(h.now, ops, h.slot)
+	quiet := pipeline{encoder: wire.Encoder{Declares: h.enc.Declares}}
+	wire.SortForBatching(h.now, ops, h.slot)
 	for len(ops) > 0 {
-		script, n := batchPrefix(ops, h.slot)
+		script, n := wire.BatchPrefix(ops, h.slot)
 		if q := quiet.quietScript(h.now, &ops[0]); n == 1 && q != nil {
 			script = q
 		}
-		text = h.enc.run(text, byDigest, script, h.now, 0, ops[:n])
+		text = h.enc.AppendRun(text, wire.Run{Script: script}, h.now, 0, ops[:n])
 		ops = ops[n:]
 		replies++
 	}
@@ -196,8 +197,8 @@ func runCosts(b *testing.B, start func(t testing.TB, args ...string) *server, di
 		b.Run(sh.name, func(b *testing.B) {
 			s := start(b)
 			admin := s.admin()
-			for _, script := range clusterScripts {
-				admin.ScriptLoad(ctx, script.text)
+			for _, script := range wire.ClusterScripts {
+				admin.ScriptLoad(ctx, script.Text)
 			}
 			crowd := make([]*host, hosts)
 			first, then := make([][]byte, hosts), make([][]byte, hosts)
@@ -252,8 +253,8 @@ func BenchmarkRedisFanOut(b *testing.B) {
 		b.Run(fmt.Sprint("listeners=", listeners), func(b *testing.B) {
 			s := startRedis(b)
 			admin := s.admin()
-			for _, script := range scripts {
-				admin.ScriptLoad(ctx, script.text)
+			for _, script := range wire.Scripts {
+				admin.ScriptLoad(ctx, script.Text)
 			}
 			crowd := make([]*host, listeners)
 			for i := range crowd {
@@ -288,8 +289,8 @@ func BenchmarkRedisQueue(b *testing.B) {
 		b.Run(fmt.Sprintf("hosts=%d,locks=%d", shape.hosts, shape.locks), func(b *testing.B) {
 			s := startRedis(b)
 			admin := s.admin()
-			for _, script := range scripts {
-				admin.ScriptLoad(ctx, script.text)
+			for _, script := range wire.Scripts {
+				admin.ScriptLoad(ctx, script.Text)
 			}
 			type queued struct {
 				*host
@@ -356,7 +357,7 @@ func BenchmarkRedisConnect(b *testing.B) {
 	b.ResetTimer()
 	before := s.cpu(admin)
 	for range b.N {
-		ready, err := d.connect(ctx, &lostAddresses{}, Identity{})
+		ready, err := d.connect(ctx, &lostAddresses{}, wire.Identity{})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -407,7 +408,7 @@ func BenchmarkRedisTopology(b *testing.B) {
 		}},
 		{"ask-on-a-connection", func() error { return connection.client.ClusterNodes(ctx).Err() }},
 		{"connect", func() error {
-			ready, err := cl.at(s.tcp()).connect(ctx, &lostAddresses{}, Identity{})
+			ready, err := cl.at(s.tcp()).connect(ctx, &lostAddresses{}, wire.Identity{})
 			if err == nil {
 				ready.close()
 			}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // With Config.Replicas, an operation is done when so many replicas of Redis have it. A lock that was
@@ -59,17 +60,11 @@ const maxWait = 400 * time.Millisecond
 // not to have the others fail. Its own validity counts from when it was sent.
 const minWait = 100 * time.Millisecond
 
-// isCovered reports whether an operation is done only when replicas have it. Nothing waits for a Drop
-// with CanWait: if it is lost, the key ends with its lease.
-func isCovered(op *redisop.Op) bool {
-	return op.Kind == redisop.Take || op.Kind == redisop.Renew || op.Kind == redisop.Drop && !op.CanWait
-}
-
 // note notes operations that are being queued, and reports whether a WAIT is to follow.
 func (d *durability) note(ops []redisop.Op) (isOwed bool) {
 	for i := range ops {
 		op := &ops[i]
-		if !isCovered(op) {
+		if !wire.IsCovered(op) {
 			continue
 		}
 		isOwed = true
@@ -102,30 +97,30 @@ func (p *pipeline) queueWait(now int64) {
 	d.within = waitWithin(d.lease, p.dial.timeout)
 	d.owed, d.lease, d.inFlight = false, 0, true
 	p.register(now, call{form: syncing})
-	p.out.Queued = appendString(appendArray(p.out.Queued, 3), "wait")
-	p.out.Queued = appendNumber(p.out.Queued, int64(d.replicas))
-	p.out.Queued = appendNumber(p.out.Queued, d.within.Milliseconds())
+	p.out.Queued = wire.AppendString(wire.AppendArray(p.out.Queued, 3), "wait")
+	p.out.Queued = wire.AppendNumber(p.out.Queued, int64(d.replicas))
+	p.out.Queued = wire.AppendNumber(p.out.Queued, d.within.Milliseconds())
 }
 
 // onWaitReply takes in the answer to a WAIT, which is the oldest call, and returns what may be
 // delivered now: those before the results of the pipeline. The error is that of a connection that
 // cannot be used further. The caller holds mu.
-func (p *pipeline) onWaitReply(answer reply) (deliverable []delivery, err error) {
-	if answer.kind != ':' && answer.kind != '-' {
-		return nil, &unexpectedReply{reply: answer}
+func (p *pipeline) onWaitReply(answer wire.Reply) (deliverable []delivery, err error) {
+	if answer.Kind != ':' && answer.Kind != '-' {
+		return nil, &wire.UnexpectedReply{Reply: answer}
 	}
 	p.onAnswered()
 	d := &p.durability
 	d.inFlight = false
 	why := ""
 	switch {
-	case answer.kind == '-':
-		why = p.dial.noWait(reason(answer.text))
+	case answer.Kind == '-':
+		why = p.dial.noWait(wire.Reason(answer.Text))
 		if p.drainReason == "" {
 			p.drainReason = why // the next greeting finds out whether it stays so
 		}
-	case answer.num < int64(d.replicas):
-		why = fmt.Sprintf("%d of %d replicas of Redis at %s confirmed the lock within %v; check its replicas (role)", answer.num, d.replicas, p.dial.address, d.within)
+	case answer.Num < int64(d.replicas):
+		why = fmt.Sprintf("%d of %d replicas of Redis at %s confirmed the lock within %v; check its replicas (role)", answer.Num, d.replicas, p.dial.Address, d.within)
 	}
 	switch {
 	case why == "":
@@ -241,14 +236,14 @@ func (s *readyConn) tooFewReplicas() string {
 		return ""
 	}
 	return fmt.Sprintf("Redis at %s has %d connected replicas, and %d must confirm each lock (durability); connect its replicas, or lower durability on all hosts",
-		s.dial.address, s.replication.replicas, s.dial.replicas)
+		s.dial.Address, s.replication.replicas, s.dial.replicas)
 }
 
 // noWait is the sentence for a Redis that refused WAIT with text.
 func (d *dialer) noWait(text string) string {
-	text = clip(text)
-	if code(text) == "NOPERM" {
-		return fmt.Sprintf("Redis at %s does not permit this user to wait for replicas (durability); let its ACL have +wait (%s)", d.address, text)
+	text = wire.Clip(text)
+	if wire.Code(text) == "NOPERM" {
+		return fmt.Sprintf("Redis at %s does not permit this user to wait for replicas (durability); let its ACL have +wait (%s)", d.Address, text)
 	}
-	return fmt.Sprintf("Redis at %s does not wait for replicas (durability): %s", d.address, text)
+	return fmt.Sprintf("Redis at %s does not wait for replicas (durability): %s", d.Address, text)
 }

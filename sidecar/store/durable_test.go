@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // replicated is a setting: so many replicas confirm what is done.
@@ -64,7 +65,7 @@ func startSlow(t *testing.T) *slowServer {
 		if word == "wait" {
 			return ":0\r\n"
 		}
-		if word == "evalsha" && args[1] == renew.sha && greeted == 0 {
+		if word == "evalsha" && args[1] == wire.Renew.SHA && greeted == 0 {
 			greeted++
 			return greeting(args)
 		}
@@ -131,7 +132,7 @@ func TestResultsAreWithheldUntilReplicasConfirm(t *testing.T) {
 	}
 	r := connected(t, s.url, replicated(1), func(c *Config) {
 		results, messages := c.OnResults, c.OnMessages
-		c.OnResults = func(rs []redisop.Result, id *Identity) {
+		c.OnResults = func(rs []redisop.Result, id *wire.Identity) {
 			for _, res := range rs {
 				note("%s %v", res.Name, res.Outcome)
 			}
@@ -250,7 +251,7 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 	s := startSlow(t)
 	r := connected(t, s.url, replicated(1))
 	held := takeOp("held", 1)
-	s.scripts = []string{"*1\r\n*5\r\n:" + fmt.Sprint(int(codeHeld)) + "\r\n:20000\r\n" + bulk(field(otherUUID, 1)) + ":0\r\n:0\r\n"}
+	s.scripts = []string{"*1\r\n*5\r\n:" + fmt.Sprint(int(wire.CodeHeld)) + "\r\n:20000\r\n" + bulk(field(otherUUID, 1)) + ":0\r\n:0\r\n"}
 	held.LeaseMS = 2000
 	r.Do([]redisop.Op{held, takeOp("taken", 1)})
 	recv(t, s.waits, "WAIT")
@@ -267,7 +268,7 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 		}
 	}
 	r.commands.mu.Lock()
-	r.commands.pipe.cut(unavailableError("the test ends the connection"))
+	r.commands.pipe.cut(wire.Unavailable("the test ends the connection"))
 	r.commands.mu.Unlock()
 	var got []redisop.Result
 	for len(got) < 2 {
@@ -410,7 +411,7 @@ func TestDropThatFindsNothingIsWrittenForReplicas(t *testing.T) {
 				a.PExpire(ctx, name, patience)
 			}
 			if strings.Contains(tt.name, "queue") {
-				a.ZAdd(ctx, queuePrefix+"{"+name+"}", redis.Z{Score: 1, Member: field(secondUUID, 3)})
+				a.ZAdd(ctx, wire.QueuePrefix+"{"+name+"}", redis.Z{Score: 1, Member: field(secondUUID, 3)})
 			}
 			had := must(a.HGetAll(ctx, name).Result())
 			r := connected(t, tt.url, replicated(1))
@@ -493,7 +494,7 @@ func TestProbesAreSentBetweenBatches(t *testing.T) {
 	master, _ := startPair(t)
 	var store *Store
 	var ending atomic.Bool
-	again := func(results []redisop.Result, _ *Identity) {
+	again := func(results []redisop.Result, _ *wire.Identity) {
 		if ending.Load() {
 			return
 		}
@@ -513,7 +514,7 @@ func TestProbesAreSentBetweenBatches(t *testing.T) {
 		store.Do(ops)
 	}
 	a := master.admin()
-	probes := func() int64 { n, _ := a.Get(ctx, "redisson_lock_token:{"+probeLock+"}").Int64(); return n } // each draws a token
+	probes := func() int64 { n, _ := a.Get(ctx, "redisson_lock_token:{"+wire.ProbeLock+"}").Int64(); return n } // each draws a token
 	first := probes()
 	for end := time.Now().Add(patience); first == 0 || probes() < first+5; {
 		if first == 0 {
@@ -578,14 +579,14 @@ func TestWaitThatIsNotPermittedIsNamed(t *testing.T) {
 func TestTransferIsNoProofWhileReplicasConfirm(t *testing.T) {
 	master, _ := startPair(t)
 	a := master.admin()
-	from := originOf(infoFields(a.Info(ctx, "server").Val())["run_id"], "master")
+	from := wire.OriginOf(infoFields(a.Info(ctx, "server").Val())["run_id"], "master")
 	received := make(chan redisop.Message, 1)
 	r := connected(t, master.url(), replicated(1), func(c *Config) {
 		c.UUID = secondUUID
 		c.OnMessages = func(ms []redisop.Message) { received <- ms[0] }
 	})
 	last := time.Now().UnixMicro()
-	a.Publish(ctx, ownChannel(secondUUID), fmt.Sprintf("transfer:%v 1 %d 32 30000 0 0 lock", from, last))
+	a.Publish(ctx, wire.OwnChannel(secondUUID), fmt.Sprintf("transfer:%v 1 %d 32 30000 0 0 lock", from, last))
 	if m := recv(t, received, "message"); m.Conn != (redisop.Conn{}) || m.Tokens != 0 || m.Ticket != 1 {
 		t.Errorf("%+v", m)
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A Redis that evicts keys deletes locks that are held, because they expire: two owners then have one lock
@@ -52,7 +53,7 @@ func (e *eviction) risk(d *dialer) string {
 	if what == "" {
 		return ""
 	}
-	return fmt.Sprintf("at %s, %s: when its memory is full it deletes locks that are held, and each then has two owners; set maxmemory-policy noeviction there, and keep other data elsewhere", d.address, what)
+	return fmt.Sprintf("at %s, %s: when its memory is full it deletes locks that are held, and each then has two owners; set maxmemory-policy noeviction there, and keep other data elsewhere", d.Address, what)
 }
 
 // riskNow is the sentence for all that makes two owners possible, as far as it is known now.
@@ -71,13 +72,13 @@ func (p *pipeline) askEviction(now int64) {
 	}
 	for _, section := range []string{"memory", "stats"} {
 		p.register(now, call{form: informing})
-		p.out.Queued = appendString(appendString(appendArray(p.out.Queued, 2), "info"), section)
+		p.out.Queued = wire.AppendString(wire.AppendString(wire.AppendArray(p.out.Queued, 2), "info"), section)
 	}
 }
 
 // onInfo takes in the answer to INFO. The caller holds mu.
-func (p *pipeline) onInfo(answer reply) {
-	p.eviction.onInfo(infoFields(answer.text))
+func (p *pipeline) onInfo(answer wire.Reply) {
+	p.eviction.onInfo(infoFields(answer.Text))
 	p.noteEviction()
 }
 
@@ -103,7 +104,7 @@ func (c *commands) reportEviction(e *eviction, d *dialer) {
 // OnKeysGone has the numbers of evicted keys read soon: keys of held locks are gone. It returns what the server of
 // a lock is known to do to keys of locks; "": nothing.
 func (s *Store) OnKeysGone(name string) string {
-	c := s.ofKey(s.dial.keys.key(name))
+	c := s.ofKey(s.dial.Keys.Key(name))
 	if c == nil {
 		return ""
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -211,7 +212,7 @@ func backends(t *testing.T, f func(t *testing.T, b backend)) {
 type recorder struct {
 	t testing.TB
 	*Store
-	id           Identity // of the first connection, from connected
+	id           wire.Identity // of the first connection, from connected
 	results      chan []redisop.Result
 	ups          chan upped
 	downs        chan error
@@ -253,7 +254,7 @@ func (r *recorder) logged() string {
 // upped is what OnUp was given.
 type upped struct {
 	lost, listening bool
-	id              Identity
+	id              wire.Identity
 }
 
 // open makes a Store whose callbacks are recorded. It does not wait for Redis.
@@ -275,8 +276,8 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	cfg := Config{
 		URL: url, UUID: ourUUID, Timeout: patience, // a Redis that is only slow is not given up
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
-		OnResults:      func(rs []redisop.Result, _ *Identity) { r.results <- rs },
-		OnUp:           func(_ redisop.Shard, lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
+		OnResults:      func(rs []redisop.Result, _ *wire.Identity) { r.results <- rs },
+		OnUp:           func(_ redisop.Shard, lost, listening bool, id wire.Identity) { r.ups <- upped{lost, listening, id} },
 		OnDown:         func(_ redisop.Shard, err error) { r.downs <- err },
 		OnDegraded:     func(_ redisop.Shard, why string) { r.degraded <- why },
 		OnSubscribed:   each(r.subscribed),
@@ -443,5 +444,5 @@ func must[T any](v T, err error) T {
 
 // channelOf and counterOf are the names that a store without a prefix uses.
 
-func channelOf(name string) string { return new(keyspace).channel(name) }
-func counterOf(name string) string { return new(keyspace).counter(name) }
+func channelOf(name string) string { return new(wire.Keyspace).Channel(name) }
+func counterOf(name string) string { return new(wire.Keyspace).Counter(name) }

@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/google/uuid"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // Host is what a sidecar publishes of itself for people.
@@ -74,8 +75,8 @@ func (s *Store) Announce(h Host) {
 	if err != nil {
 		panic(err) // it has only strings and numbers
 	}
-	keys := &s.dial.keys
-	own, index, expiry := keys.host(s.cfg.UUID), keys.hosts(), strconv.FormatInt(HostExpiry.Milliseconds(), 10)
+	keys := &s.dial.Keys
+	own, index, expiry := keys.Host(s.cfg.UUID), keys.Hosts(), strconv.FormatInt(HostExpiry.Milliseconds(), 10)
 	s.ask([][]string{
 		{"hset", own, hostField, string(text)}, {"pexpire", own, expiry},
 		{"zadd", index, "0", s.cfg.UUID}, {"pexpire", index, expiry},
@@ -83,7 +84,7 @@ func (s *Store) Announce(h Host) {
 		{"zrange", index, "(" + s.cfg.UUID, "+", "bylex", "limit", "0", "2"},
 		{"zrange", index, "-", "+", "bylex", "limit", "0", "2"},
 		{"zcard", index},
-	}, func(replies []reply, err error) {
+	}, func(replies []wire.Reply, err error) {
 		if err != nil {
 			return // it comes again with the next connection
 		}
@@ -93,9 +94,9 @@ func (s *Store) Announce(h Host) {
 			s.cluster.hosts.Store(hostCount(replies[last], err))
 		}
 		if err == nil {
-			s.prune(append(replies[4].list, replies[5].list...))
+			s.prune(append(replies[4].List, replies[5].List...))
 		} else if strings.Contains(err.Error(), "NOPERM") && !s.announceLogged.Swap(true) { // what may pass makes Redis degraded
-			s.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),
+			s.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.QueuePatterns(),
 				"reason", err)
 		}
 	})
@@ -103,41 +104,41 @@ func (s *Store) Announce(h Host) {
 
 // hostCount returns how many hosts there are by the size of their index; 0: it is not known, because a host
 // that may not write to the index is in none.
-func hostCount(size reply, refused error) int32 {
-	if refused != nil || size.kind != ':' {
+func hostCount(size wire.Reply, refused error) int32 {
+	if refused != nil || size.Kind != ':' {
 		return 0
 	}
-	return int32(min(max(size.num, 0), math.MaxInt32))
+	return int32(min(max(size.Num, 0), math.MaxInt32))
 }
 
 // prune removes uuids from the index of hosts whose keys have expired, and members that are no
 // uuids, unless they are too long to be kept. Each sidecar looks after the next ones in the index
 // whenever it publishes: so it becomes empty of them, and no command takes long, however many
 // hosts there are.
-func (s *Store) prune(members []reply) {
-	remove := []string{"zrem", s.dial.keys.hosts()}
+func (s *Store) prune(members []wire.Reply) {
+	remove := []string{"zrem", s.dial.Keys.Hosts()}
 	var uuids []string
 	var exist [][]string
-	members = slices.DeleteFunc(members, func(m reply) bool { return m.kind != '$' })
+	members = slices.DeleteFunc(members, func(m wire.Reply) bool { return m.Kind != '$' })
 	for _, m := range members[:min(len(members), 2)] {
 		if !isUUID(m) {
-			remove = append(remove, m.text)
+			remove = append(remove, m.Text)
 			continue
 		}
-		uuids = append(uuids, m.text)
-		exist = append(exist, []string{"exists", s.dial.keys.host(m.text)})
+		uuids = append(uuids, m.Text)
+		exist = append(exist, []string{"exists", s.dial.Keys.Host(m.Text)})
 	}
-	done := func(replies []reply, err error) {
+	done := func(replies []wire.Reply, err error) {
 		if err != nil {
 			return // the next time
 		}
 		for i, r := range replies {
-			if r.kind == ':' && r.num == 0 {
+			if r.Kind == ':' && r.Num == 0 {
 				remove = append(remove, uuids[i])
 			}
 		}
 		if len(remove) > 2 {
-			s.ask([][]string{remove}, func([]reply, error) {})
+			s.ask([][]string{remove}, func([]wire.Reply, error) {})
 		}
 	}
 	if len(exist) == 0 {
@@ -149,8 +150,8 @@ func (s *Store) prune(members []reply) {
 
 // isUUID reports whether a member of the index of hosts is the uuid of a sidecar. Any program may
 // write that key.
-func isUUID(member reply) bool {
-	return member.kind == '$' && len(member.text) == 36 && uuid.Validate(member.text) == nil
+func isUUID(member wire.Reply) bool {
+	return member.Kind == '$' && len(member.Text) == 36 && uuid.Validate(member.Text) == nil
 }
 
 // Host finds out what the sidecar with this uuid published. known: it did, and lives, or did until
@@ -173,7 +174,7 @@ func (s *Store) Hosts(after string, done func(hosts []Host, last string, err err
 	if after != "" {
 		from = "(" + after
 	}
-	s.ask([][]string{{"zrange", s.dial.keys.hosts(), from, "+", "bylex", "limit", "0", strconv.Itoa(HostPage)}}, func(replies []reply, err error) {
+	s.ask([][]string{{"zrange", s.dial.Keys.Hosts(), from, "+", "bylex", "limit", "0", strconv.Itoa(HostPage)}}, func(replies []wire.Reply, err error) {
 		if err == nil {
 			err = refusal(replies)
 		}
@@ -183,12 +184,12 @@ func (s *Store) Hosts(after string, done func(hosts []Host, last string, err err
 		}
 		var ids []string
 		last := ""
-		for _, r := range replies[0].list {
+		for _, r := range replies[0].List {
 			if isUUID(r) {
-				ids = append(ids, r.text)
+				ids = append(ids, r.Text)
 			}
-			if r.kind == '$' && len(replies[0].list) == HostPage {
-				last = r.text
+			if r.Kind == '$' && len(replies[0].List) == HostPage {
+				last = r.Text
 			}
 		}
 		if len(ids) == 0 {
@@ -204,10 +205,10 @@ func (s *Store) Hosts(after string, done func(hosts []Host, last string, err err
 func (s *Store) hosts(ids []string, done func([]Host, error)) {
 	var get [][]string
 	for _, id := range ids {
-		get = append(get, []string{"hget", s.dial.keys.host(id), hostField})
+		get = append(get, []string{"hget", s.dial.Keys.Host(id), hostField})
 	}
-	s.ask(get, func(replies []reply, err error) {
-		if err == nil && !slices.ContainsFunc(replies, func(r reply) bool { return r.kind != '-' || code(r.text) == "WRONGTYPE" }) {
+	s.ask(get, func(replies []wire.Reply, err error) {
+		if err == nil && !slices.ContainsFunc(replies, func(r wire.Reply) bool { return r.Kind != '-' || wire.Code(r.Text) == "WRONGTYPE" }) {
 			err = refusal(replies)
 		}
 		var hosts []Host
@@ -221,8 +222,8 @@ func (s *Store) hosts(ids []string, done func([]Host, error)) {
 }
 
 // readHost reads what the sidecar with a uuid published.
-func readHost(id string, r reply) (h Host, ok bool) {
-	if r.kind != '$' || json.Unmarshal([]byte(r.text), &h) != nil || h.Name == "" {
+func readHost(id string, r wire.Reply) (h Host, ok bool) {
+	if r.Kind != '$' || json.Unmarshal([]byte(r.Text), &h) != nil || h.Name == "" {
 		return Host{}, false
 	}
 	h.UUID, h.Name, h.Version = id, readableName(h.Name), readableName(h.Version)
@@ -244,11 +245,11 @@ func (s *Store) Answer(id string, body []byte) {
 func (s *Store) publish(id, text string, done func(reached bool, err error)) {
 	// In a Cluster, each sidecar is connected to each node, which counts its own connections only, and a
 	// message comes over all of them. The one to the node that has the slot of the channel counts.
-	s.ask([][]string{{"publish", ownChannel(id), text}}, func(replies []reply, err error) {
+	s.ask([][]string{{"publish", wire.OwnChannel(id), text}}, func(replies []wire.Reply, err error) {
 		if err == nil {
 			err = refusal(replies)
 		}
-		done(err == nil && replies[0].num > 0, err)
+		done(err == nil && replies[0].Num > 0, err)
 	})
 }
 

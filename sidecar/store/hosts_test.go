@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -64,8 +65,8 @@ func TestHostsAreFoundByUUID(t *testing.T) {
 			if got := r.hostPage(""); got.err != nil || len(got.hosts) != 1 || got.hosts[0] != want || got.last != "" {
 				t.Errorf("listed %+v", got)
 			}
-			k := newKeyspace(prefix)
-			for _, key := range []string{k.host(ourUUID), k.hosts()} {
+			k := wire.NewKeyspace(prefix)
+			for _, key := range []string{k.Host(ourUUID), k.Hosts()} {
 				if ttl := s.admin().PTTL(ctx, key).Val(); ttl <= 0 || ttl > HostExpiry {
 					t.Errorf("%s expires in %v", key, ttl)
 				}
@@ -79,12 +80,12 @@ func TestHostsAreFoundByUUID(t *testing.T) {
 }
 
 func manyHosts(s *server, n int) (uuids []string) {
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	for i := range n {
 		uuid := fmt.Sprintf("22222222-0000-0000-0000-%012d", i)
 		uuids = append(uuids, uuid)
-		s.admin().ZAdd(ctx, k.hosts(), redis.Z{Member: uuid})
-		s.admin().HSet(ctx, k.host(uuid), hostField, `{"host":"many"}`)
+		s.admin().ZAdd(ctx, k.Hosts(), redis.Z{Member: uuid})
+		s.admin().HSet(ctx, k.Host(uuid), hostField, `{"host":"many"}`)
 	}
 	return uuids
 }
@@ -116,31 +117,31 @@ func TestHostsAreListedInPages(t *testing.T) {
 func TestEndedHostsLeaveTheIndex(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	for _, uuid := range manyHosts(s, 5)[1:] {
-		s.admin().Del(ctx, k.host(uuid))
+		s.admin().Del(ctx, k.Host(uuid))
 	}
 	end := time.Now().Add(patience)
-	for s.admin().ZCard(ctx, k.hosts()).Val() != 2 && time.Now().Before(end) {
+	for s.admin().ZCard(ctx, k.Hosts()).Val() != 2 && time.Now().Before(end) {
 		r.announce(aHost)
 	}
-	if got := s.admin().ZRange(ctx, k.hosts(), 0, -1).Val(); len(got) != 2 || got[0] != ourUUID {
+	if got := s.admin().ZRange(ctx, k.Hosts(), 0, -1).Val(); len(got) != 2 || got[0] != ourUUID {
 		t.Errorf("the index has %v", got)
 	}
 }
 
 // longMember is a member of the index of hosts that is too long to be kept.
 func longMember(first string, i int) redis.Z {
-	return redis.Z{Member: fmt.Sprintf("%s%0*d", first, maxReplyText+1, i)}
+	return redis.Z{Member: fmt.Sprintf("%s%0*d", first, wire.MaxReplyText+1, i)}
 }
 
 // Texts of any length in what hosts publish cost no connection, and hide no other host.
 func TestLongTextsOfOtherProgramsInHosts(t *testing.T) {
 	s := startRedis(t)
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	uuids := manyHosts(s, HostPage)
-	s.admin().HSet(ctx, k.host(otherUUID), hostField, `{"host":"`+strings.Repeat("x", maxReplyText)+`"}`)
-	s.admin().ZAdd(ctx, k.hosts(), longMember("!", 0), longMember("12", 1), longMember("z", 2), redis.Z{Member: otherUUID})
+	s.admin().HSet(ctx, k.Host(otherUUID), hostField, `{"host":"`+strings.Repeat("x", wire.MaxReplyText)+`"}`)
+	s.admin().ZAdd(ctx, k.Hosts(), longMember("!", 0), longMember("12", 1), longMember("z", 2), redis.Z{Member: otherUUID})
 	r := connected(t, s.url())
 	r.announce(aHost)
 	if got := r.host(otherUUID); got.err != nil || got.known {
@@ -174,22 +175,22 @@ func TestLongTextsOfOtherProgramsInHosts(t *testing.T) {
 // kept. No such member is listed as a host.
 func TestMembersThatAreNoUUIDsLeaveTheIndex(t *testing.T) {
 	s := startRedis(t)
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	uuids := manyHosts(s, 1)
-	s.admin().ZAdd(ctx, k.hosts(), longMember("!", 0))
+	s.admin().ZAdd(ctx, k.Hosts(), longMember("!", 0))
 	for _, member := range []string{"", "-", "{" + otherUUID + "}", otherUUID + "0", "zz"} {
-		s.admin().ZAdd(ctx, k.hosts(), redis.Z{Member: member})
-		s.admin().HSet(ctx, k.host(member), hostField, `{"host":"none"}`)
+		s.admin().ZAdd(ctx, k.Hosts(), redis.Z{Member: member})
+		s.admin().HSet(ctx, k.Host(member), hostField, `{"host":"none"}`)
 	}
 	r := connected(t, s.url())
 	if got := r.hostPage(""); got.err != nil || len(got.hosts) != 1 || got.hosts[0].UUID != uuids[0] {
 		t.Errorf("listed %+v", got)
 	}
 	end := time.Now().Add(patience)
-	for s.admin().ZCard(ctx, k.hosts()).Val() != 3 && time.Now().Before(end) {
+	for s.admin().ZCard(ctx, k.Hosts()).Val() != 3 && time.Now().Before(end) {
 		r.announce(aHost)
 	}
-	if got := s.admin().ZRange(ctx, k.hosts(), 1, -1).Val(); !slices.Equal(got, []string{ourUUID, uuids[0]}) {
+	if got := s.admin().ZRange(ctx, k.Hosts(), 1, -1).Val(); !slices.Equal(got, []string{ourUUID, uuids[0]}) {
 		t.Errorf("the index has %.50q", got)
 	}
 }
@@ -197,9 +198,9 @@ func TestMembersThatAreNoUUIDsLeaveTheIndex(t *testing.T) {
 // A key of another type under the name of a host hides that host alone.
 func TestHostKeyOfAnotherType(t *testing.T) {
 	s := startRedis(t)
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	uuids := manyHosts(s, 3)
-	s.admin().Set(ctx, k.host(uuids[1]), "text", 0)
+	s.admin().Set(ctx, k.Host(uuids[1]), "text", 0)
 	r := connected(t, s.url())
 	got := r.hostPage("")
 	if got.err != nil || len(got.hosts) != 2 || got.hosts[0].UUID != uuids[0] || got.hosts[1].UUID != uuids[2] {
@@ -208,7 +209,7 @@ func TestHostKeyOfAnotherType(t *testing.T) {
 	if got := r.host(uuids[1]); got.err != nil || got.known {
 		t.Errorf("found %+v", got)
 	}
-	s.admin().ZRem(ctx, k.hosts(), uuids[0], uuids[2])
+	s.admin().ZRem(ctx, k.Hosts(), uuids[0], uuids[2])
 	if got := r.hostPage(""); got.err != nil || len(got.hosts) != 0 {
 		t.Errorf("of this host alone, listed %+v", got)
 	}
@@ -250,14 +251,14 @@ func TestHostNameThatIsRefusedForAnotherReasonBlamesNoACL(t *testing.T) {
 func TestHostNamesArePrintable(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	for text, want := range map[string]string{
 		`{"host":"db\u001b[31m7","pid":-1}`:          "db?[31m7",
 		`{"host":"` + strings.Repeat("ä", 99) + `"}`: strings.Repeat("ä", 32),
 		`{"host":""}`: "",
 		`no JSON`:     "",
 	} {
-		s.admin().HSet(ctx, k.host(otherUUID), hostField, text)
+		s.admin().HSet(ctx, k.Host(otherUUID), hostField, text)
 		if got := r.host(otherUUID); got.err != nil || got.known != (want != "") || got.host.Name != want || got.host.PID < 0 {
 			t.Errorf("%.40s: %+v", text, got)
 		}

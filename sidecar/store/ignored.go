@@ -3,6 +3,8 @@ package store
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // ignoredMessages counts messages on the channel of this sidecar that say nothing to it: texts
@@ -49,7 +51,7 @@ func (s *Store) IgnoredMessages() (n uint64) {
 func (p *pipeline) onIgnored() {
 	c := p.commands
 	if c.ignored.add(p.now) {
-		c.cfg.Log.Warn("another program floods the channel of this sidecar: results of Redis wait behind its messages, which are ignored; let only daemons have +publish and the channels "+ownChannel("*"),
+		c.cfg.Log.Warn("another program floods the channel of this sidecar: results of Redis wait behind its messages, which are ignored; let only daemons have +publish and the channels "+wire.OwnChannel("*"),
 			"messages_in_a_second", c.ignored.inWindow, "ignored", c.ignored.total.Load())
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A flood is counted, and reaches no lock.
@@ -15,7 +17,7 @@ func TestFloodOfIgnoredMessagesIsCounted(t *testing.T) {
 	for range 400 {
 		pipe := a.Pipeline()
 		for _, text := range texts {
-			pipe.Publish(ctx, ownChannel(ourUUID), text)
+			pipe.Publish(ctx, wire.OwnChannel(ourUUID), text)
 		}
 		must(pipe.Exec(ctx))
 	}
@@ -52,15 +54,15 @@ func TestFloodIsLoggedOnceInTenMinutes(t *testing.T) {
 
 // The kind and the channel of a message cost no memory: only its text does.
 func TestMessageCostsOneAllocation(t *testing.T) {
-	text := ">3\r\n" + bulk("message") + bulk(ownChannel(ourUUID)) + bulk(strings.Repeat("x", 40))
+	text := ">3\r\n" + bulk("message") + bulk(wire.OwnChannel(ourUUID)) + bulk(strings.Repeat("x", 40))
 	const runs = 100
-	r := newReplies(strings.NewReader(strings.Repeat(text, runs+2)))
-	r.known = [...]string{"message", ownChannel(ourUUID)}
-	if _, err := r.next(); err != nil { // makes the list
+	r := wire.NewReplies(strings.NewReader(strings.Repeat(text, runs+2)))
+	r.Known = [...]string{"message", wire.OwnChannel(ourUUID)}
+	if _, err := r.Next(); err != nil { // makes the list
 		t.Fatal(err)
 	}
 	if got := testing.AllocsPerRun(runs, func() {
-		if _, err := r.next(); err != nil {
+		if _, err := r.Next(); err != nil {
 			t.Fatal(err)
 		}
 	}); got > 1 {

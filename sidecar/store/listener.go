@@ -1,5 +1,7 @@
 package store
 
+import "github.com/locksidecar/locksidecar/sidecar/store/wire"
+
 const (
 	subscribeMax   = 100 // channels in one SUBSCRIBE
 	maxSubscribing = 4   // requests without an answer; what is wanted meanwhile joins the next one
@@ -9,7 +11,7 @@ const (
 // them. The pipeline sends the requests and brings the answers; after the end of a connection
 // all channels are requested again. commands.mu guards it.
 type listener struct {
-	keys keyspace
+	keys wire.Keyspace
 
 	// isSharded: the present connection is to a node of a Cluster that has sharded channels. Then those
 	// of locks are, as Redisson has them. One request has one of them, because it has one slot.
@@ -44,7 +46,7 @@ type channelsRequest struct {
 // SUNSUBSCRIBE, which it then answers with MOVED, too: so there may be one answer or two.
 func (r *channelsRequest) endsWithPing() bool { return r.unsubscribe && r.isSharded }
 
-func newListener(keys keyspace) listener {
+func newListener(keys wire.Keyspace) listener {
 	return listener{
 		keys:  keys,
 		want:  make(map[string]string),
@@ -56,19 +58,19 @@ func newListener(keys keyspace) listener {
 // subscribe is not carried out, and not confirmed, for a name to whose channel this sidecar may
 // not subscribe. So a channel is wanted for one name at most, and never a sidecar's.
 func (l *listener) subscribe(name string) {
-	if !l.keys.maySubscribe(name) {
+	if !l.keys.MaySubscribe(name) {
 		return
 	}
-	ch := l.keys.channel(name)
+	ch := l.keys.Channel(name)
 	l.want[ch] = name
 	l.dirty[ch] = struct{}{}
 }
 
 func (l *listener) unsubscribe(name string) {
-	if !l.keys.maySubscribe(name) {
+	if !l.keys.MaySubscribe(name) {
 		return
 	}
-	ch := l.keys.channel(name)
+	ch := l.keys.Channel(name)
 	delete(l.want, ch)
 	l.dirty[ch] = struct{}{}
 }
@@ -238,13 +240,13 @@ func appendChannelsRequest(dst []byte, r *channelsRequest) []byte {
 	if r.isSharded {
 		verb = "s" + verb
 	}
-	dst = appendArray(dst, 1+len(r.channels))
-	dst = appendString(dst, verb)
+	dst = wire.AppendArray(dst, 1+len(r.channels))
+	dst = wire.AppendString(dst, verb)
 	for _, ch := range r.channels {
-		dst = appendString(dst, ch)
+		dst = wire.AppendString(dst, ch)
 	}
 	if r.endsWithPing() {
-		dst = appendPing(dst)
+		dst = wire.AppendPing(dst)
 	}
 	return dst
 }

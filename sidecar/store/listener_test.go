@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 	"github.com/redis/go-redis/v9"
 )
@@ -116,7 +117,7 @@ func TestChannelOfASidecarIsNeverThatOfALock(t *testing.T) {
 		listeners(t, a, "b", 0)
 	}
 	for id, want := range map[string]int64{ourUUID: 1, otherUUID: 0} {
-		if got := must(a.PubSubNumSub(ctx, ownChannel(id)).Result())[ownChannel(id)]; got != want {
+		if got := must(a.PubSubNumSub(ctx, wire.OwnChannel(id)).Result())[wire.OwnChannel(id)]; got != want {
 			t.Errorf("the channel of %s has %d subscribers, want %d", id, got, want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -24,14 +25,14 @@ func TestNamesAreRedissons(t *testing.T) {
 		{"{app1}:", "lock", "{app1}:lock", "redisson_lock__channel:{app1}:lock", "redisson_lock_token:{app1}:lock"},
 		{"{app1}:", "{lock}", "{app1}:{lock}", "redisson_lock__channel:{app1}:{lock}", "redisson_lock_token:{app1}:{lock}"},
 	} {
-		k := newKeyspace(tt.prefix)
-		if got := k.key(tt.name); got != tt.key {
+		k := wire.NewKeyspace(tt.prefix)
+		if got := k.Key(tt.name); got != tt.key {
 			t.Errorf("key of %q with prefix %q: %q, want %q", tt.name, tt.prefix, got, tt.key)
 		}
-		if got := k.channel(tt.name); got != tt.channel {
+		if got := k.Channel(tt.name); got != tt.channel {
 			t.Errorf("channel of %q with prefix %q: %q, want %q", tt.name, tt.prefix, got, tt.channel)
 		}
-		if got := k.counter(tt.name); got != tt.counter {
+		if got := k.Counter(tt.name); got != tt.counter {
 			t.Errorf("counter of %q with prefix %q: %q, want %q", tt.name, tt.prefix, got, tt.counter)
 		}
 	}
@@ -57,7 +58,7 @@ func TestNameIsReservedIfItsKeyBelongsToAnotherLock(t *testing.T) {
 		{"l", "ocksidecar_x", "locksidecar_"},
 		{"l", "locksidecar_x", ""},
 	} {
-		got := Reserved(tt.prefix, tt.name)
+		got := wire.Reserved(tt.prefix, tt.name)
 		if tt.want == "" && got != "" || tt.want != "" && !strings.Contains(got, "begin with "+tt.want+", and such keys") {
 			t.Errorf("name %q with prefix %q is reserved because %q, want %q", tt.name, tt.prefix, got, tt.want)
 		}
@@ -89,12 +90,12 @@ func TestNameIsReservedIfItsChannelIsThatOfASidecar(t *testing.T) {
 		{"{app1}:", "{locksidecar}:" + ourUUID, false},
 		{"locksidecar}:{app1}", "a", false}, // the key has a tag, and the channel gets no brace
 	} {
-		got := Reserved(tt.prefix, tt.name)
+		got := wire.Reserved(tt.prefix, tt.name)
 		if got != "" != tt.want || tt.want && !strings.Contains(got, "the channel of this lock in Redis would begin with redisson_lock__channel:{locksidecar}:") {
 			t.Errorf("name %q with prefix %q is reserved because %q, want %v", tt.name, tt.prefix, got, tt.want)
 		}
-		k := newKeyspace(tt.prefix)
-		if k.maySubscribe(tt.name) && tt.want {
+		k := wire.NewKeyspace(tt.prefix)
+		if k.MaySubscribe(tt.name) && tt.want {
 			t.Errorf("name %q with prefix %q: the sidecar would subscribe", tt.name, tt.prefix)
 		}
 	}
@@ -102,9 +103,9 @@ func TestNameIsReservedIfItsChannelIsThatOfASidecar(t *testing.T) {
 
 // A name in braces is subscribed if the text in the braces has another channel, or is no name.
 func TestNameInBracesThatSharesNoChannelIsSubscribed(t *testing.T) {
-	k := newKeyspace("")
+	k := wire.NewKeyspace("")
 	for name, want := range map[string]bool{"{a}": false, "{a}{b}": true, "{}": true} {
-		if k.maySubscribe(name) != want {
+		if k.MaySubscribe(name) != want {
 			t.Errorf("%q: the sidecar subscribes: %v, want %v", name, !want, want)
 		}
 	}
@@ -118,7 +119,7 @@ func TestNameInBracesThatSharesNoChannelIsSubscribed(t *testing.T) {
 func TestLocksShareNothingInRedis(t *testing.T) {
 	parts := []string{
 		"{", "{", "}", "}", ":", "a", "b", "lock", "sidecar", "locksidecar", "{locksidecar}:", "locksidecar}:", "redisson_", ourUUID, otherUUID,
-		counterPrefix, channelPrefix, queuePrefix, signsPrefix, hostPrefix, hostsPrefix, "redisson_unlock_latch:",
+		wire.CounterPrefix, wire.ChannelPrefix, wire.QueuePrefix, wire.SignsPrefix, wire.HostPrefix, wire.HostsPrefix, "redisson_unlock_latch:",
 	}
 	rng := harness.Random(t)
 	text := func(most int) (s string) {
@@ -131,34 +132,34 @@ func TestLocksShareNothingInRedis(t *testing.T) {
 	const seeds = 20_000
 	pairs, subscribed := 0, 0
 	for range seeds {
-		var keyspaces []keyspace
+		var keyspaces []wire.Keyspace
 		for len(keyspaces) < 2 {
-			if prefix := text(2); CheckKeyPrefix(prefix) == nil {
-				keyspaces = append(keyspaces, newKeyspace(prefix))
+			if prefix := text(2); wire.CheckKeyPrefix(prefix) == nil {
+				keyspaces = append(keyspaces, wire.NewKeyspace(prefix))
 			}
 		}
 		places := make(map[string]place)
-		of := make(map[string]*keyspace) // by key
-		names := make(map[string]string) // by key
+		of := make(map[string]*wire.Keyspace) // by key
+		names := make(map[string]string)      // by key
 		for i := range keyspaces {
 			k := &keyspaces[i]
 			for _, id := range []string{ourUUID, otherUUID} {
-				places[ownChannel(id)] = place{what: "channel of a sidecar"}
-				places[k.host(id)] = place{what: "host"}
+				places[wire.OwnChannel(id)] = place{what: "channel of a sidecar"}
+				places[k.Host(id)] = place{what: "host"}
 			}
-			places[k.hosts()] = place{what: "hosts"}
+			places[k.Hosts()] = place{what: "hosts"}
 		}
 		base := text(4)
 		for _, name := range []string{base, "{" + base + "}", base + "}", "{" + base, text(4)} {
 			for i := range keyspaces {
 				k := &keyspaces[i]
-				key := k.key(name)
-				if protocol.CheckName(name) != nil || Reserved(k.prefix, name) != "" || of[key] != nil {
+				key := k.Key(name)
+				if protocol.CheckName(name) != nil || wire.Reserved(k.Prefix, name) != "" || of[key] != nil {
 					continue
 				}
 				of[key], names[key] = k, name
 				for what, object := range map[string]string{
-					"lock": key, "counter": k.counter(name), "channel": k.channel(name), "queue": k.queue(name), "signs": signsOf(k.queue(name)),
+					"lock": key, "counter": k.Counter(name), "channel": k.Channel(name), "queue": k.Queue(name), "signs": signsOf(k.Queue(name)),
 				} {
 					other, taken := places[object]
 					if !taken {
@@ -171,12 +172,12 @@ func TestLocksShareNothingInRedis(t *testing.T) {
 					}
 					if what == "channel" {
 						pairs++
-						if of[other.of].maySubscribe(names[other.of]) && k.maySubscribe(name) {
+						if of[other.of].MaySubscribe(names[other.of]) && k.MaySubscribe(name) {
 							t.Fatalf("sidecars subscribe to %q for %q and for %q", object, key, other.of)
 						}
 					}
 				}
-				if k.maySubscribe(name) {
+				if k.MaySubscribe(name) {
 					subscribed++
 				} else if !strings.HasPrefix(key, "{") || !strings.HasSuffix(key, "}") {
 					t.Fatalf("the sidecar does not subscribe for %q", key)
@@ -190,35 +191,37 @@ func TestLocksShareNothingInRedis(t *testing.T) {
 }
 
 // signsOf is what scripts/queue.lua has.
-func signsOf(queue string) string { return signsPrefix + strings.TrimPrefix(queue, queuePrefix) }
+func signsOf(queue string) string {
+	return wire.SignsPrefix + strings.TrimPrefix(queue, wire.QueuePrefix)
+}
 
 func TestKeyPrefixesThatAreRefused(t *testing.T) {
 	for _, prefix := range []string{
 		"", "app1:", "größe 1 ", "a/b*?[x]\\", "{app}:", "a{app}{", "a}{app}", "redisson_", "locksidecar:", "{locksidecar}",
-		strings.Repeat("x", MaxKeyPrefix),
+		strings.Repeat("x", wire.MaxKeyPrefix),
 	} {
-		if err := CheckKeyPrefix(prefix); err != nil {
+		if err := wire.CheckKeyPrefix(prefix); err != nil {
 			t.Error(err)
 		}
 	}
 	for prefix, want := range map[string]string{
-		strings.Repeat("x", MaxKeyPrefix+1): "has 129 bytes; choose one of at most 128",
-		"app\xff":                           "is not UTF-8",
-		"app1:\n":                           "U+000A",
-		"app\u2028":                         "U+2028",
-		"app\u202e":                         "U+202E",
-		"app{":                              "outside of a hash tag",
-		"app}":                              "outside of a hash tag",
-		"{}:":                               "outside of a hash tag",
-		"}app{":                             "outside of a hash tag",
-		"redisson_lock_":                    "begin with redisson_lock_, and such keys are reserved",
-		"redisson_lock_token:":              "begin with redisson_lock_, and such keys are reserved",
-		"redisson_unlock_latch:{a}":         "begin with redisson_unlock_latch:, and such keys are reserved",
-		"locksidecar_app1:":                 "begin with locksidecar_, and such keys are reserved",
-		"{locksidecar}:":                    "begin with redisson_lock__channel:{locksidecar}:, and such channels are reserved",
-		"{locksidecar}:app1:":               "such channels are reserved for sidecars",
+		strings.Repeat("x", wire.MaxKeyPrefix+1): "has 129 bytes; choose one of at most 128",
+		"app\xff":                                "is not UTF-8",
+		"app1:\n":                                "U+000A",
+		"app\u2028":                              "U+2028",
+		"app\u202e":                              "U+202E",
+		"app{":                                   "outside of a hash tag",
+		"app}":                                   "outside of a hash tag",
+		"{}:":                                    "outside of a hash tag",
+		"}app{":                                  "outside of a hash tag",
+		"redisson_lock_":                         "begin with redisson_lock_, and such keys are reserved",
+		"redisson_lock_token:":                   "begin with redisson_lock_, and such keys are reserved",
+		"redisson_unlock_latch:{a}":              "begin with redisson_unlock_latch:, and such keys are reserved",
+		"locksidecar_app1:":                      "begin with locksidecar_, and such keys are reserved",
+		"{locksidecar}:":                         "begin with redisson_lock__channel:{locksidecar}:, and such channels are reserved",
+		"{locksidecar}:app1:":                    "such channels are reserved for sidecars",
 	} {
-		if err := CheckKeyPrefix(prefix); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "key-prefix ") {
+		if err := wire.CheckKeyPrefix(prefix); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "key-prefix ") {
 			t.Errorf("%q: %v, want %q", prefix, err, want)
 		}
 		if s, err := Open(Config{URL: "redis://127.0.0.1", UUID: ourUUID, KeyPrefix: prefix}); err == nil {
@@ -252,7 +255,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 				t.Errorf("the subscription of %q is confirmed for %q", name, got)
 			}
 			channels, err := b.admin.PubSubChannels(ctx, "*").Result()
-			expect("channels", channels, err, channel, ownChannel(ourUUID), ownChannel(otherUUID))
+			expect("channels", channels, err, channel, wire.OwnChannel(ourUUID), wire.OwnChannel(otherUUID))
 			for _, op := range []redisop.Op{takeOp(name, 1), more, renewOp(name, 2), checkOp(name, 2)} {
 				res := r.one(op) // finds the result by its name
 				if res.Outcome != redisop.Done || op.CountListeners && res.Listeners != redisop.CountedListeners(1) {
@@ -345,8 +348,8 @@ func TestChannelPatternsOfAPrefix(t *testing.T) {
 		"{app1}:": `redisson_lock__channel:{app1}:*`,
 		`*?[a]\:`: `redisson_lock__channel:{\*\?\[a]\\:* and redisson_lock__channel:\*\?\[a]\\:*`,
 	} {
-		k := newKeyspace(prefix)
-		if got := k.channelPatterns(); got != want {
+		k := wire.NewKeyspace(prefix)
+		if got := k.ChannelPatterns(); got != want {
 			t.Errorf("%q: %q, want %q", prefix, got, want)
 		}
 	}
@@ -415,12 +418,12 @@ func TestNamesOfOperationsAreNotCopied(t *testing.T) {
 	ops := []redisop.Op{takeOp("a", 1), takeOp("{b}", 1), dropOp(strings.Repeat("c", 500), 1)}
 	renewals := []redisop.Op{renewOp("a", 1), renewOp(strings.Repeat("b", 500), 1)}
 	for _, prefix := range []string{"", "app1:", "{app1}:"} {
-		e := encoder{prefix: ourUUID + ":", keys: newKeyspace(prefix)}
+		e := wire.Encoder{Prefix: ourUUID + ":", Keys: wire.NewKeyspace(prefix)}
 		out := make([]byte, 0, 1<<14)
 		if n := testing.AllocsPerRun(100, func() {
-			e.run(out, byDigest, acquireRelease, 0, 7, ops)
-			e.run(out, byDigest, renew, 0, 7, renewals)
-			Reserved(prefix, ops[2].Name)
+			e.AppendRun(out, wire.Run{Script: wire.AcquireRelease}, 0, 7, ops)
+			e.AppendRun(out, wire.Run{Script: wire.Renew}, 0, 7, renewals)
+			wire.Reserved(prefix, ops[2].Name)
 		}); n != 0 {
 			t.Errorf("with prefix %q, to encode some operations takes %v allocations", prefix, n)
 		}

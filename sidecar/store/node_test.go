@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A fakeNode is a node of a Cluster that answers what a test sets. It has no keys: each Take gets the
@@ -40,7 +41,7 @@ type fakeNode struct {
 
 // nodeRun is one run of a script for locks.
 type nodeRun struct {
-	script   *script
+	script   *wire.Script
 	keys     []string
 	args     []string
 	locks    []string // among the keys
@@ -217,8 +218,8 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		return ":0\r\n"
 	}
 	run := nodeRun{keys: words[3 : 3+keys], args: words[3+keys:], isAsking: isAsking}
-	for _, s := range slices.Concat(clusterScripts, []*script{who, dropOrphaned}) {
-		if words[1] == s.sha || words[1] == s.text {
+	for _, s := range slices.Concat(wire.ClusterScripts, []*wire.Script{who, dropOrphaned}) {
+		if words[1] == s.SHA || words[1] == s.Text {
 			run.script = s
 		}
 	}
@@ -227,9 +228,9 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		run.statuses = append(run.statuses, fmt.Sprintf(":%d\r\n", n.token))
 	}
 	switch run.script {
-	case quietTake, quietDrop: // each lock is asked for by the script for all cases
+	case wire.QuietTake, wire.QuietDrop: // each lock is asked for by the script for all cases
 		return "+busy\r\n"
-	case acquireRelease:
+	case wire.AcquireRelease:
 		counts := run.args[1]
 		taken, dropped := int(counts[0])+int(counts[1]), int(counts[2])
 		locks := (keys + dropped) / 2
@@ -245,7 +246,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 				took()
 			}
 		}
-	case renew:
+	case wire.Renew:
 		run.locks = run.keys
 		for range run.locks {
 			run.statuses = append(run.statuses, ":0\r\n")
@@ -255,7 +256,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 	default:
 		return "-NOSCRIPT No matching script\r\n"
 	}
-	isProbe := len(run.locks) == 1 && isProbeLock(run.locks[0])
+	isProbe := len(run.locks) == 1 && wire.IsProbeLock(run.locks[0])
 	if !isProbe {
 		n.runs = append(n.runs, run)
 	}
@@ -264,7 +265,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 			return answer
 		}
 	}
-	if run.script == renew {
+	if run.script == wire.Renew {
 		return fmt.Sprintf(":%d\r\n", len(run.locks))
 	}
 	return array(run.statuses...)
@@ -330,7 +331,7 @@ func (c fakeCluster) url() string {
 func (c fakeCluster) names(node, count int) (names []string) {
 	for i := 0; len(names) < count; i++ {
 		name := fmt.Sprintf("lock%d", i)
-		if int(slotOf(name))*len(c)/redisop.Slots == node {
+		if int(wire.SlotOf(name))*len(c)/redisop.Slots == node {
 			names = append(names, name)
 		}
 	}
@@ -353,7 +354,7 @@ func openCluster(t testing.TB, url string, change ...func(*Config)) *clusterReco
 	t.Helper()
 	c := &clusterRecorder{isUp: make(map[redisop.Shard]bool), downs: make(map[redisop.Shard]string), results: make(map[string][]redisop.Result)}
 	record := func(cfg *Config) {
-		cfg.OnUp = func(n redisop.Shard, _, _ bool, _ Identity) {
+		cfg.OnUp = func(n redisop.Shard, _, _ bool, _ wire.Identity) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.isUp[n] = true
@@ -373,7 +374,7 @@ func openCluster(t testing.TB, url string, change ...func(*Config)) *clusterReco
 				c.lines = append(c.lines, fmt.Sprint("route ", r.Shard))
 			}
 		}
-		cfg.OnResults = func(results []redisop.Result, _ *Identity) {
+		cfg.OnResults = func(results []redisop.Result, _ *wire.Identity) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for _, r := range results {
@@ -416,7 +417,7 @@ func (c *clusterRecorder) settled() *clusterRecorder {
 func (c *clusterRecorder) shardOf(name string) redisop.Shard {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.owners[slotOf(name)]
+	return c.owners[wire.SlotOf(name)]
 }
 
 // do sends operations to the shards of their locks, and returns the results in their order. No two are

@@ -171,7 +171,7 @@ func (cl *cluster) noteOpen(slot uint16, to string, isBlocking bool) {
 // masterOf returns the address of the master that has a slot; "": none has.
 func (cl *cluster) masterOf(slot uint16) string {
 	if c := cl.get(redisop.Shard(cl.owners[slot].Load())); c != nil {
-		return c.dial.address
+		return c.dial.Address
 	}
 	return ""
 }

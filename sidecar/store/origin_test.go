@@ -11,6 +11,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // receiver connects a sidecar, and returns what it receives on its channel.
@@ -161,8 +162,8 @@ func TestForgedTransferRaisesNoFloor(t *testing.T) {
 	s := startRedis(t)
 	admin := s.admin()
 	r, received := receiver(t, s.url(), secondUUID)
-	from := originOf(infoFields(admin.Info(ctx, "server").Val())["run_id"], "master")
-	if !from.isKnown {
+	from := wire.OriginOf(infoFields(admin.Info(ctx, "server").Val())["run_id"], "master")
+	if !from.IsKnown {
 		t.Fatal("Redis names no run id")
 	}
 	now := time.Now().UnixMicro()
@@ -194,7 +195,7 @@ func TestOriginOf(t *testing.T) {
 		{"0123abc", "master", "-"},
 		{"not a run id", "master", "-"},
 	} {
-		if o := originOf(tt.runID, tt.role); o.String() != tt.want || o.isKnown != (tt.want != "-") || o.isSame(o) != o.isKnown {
+		if o := wire.OriginOf(tt.runID, tt.role); o.String() != tt.want || o.IsKnown != (tt.want != "-") || o.IsSame(o) != o.IsKnown {
 			t.Errorf("run id %q, role %q: %v, want %q", tt.runID, tt.role, o, tt.want)
 		}
 	}
@@ -204,11 +205,11 @@ func TestOriginOf(t *testing.T) {
 // are above them.
 func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
 	p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
-	p.id = Identity{Floor: p.clock, FloorAt: p.clockAt}
+	p.id = wire.Identity{Floor: p.clock, FloorAt: p.clockAt}
 	p.now = p.clockAt
 	m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: 1<<50 + 900_000, Tokens: 32}
-	if p.checkTokens(&m); m.Tokens != 32 || p.id.floor(p.now) != int64(m.LastToken) || p.encoder.floor != 0 {
-		t.Errorf("%+v, floor %d of %d", m, p.id.floor(p.now), p.encoder.floor)
+	if p.checkTokens(&m); m.Tokens != 32 || p.id.Above(p.now) != int64(m.LastToken) || p.encoder.Floor != 0 {
+		t.Errorf("%+v, floor %d of %d", m, p.id.Above(p.now), p.encoder.Floor)
 	}
 	last := uint64(1<<50 + 1_100_000)
 	for _, m := range []redisop.Message{
@@ -216,8 +217,8 @@ func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
 		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: math.MaxInt64, Tokens: 32},
 		{Kind: redisop.Transferred, LastToken: 1<<50 + 950_000, Tokens: 32},
 	} {
-		if p.checkTokens(&m); m.Tokens != 0 || p.id.floor(p.now) != 1<<50+900_000 || p.encoder.floor != 0 {
-			t.Errorf("%+v, floor %d of %d", m, p.id.floor(p.now), p.encoder.floor)
+		if p.checkTokens(&m); m.Tokens != 0 || p.id.Above(p.now) != 1<<50+900_000 || p.encoder.Floor != 0 {
+			t.Errorf("%+v, floor %d of %d", m, p.id.Above(p.now), p.encoder.Floor)
 		}
 	}
 }
@@ -228,8 +229,8 @@ func TestTokensOfATransferAreAboveTheFloor(t *testing.T) {
 	const last, tokens = 1<<50 + 900_000, 32
 	for floor, want := range map[int64]uint16{last - tokens: tokens, last - tokens + 1: 0, last: 0, last + 1: 0} {
 		p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
-		p.id = Identity{Floor: p.clock, FloorAt: p.clockAt}
-		p.now, p.encoder.floor = p.clockAt, floor
+		p.id = wire.Identity{Floor: p.clock, FloorAt: p.clockAt}
+		p.now, p.encoder.Floor = p.clockAt, floor
 		m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: tokens}
 		if p.checkTokens(&m); m.Tokens != want {
 			t.Errorf("with a floor of %d below the last token: %d tokens, want %d", last-floor, m.Tokens, want)

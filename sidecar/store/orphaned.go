@@ -9,13 +9,14 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 //go:embed scripts/orphaned.lua
 var orphanedText string
 
 // dropOrphaned is acquireRelease with a Drop of another sidecar, which is gone for good.
-var dropOrphaned = newScript(orphanedText + acquireReleaseText())
+var dropOrphaned = wire.NewScript(orphanedText + wire.AcquireReleaseText())
 
 // OrphanOutcome is what DropOrphaned did.
 type OrphanOutcome uint8
@@ -40,7 +41,7 @@ const (
 func ParseOwner(field string) (id string, hold uint64, ok bool) {
 	id = UUIDOf(field)
 	hold, err := strconv.ParseUint(strings.TrimPrefix(field, id+":"), 10, 64)
-	isOurs := IsSidecar(id) && err == nil && hold > 0 && hold <= maxScriptNumber
+	isOurs := IsSidecar(id) && err == nil && hold > 0 && hold <= wire.MaxScriptNumber
 	return id, hold, isOurs && field == id+":"+strconv.FormatUint(hold, 10)
 }
 
@@ -54,8 +55,8 @@ func ParseOwner(field string) (id string, hold uint64, ok bool) {
 // accepts the field.
 func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	id, hold, _ := ParseOwner(field)
-	keys := &s.dial.keys
-	if s.cluster != nil && slotOf(keys.key(name)) != slotOf(keys.host(id)) {
+	keys := &s.dial.Keys
+	if s.cluster != nil && wire.SlotOf(keys.Key(name)) != wire.SlotOf(keys.Host(id)) {
 		// A script has keys of one slot: another command looks first.
 		s.Published(id, func(_ Host, left time.Duration, err error) {
 			if err != nil || left > 0 {
@@ -66,40 +67,40 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 		})
 		return
 	}
-	s.dropOrphaned(name, field, id, hold, keys.host(id), lease, latest, done)
+	s.dropOrphaned(name, field, id, hold, keys.Host(id), lease, latest, done)
 }
 
 // dropOrphaned is DropOrphaned, where published is the key that shows that the sidecar of the field was
 // connected; "": it was looked for before.
 func (s *Store) dropOrphaned(name, field, id string, hold uint64, published string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	args := func(p *pipeline) []string {
-		keys := &s.dial.keys
+		keys := &s.dial.Keys
 		flags := byte(0)
-		if keys.isTagged(name) {
+		if keys.IsTagged(name) {
 			flags = 1
 		}
 		number := func(n int64) string { return strconv.FormatInt(n, 10) }
 		e := &p.encoder
-		declared := []string{"1", keys.key(name)}
-		if e.declares {
-			declared = []string{"4", keys.key(name), keys.queue(name), keys.ours(signsPrefix, name), keys.counter(name)}
+		declared := []string{"1", keys.Key(name)}
+		if e.Declares {
+			declared = []string{"4", keys.Key(name), keys.Queue(name), keys.Ours(wire.SignsPrefix, name), keys.Counter(name)}
 		}
 		return append(declared,
-			id+":", string(e.counts(0, 0, 1, flags)), "0", number(lease.Milliseconds()),
-			number(e.tokensAbove()), number(p.id.floor(protocol.Now())), number(p.encoder.expiry), "", p.encoder.origin,
-			strconv.FormatUint(hold, 10), keys.channel(name),
-			field, published, ownChannel(id), "recall:"+p.encoder.origin+" "+keys.key(name),
+			id+":", string(e.Counts(0, 0, 1, flags)), "0", number(lease.Milliseconds()),
+			number(e.TokensAbove()), number(p.id.Above(protocol.Now())), number(p.encoder.Expiry), "", p.encoder.Origin,
+			strconv.FormatUint(hold, 10), keys.Channel(name),
+			field, published, wire.OwnChannel(id), "recall:"+p.encoder.Origin+" "+keys.Key(name),
 		)
 	}
-	s.runScript(name, dropOrphaned, latest, args, func(answer reply, err error) {
-		if err == nil && answer.kind == '-' {
-			err = unavailableError(s.serverOf(name).refusedOrphaned(name, reason(answer.text)))
+	s.runScript(name, dropOrphaned, latest, args, func(answer wire.Reply, err error) {
+		if err == nil && answer.Kind == '-' {
+			err = wire.Unavailable(s.serverOf(name).refusedOrphaned(name, wire.Reason(answer.Text)))
 		}
 		if err != nil {
 			done(OrphanChanged, false, err)
 			return
 		}
-		switch answer.text {
+		switch answer.Text {
 		case "changed":
 			done(OrphanChanged, false, nil)
 			return
@@ -110,14 +111,14 @@ func (s *Store) dropOrphaned(name, field, id string, hold uint64, published stri
 			done(OrphanAlive, false, nil)
 			return
 		}
-		if len(answer.list) != 1 {
-			done(OrphanChanged, false, &unexpectedReply{dropOrphaned, answer})
+		if len(answer.List) != 1 {
+			done(OrphanChanged, false, &wire.UnexpectedReply{Script: dropOrphaned, Reply: answer})
 			return
 		}
 		r := redisop.Result{Kind: redisop.Drop, Name: name}
-		refused, _, err := decode(answer.list[0], &r)
+		refused, _, err := wire.Decode(answer.List[0], &r)
 		if err == nil && refused != "" {
-			err = unavailableError(s.serverOf(name).answered(name, reason(refused)))
+			err = wire.Unavailable(s.serverOf(name).Answered(name, wire.Reason(refused)))
 		}
 		done(OrphanDropped, r.Passed, err)
 	})
@@ -128,30 +129,30 @@ func (d *dialer) refusedOrphaned(name, text string) string {
 	if isMoving(text) {
 		return slotIsMoving
 	}
-	if deniesKey(text) || deniedInScript(text) {
+	if wire.DeniesKey(text) || wire.DeniedInScript(text) {
 		return fmt.Sprintf("Redis at %s does not permit this user to look for signs of life of another sidecar; let its ACL have +hkeys +exists +publish and the keys %s (%s)",
-			d.address, d.keys.queuePatterns(), clip(text))
+			d.Address, d.Keys.QueuePatterns(), wire.Clip(text))
 	}
-	return d.answered(name, text)
+	return d.Answered(name, text)
 }
 
 // Published finds out whether a sidecar published its host within HostExpiry, and for how much
 // longer that is known; 0: it did not. If it did, h is what it published, as far as that can be read.
 func (s *Store) Published(id string, done func(h Host, left time.Duration, err error)) {
-	key := s.dial.keys.host(id)
-	s.ask([][]string{{"pttl", key}, {"hget", key, hostField}}, func(replies []reply, err error) {
+	key := s.dial.Keys.Host(id)
+	s.ask([][]string{{"pttl", key}, {"hget", key, hostField}}, func(replies []wire.Reply, err error) {
 		if err == nil {
 			err = refusal(replies[:1])
 		}
-		if err != nil || replies[0].num == -2 {
+		if err != nil || replies[0].Num == -2 {
 			done(Host{}, 0, err)
 			return
 		}
 		h, _ := readHost(id, replies[1])
-		if replies[0].num < 0 { // -1: any program may have written the key
-			done(h, 0, unavailableError(fmt.Sprintf("the key %q in Redis has no expiry, so it is not that of a sidecar: find out which program wrote it, and delete it", key)))
+		if replies[0].Num < 0 { // -1: any program may have written the key
+			done(h, 0, wire.Unavailable(fmt.Sprintf("the key %q in Redis has no expiry, so it is not that of a sidecar: find out which program wrote it, and delete it", key)))
 			return
 		}
-		done(h, time.Duration(replies[0].num)*time.Millisecond, nil)
+		done(h, time.Duration(replies[0].Num)*time.Millisecond, nil)
 	})
 }

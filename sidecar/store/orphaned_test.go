@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // deadUUID is that of a sidecar that is gone.
@@ -40,11 +41,11 @@ func TestOrphanedLockIsFreed(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		for _, prefix := range []string{"", "app1:", "{app1}:"} {
 			r := connected(t, b.url, func(c *Config) { c.KeyPrefix = prefix })
-			k := newKeyspace(prefix)
+			k := wire.NewKeyspace(prefix)
 			for _, name := range []string{"lock", "{a}b"} {
-				b.admin.HSet(ctx, k.key(name), field(deadUUID, 7), "3")
-				b.admin.PExpire(ctx, k.key(name), time.Hour)
-				woken := b.admin.Subscribe(ctx, k.channel(name))
+				b.admin.HSet(ctx, k.Key(name), field(deadUUID, 7), "3")
+				b.admin.PExpire(ctx, k.Key(name), time.Hour)
+				woken := b.admin.Subscribe(ctx, k.Channel(name))
 				must(woken.Receive(ctx))
 				if got := r.dropOrphaned(name, field(deadUUID, 7)); got != (dropOrphanedResult{outcome: OrphanDropped}) {
 					t.Errorf("%q %q: %+v", prefix, name, got)
@@ -53,7 +54,7 @@ func TestOrphanedLockIsFreed(t *testing.T) {
 					t.Errorf("%q %q: published %q", prefix, name, m.Payload)
 				}
 				woken.Close()
-				if n := b.admin.Exists(ctx, k.key(name)).Val(); n != 0 {
+				if n := b.admin.Exists(ctx, k.Key(name)).Val(); n != 0 {
 					t.Errorf("%q %q: the key is still there", prefix, name)
 				}
 				if res := r.one(takeOp(name, 1)); res.Outcome != redisop.Done {

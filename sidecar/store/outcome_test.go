@@ -3,6 +3,8 @@ package store
 import (
 	"strings"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // Each answer of Redis gets the sentence that names what is missing, and whose.
@@ -39,13 +41,13 @@ func TestAnswersNameWhatIsMissing(t *testing.T) {
 			}
 		})
 	}
-	d := &dialer{address: "redis:1", keys: newKeyspace("")}
+	d := &dialer{Server: wire.Server{Address: "redis:1", Keys: wire.NewKeyspace("")}}
 	for text, want := range map[string]string{
 		"NOPERM User limited has no permissions to run the 'evalsha' command":             "a command that the lock",
 		"NOPERM No permissions to access a key":                                           "let its ACL have the keys",
 		"NOPERM this user has no permissions to access one of the keys used as arguments": "let its ACL have the keys",
 	} {
-		if got := d.answered("lock", text); !strings.Contains(got, want) {
+		if got := d.Answered("lock", text); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", text, got)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // optionalRules is what deploy/README.md has beside the least, but for what a Cluster and durability need.
@@ -95,7 +96,7 @@ func TestPermissionsLeaveNothing(t *testing.T) {
 	a := s.admin()
 	ask := func() []any {
 		t.Helper()
-		answer, err := a.Eval(ctx, permissions.text, []string{"probed"}, "a channel", "0").Slice()
+		answer, err := a.Eval(ctx, wire.Permissions.Text, []string{"probed"}, "a channel", "0").Slice()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +127,7 @@ func TestPermissionsHaveTheCommandsOfAllScripts(t *testing.T) {
 		delete(found, "")
 		return found
 	}
-	needed, tried := of(acquireRelease.text, renew.text, arrive.text, quietTake.text, quietDrop.text), of(permissions.text)
+	needed, tried := of(wire.AcquireRelease.Text, wire.Renew.Text, wire.Arrive.Text, wire.QuietTake.Text, wire.QuietDrop.Text), of(wire.Permissions.Text)
 	maps.DeleteFunc(needed, func(name string, _ bool) bool { return name[0] == 'Z' || name == "TIME" }) // of the greeting
 	delete(tried, "NUMSUB")                                                                             // of PUBSUB
 	delete(tried, "SHARDNUMSUB")

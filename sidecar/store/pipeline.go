@@ -15,6 +15,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 const (
@@ -38,7 +39,7 @@ type pipeline struct {
 	// Immutable.
 	*readyConn
 	commands *commands
-	encoder  encoder
+	encoder  wire.Encoder
 	ended    chan struct{} // closed when the reader has ended; out.Err says why
 	patience int64         // ns
 	conn     redisop.Conn
@@ -50,13 +51,13 @@ type pipeline struct {
 	drainReason   string           // why no further command is to be sent here, although it can be; "": it may
 	minRTT        int64            // the shortest time that an answer took
 	liveness      liveness
-	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
-	nextCheck     int64            // when run checks liveness next, at the latest
-	served        bool             // Redis answered a command
-	mustAskAgain  bool             // slots have moved here since askClock
-	raised        bool             // a token has raised the floor of the connection's id since the last OnResults
-	scriptLoading map[*script]bool // that it is being taught a script is among the calls
-	queryCalls    int              // how many of the calls are commands of queries
+	lastReply     int64                 // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
+	nextCheck     int64                 // when run checks liveness next, at the latest
+	served        bool                  // Redis answered a command
+	mustAskAgain  bool                  // slots have moved here since askClock
+	raised        bool                  // a token has raised the floor of the connection's id since the last OnResults
+	scriptLoading map[*wire.Script]bool // that it is being taught a script is among the calls
+	queryCalls    int                   // how many of the calls are commands of queries
 	probe         probe
 	reported      string // why Redis is degraded, as it was reported last; "": it is not
 	risk          string // as it was reported last; "": there is none
@@ -106,19 +107,52 @@ const (
 	dead
 )
 
+// A call is one command under way: a run of a script, or what keeps the connection in
+// shape.
+type call struct {
+	form     form
+	script   *wire.Script     // nil: a ping, subscribing, querying, probing, permitted, syncing, reading or informing
+	ops      int              // how many operations it carries out
+	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
+	from     int64            // where in the stream of the connection it begins, bytes
+	isAsking bool             // another node of the Cluster has its slot
+	again    bool             // Redis was taught the script after it did not know it for these operations
+	isOwed   bool             // a WAIT follows: its results are withheld until the answer to that
+	channels *channelsRequest // subscribing
+	query    *query           // querying
+}
+
+type form uint8
+
+const (
+	byDigest    form = iota // EVALSHA: a script that Redis knows
+	byText                  // EVAL: the script is taught
+	loading                 // SCRIPT LOAD: teach it
+	alive                   // ROLE, or PING if that is not permitted
+	subscribing             // SUBSCRIBE or UNSUBSCRIBE
+	querying                // a command of a query
+	probing                 // EVALSHA: a probe
+	permitted               // EVALSHA: which commands are, see probe.lacks
+	syncing                 // WAIT
+	permitting              // ASKING: the next command may be of a slot that another node has
+	timing                  // TIME: see pipeline.askClock
+	reading                 // CONFIG GET: see pipeline.onReplicas
+	informing               // INFO: see pipeline.askEviction
+)
+
 func newPipe(c *commands, s *readyConn) *pipeline {
 	p := &pipeline{
 		readyConn: s,
 		commands:  c,
-		encoder: encoder{
-			prefix: c.cfg.UUID + ":", keys: s.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String(),
-			declares: s.dial.isNode && s.noQueue == "", isSharded: s.isSharded, confirms: s.dial.replicas > 0,
+		encoder: wire.Encoder{
+			Prefix: c.cfg.UUID + ":", Keys: s.dial.Keys, Floor: s.id.Floor, Expiry: c.cfg.TokenExpiry.Milliseconds(), Origin: s.origin.String(),
+			Declares: s.dial.IsNode && s.noQueue == "", IsSharded: s.isSharded, Confirms: s.dial.replicas > 0,
 		},
 		ended:         make(chan struct{}),
 		patience:      int64(s.dial.timeout),
 		minRTT:        math.MaxInt64,
 		lastReply:     protocol.Now(),
-		scriptLoading: make(map[*script]bool),
+		scriptLoading: make(map[*wire.Script]bool),
 		busy:          make(busyLocks),
 		dropping:      make(map[string]redisop.Op),
 	}
@@ -128,7 +162,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	p.risk = s.riskNow()
 	p.noteEviction()
 	p.beginProbes()
-	if s.origin.isKnown {
+	if s.origin.IsKnown {
 		p.conn = redisop.NewConn(c.number)
 	}
 	s.wire.release()
@@ -169,14 +203,14 @@ func (p *pipeline) isIdle() bool { return p.calls.len() == 0 }
 func (p *pipeline) queueBatch(now int64, ops []redisop.Op) {
 	ops = p.holdBack(now, ops)
 	slot := p.slots()
-	sortForBatching(now, ops, slot)
+	wire.SortForBatching(now, ops, slot)
 	for len(ops) > 0 {
-		s, n := batchPrefix(ops, slot)
+		s, n := wire.BatchPrefix(ops, slot)
 		if n == 1 {
 			if quiet := p.quietScript(now, &ops[0]); quiet != nil {
 				s = quiet
 			}
-			if s == quietDrop {
+			if s == wire.QuietDrop {
 				p.dropping[ops[0].Name] = redisop.Op{}
 			}
 		}
@@ -188,23 +222,23 @@ func (p *pipeline) queueBatch(now int64, ops []redisop.Op) {
 // slots returns the slot of a name, if the server is a node of a Cluster: one run of a script has keys of
 // one slot there. nil: it is none.
 func (p *pipeline) slots() func(name string) uint16 {
-	if !p.dial.isNode {
+	if !p.dial.IsNode {
 		return nil
 	}
-	return p.encoder.keys.slotOf
+	return p.encoder.Keys.SlotOf
 }
 
 // queueAsking queues one operation of a slot that another node has. The caller holds mu.
 func (p *pipeline) queueAsking(now int64, ops []redisop.Op) {
 	p.queuePermission(now)
-	p.queueCommand(now, call{script: scriptOf(ops[0].Kind), isAsking: true}, ops)
+	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
 	p.queueWait(now)
 }
 
 // queuePermission has the next command be of a slot that another node has. The caller holds mu.
 func (p *pipeline) queuePermission(now int64) {
 	p.register(now, call{form: permitting})
-	p.out.Queued = appendString(appendArray(p.out.Queued, 1), "asking")
+	p.out.Queued = wire.AppendString(wire.AppendArray(p.out.Queued, 1), "asking")
 }
 
 // queueCommand queues the command that runs a script for ops, and arranges them. The caller holds mu.
@@ -214,10 +248,10 @@ func (p *pipeline) queueCommand(now int64, cl call, ops []redisop.Op) {
 		cl.isOwed = p.durability.note(ops)
 	}
 	p.register(now, cl)
-	lifts := p.encoder.lifts
-	p.encoder.lifts = lifts || cl.isAsking // a counter has come here before its slot: see askClock
-	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, now, p.id.floor(now), ops)
-	p.encoder.lifts = lifts
+	lifts := p.encoder.Lifts
+	p.encoder.Lifts = lifts || cl.isAsking // a counter has come here before its slot: see askClock
+	p.out.Queued = p.encoder.AppendRun(p.out.Queued, wire.Run{Script: cl.script, ByText: cl.form == byText}, now, p.id.Above(now), ops)
+	p.encoder.Lifts = lifts
 	for i := range ops {
 		p.flight.push(ops[i])
 	}
@@ -238,9 +272,9 @@ func (p *pipeline) register(now int64, cl call) {
 func (p *pipeline) ping(now int64) {
 	p.register(now, call{form: alive})
 	if p.noRole {
-		p.out.Queued = appendPing(p.out.Queued)
+		p.out.Queued = wire.AppendPing(p.out.Queued)
 	} else {
-		p.out.Queued = appendRole(p.out.Queued)
+		p.out.Queued = wire.AppendRole(p.out.Queued)
 	}
 }
 
@@ -249,17 +283,17 @@ func (p *pipeline) ping(now int64) {
 // this connection was made. Until the answer comes, each counter that is used is lifted to the clock. Then the
 // clock is the floor. The caller holds mu.
 func (p *pipeline) askClock(now int64) {
-	if p.encoder.lifts {
+	if p.encoder.Lifts {
 		p.mustAskAgain = true
 		return
 	}
-	p.encoder.lifts = true
+	p.encoder.Lifts = true
 	p.register(now, call{form: timing})
-	p.out.Queued = appendTime(p.out.Queued)
+	p.out.Queued = wire.AppendTime(p.out.Queued)
 }
 
 // onClock takes the answer of askClock. The caller holds mu.
-func (p *pipeline) onClock(answer reply) {
+func (p *pipeline) onClock(answer wire.Reply) {
 	clock, ok := parseTime(answer)
 	if !ok {
 		return // each counter is lifted, for as long as the connection lasts
@@ -267,32 +301,32 @@ func (p *pipeline) onClock(answer reply) {
 	p.clock, p.clockAt = clock, p.now
 	p.lift(p.now, clock)
 	p.raised = true
-	if p.encoder.lifts = false; p.mustAskAgain {
+	if p.encoder.Lifts = false; p.mustAskAgain {
 		p.mustAskAgain = false
 		p.askClock(p.now)
 	}
 }
 
 // parseTime returns what TIME answers, µs.
-func parseTime(answer reply) (int64, bool) {
-	if answer.kind != '*' || len(answer.list) != 2 {
+func parseTime(answer wire.Reply) (int64, bool) {
+	if answer.Kind != '*' || len(answer.List) != 2 {
 		return 0, false
 	}
-	seconds, err := strconv.ParseInt(answer.list[0].text, 10, 64)
-	micros, err2 := strconv.ParseInt(answer.list[1].text, 10, 64)
+	seconds, err := strconv.ParseInt(answer.List[0].Text, 10, 64)
+	micros, err2 := strconv.ParseInt(answer.List[1].Text, 10, 64)
 	return seconds*1_000_000 + micros, err == nil && err2 == nil
 }
 
 // onPong takes the answer of ping: any reply shows that Redis is alive. A replica is left. The caller
 // holds mu.
-func (p *pipeline) onPong(answer reply) {
+func (p *pipeline) onPong(answer wire.Reply) {
 	switch {
-	case answer.kind == '-' && outcomeOf(code(answer.text)) == redisop.Refused: // NOPERM, or it is not known
+	case answer.Kind == '-' && wire.OutcomeOf(wire.Code(answer.Text)) == redisop.Refused: // NOPERM, or it is not known
 		p.noRole = true
-	case answer.kind == '*' && len(answer.list) > 0 && isReplica(answer.list[0].text) && p.drainReason == "":
-		p.drainReason = p.dial.demoted("")
-	case answer.kind == '*' && len(answer.list) == 3 && answer.list[2].kind == '*': // of a master
-		p.onReplicas(len(answer.list[2].list))
+	case answer.Kind == '*' && len(answer.List) > 0 && isReplica(answer.List[0].Text) && p.drainReason == "":
+		p.drainReason = p.dial.Demoted("")
+	case answer.Kind == '*' && len(answer.List) == 3 && answer.List[2].Kind == '*': // of a master
+		p.onReplicas(len(answer.List[2].List))
 	}
 }
 
@@ -346,10 +380,10 @@ func (p *pipeline) read() {
 	defer close(p.ended)
 	var err error
 	for err == nil {
-		var answer reply
-		switch answer, err = p.replies.next(); {
+		var answer wire.Reply
+		switch answer, err = p.replies.Next(); {
 		case err != nil:
-		case answer.kind == '>':
+		case answer.Kind == '>':
 			err = p.onPush(answer)
 		default:
 			err = p.onReply(answer)
@@ -389,7 +423,7 @@ func (p *pipeline) deliverResults() error {
 	p.deliver()
 	if p.silent != "" && !p.commands.publishLogged {
 		p.commands.publishLogged = true
-		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +"+p.sharded("publish")+" and the channels "+p.dial.keys.channelPatterns(),
+		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +"+p.sharded("publish")+" and the channels "+p.dial.Keys.ChannelPatterns(),
 			"lock", p.silent)
 	}
 	return err
@@ -447,12 +481,12 @@ func (p *pipeline) sharded(command string) string {
 
 // onPush takes in what Redis sends without having been asked, and confirmations of
 // subscriptions. The error is that of a connection that cannot be used further.
-func (p *pipeline) onPush(push reply) error {
-	parts := push.list
-	if len(parts) != 3 || parts[0].kind != '$' || parts[1].kind != '$' {
+func (p *pipeline) onPush(push wire.Reply) error {
+	parts := push.List
+	if len(parts) != 3 || parts[0].Kind != '$' || parts[1].Kind != '$' {
 		return nil // no message, and no confirmation
 	}
-	switch kind, channel := parts[0].text, parts[1].text; kind {
+	switch kind, channel := parts[0].Text, parts[1].Text; kind {
 	case "message", "smessage":
 		p.onMessage(channel, parts[2])
 	case "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe":
@@ -462,9 +496,9 @@ func (p *pipeline) onPush(push reply) error {
 }
 
 // onMessage notes a message. What it says matters on the sidecar's channel only.
-func (p *pipeline) onMessage(channel string, text reply) {
+func (p *pipeline) onMessage(channel string, text wire.Reply) {
 	if channel == p.dial.channel {
-		if from, body, isAnswer, ok := question(text.text); ok {
+		if from, body, isAnswer, ok := question(text.Text); ok {
 			if cl := p.commands.cluster; cl != nil && !cl.has(p.commands.shard, channel) {
 				return // a copy: see publish
 			}
@@ -476,15 +510,15 @@ func (p *pipeline) onMessage(channel string, text reply) {
 			}
 			return
 		}
-		m, from, ok := p.encoder.keys.message(text.text)
-		if !ok || text.kind != '$' {
+		m, from, ok := p.encoder.Keys.Message(text.Text)
+		if !ok || text.Kind != '$' {
 			p.onIgnored()
 			return
 		}
-		if p.commands.cluster != nil && from.isKnown && p.origin.isKnown && !from.isSame(p.origin) {
+		if p.commands.cluster != nil && from.IsKnown && p.origin.IsKnown && !from.IsSame(p.origin) {
 			return // a copy: a Cluster brings each message to all its nodes, and this one did not send it
 		}
-		if from.isSame(p.origin) && !p.isWithholding() { // otherwise a Take confirms it
+		if from.IsSame(p.origin) && !p.isWithholding() { // otherwise a Take confirms it
 			m.Conn = p.conn
 		}
 		p.checkTokens(&m)
@@ -511,7 +545,7 @@ func (p *pipeline) checkTokens(m *redisop.Message) {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
-	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.tokensAbove() || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (redisop.Conn{}) {
+	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.TokensAbove() || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (redisop.Conn{}) {
 		m.Tokens = 0
 	} else {
 		p.raiseFloor(p.now, m.LastToken)
@@ -529,7 +563,7 @@ func (p *pipeline) redisClock(now int64) int64 { return p.clock + (now-p.clockAt
 
 // onConfirmation takes in the confirmation of one channel. When a whole SUBSCRIBE is
 // confirmed, OnSubscribed is called for those of its channels that are still wanted.
-func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string) error {
+func (p *pipeline) onConfirmation(push wire.Reply, unsubscribed bool, channel string) error {
 	mu := &p.commands.mu
 	mu.Lock()
 	var r *channelsRequest
@@ -539,13 +573,13 @@ func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string)
 	if r == nil || r.unsubscribe != unsubscribed || !slices.Contains(r.channels, channel) {
 		mu.Unlock()
 		if channel == p.dial.channel && unsubscribed {
-			return unavailablef("Redis at %s ended the subscription to the channel on which other sidecars reach this one; the connection is made again", p.dial.address)
+			return wire.Unavailablef("Redis at %s ended the subscription to the channel on which other sidecars reach this one; the connection is made again", p.dial.Address)
 		}
-		if push.list[0].text == "sunsubscribe" && p.commands.cluster != nil {
+		if push.List[0].Text == "sunsubscribe" && p.commands.cluster != nil {
 			p.onSlotLeft(channel)
 			return nil
 		}
-		return &unexpectedReply{reply: push}
+		return &wire.UnexpectedReply{Reply: push}
 	}
 	if r.endsWithPing() {
 		mu.Unlock()
@@ -576,25 +610,25 @@ func (p *pipeline) onSlotLeft(channel string) {
 
 // onRefusal takes in the answer to a request about channels that is no confirmation. denied are
 // the names of a channel that is not permitted. The caller holds mu.
-func (p *pipeline) onRefusal(r *channelsRequest, answer reply) (denied []string, err error) {
+func (p *pipeline) onRefusal(r *channelsRequest, answer wire.Reply) (denied []string, err error) {
 	if r.endsWithPing() {
-		if answer.kind == '-' && !strings.Contains(strings.ToLower(answer.text), "'ping'") {
-			p.noteRedirect(answer.text) // of the SUNSUBSCRIBE; that of the PING follows
+		if answer.Kind == '-' && !strings.Contains(strings.ToLower(answer.Text), "'ping'") {
+			p.noteRedirect(answer.Text) // of the SUNSUBSCRIBE; that of the PING follows
 			return nil, nil
 		}
 		p.commands.listener.onPinged(r)
 		p.onAnswered()
 		return nil, nil
 	}
-	if answer.kind != '-' {
-		return nil, &unexpectedReply{reply: answer}
+	if answer.Kind != '-' {
+		return nil, &wire.UnexpectedReply{Reply: answer}
 	}
-	word := code(answer.text)
-	moved := p.noteRedirect(answer.text)
-	if endsSession(word) && p.drainReason == "" {
-		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.dial.address, clip(answer.text))
+	word := wire.Code(answer.Text)
+	moved := p.noteRedirect(answer.Text)
+	if wire.EndsSession(word) && p.drainReason == "" {
+		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.dial.Address, wire.Clip(answer.Text))
 	}
-	halves, denied := p.commands.listener.onRefusal(r, moved || outcomeOf(word) == redisop.Retryable)
+	halves, denied := p.commands.listener.onRefusal(r, moved || wire.OutcomeOf(word) == redisop.Retryable)
 	p.onAnswered()
 	for _, half := range halves {
 		p.queueChannels(p.now, half)
@@ -607,8 +641,8 @@ func (p *pipeline) reportDenied(names []string, why string) {
 	c := p.commands
 	if !c.subscribeLogged {
 		c.subscribeLogged = true
-		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +"+p.sharded("subscribe")+" and the channels "+p.dial.keys.channelPatterns(),
-			"lock", names[0], "reason", clip(why))
+		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +"+p.sharded("subscribe")+" and the channels "+p.dial.Keys.ChannelPatterns(),
+			"lock", names[0], "reason", wire.Clip(why))
 	}
 	p.reportSubscribed(delivery{unsubscribed: names})
 }
@@ -642,18 +676,18 @@ const farAhead = 366 * 24 * time.Hour
 // caller holds mu.
 func (p *pipeline) raiseFloor(now int64, last uint64) {
 	token := int64(last)
-	if token <= p.id.floor(now) || token >= p.redisClock(now)+int64(farAhead/time.Microsecond) {
+	if token <= p.id.Above(now) || token >= p.redisClock(now)+int64(farAhead/time.Microsecond) {
 		return
 	}
 	p.id.Floor, p.id.FloorAt = token, now
 	p.raised = true
 	if p.isAhead(now, token) {
-		p.encoder.floor = max(p.encoder.floor, token)
+		p.encoder.Floor = max(p.encoder.Floor, token)
 	}
 }
 
 // takeRaised returns the identity if its floor was raised since the last call.
-func (p *pipeline) takeRaised() *Identity {
+func (p *pipeline) takeRaised() *wire.Identity {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
@@ -666,9 +700,9 @@ func (p *pipeline) takeRaised() *Identity {
 }
 
 // onReply takes one reply in. The error is that of a connection that cannot be used further.
-func (p *pipeline) onReply(answer reply) error {
-	if cl := p.commands.cluster; cl != nil && answer.kind == '-' {
-		cl.counts.onError(code(answer.text))
+func (p *pipeline) onReply(answer wire.Reply) error {
+	if cl := p.commands.cluster; cl != nil && answer.Kind == '-' {
+		cl.counts.onError(wire.Code(answer.Text))
 	}
 	if len(p.messages) > 0 {
 		p.deliver()
@@ -677,13 +711,13 @@ func (p *pipeline) onReply(answer reply) error {
 	mu.Lock()
 	if p.isIdle() {
 		mu.Unlock()
-		return &unexpectedReply{reply: answer}
+		return &wire.UnexpectedReply{Reply: answer}
 	}
 	if r := p.calls.front().channels; r != nil {
 		denied, err := p.onRefusal(r, answer)
 		mu.Unlock()
 		if len(denied) > 0 {
-			p.reportDenied(denied, answer.text)
+			p.reportDenied(denied, answer.Text)
 		}
 		return err
 	}
@@ -745,12 +779,12 @@ func (p *pipeline) onReply(answer reply) error {
 }
 
 // onResults notes the results of what a reply answers. The caller holds mu.
-func (p *pipeline) onResults(answer reply) error {
+func (p *pipeline) onResults(answer wire.Reply) error {
 	cl := *p.calls.front()
 	held := p.takeHeld(&cl)
 	if len(held) > 0 && !cl.isBusy(answer) {
 		defer func() {
-			p.queueCommand(p.now, call{script: acquireRelease}, held)
+			p.queueCommand(p.now, call{script: wire.AcquireRelease}, held)
 			p.queueWait(p.now)
 		}()
 	}
@@ -772,11 +806,11 @@ func (p *pipeline) onResults(answer reply) error {
 	if cl.form == loading || cl.form == byText {
 		delete(p.scriptLoading, cl.script)
 	}
-	if cl.form == loading && answer.kind == '-' {
+	if cl.form == loading && answer.Kind == '-' {
 		p.loads = false // by text, from now on
 	}
-	if cl.ops > 0 && answer.kind == '-' {
-		switch word := code(answer.text); {
+	if cl.ops > 0 && answer.Kind == '-' {
+		switch word := wire.Code(answer.Text); {
 		case word == "NOSCRIPT" && (!cl.again || !p.loads && cl.form == byDigest) && p.drainReason == "":
 			p.loadScript(p.now, cl)
 			return nil
@@ -784,13 +818,13 @@ func (p *pipeline) onResults(answer reply) error {
 			p.split(p.now, cl) // Redis 6.2 also says it if only some of the keys are gone
 			return nil
 		case word == "ASK" && !cl.isAsking && p.commands.cluster != nil:
-			if r, ok := parseRedirect(answer.text, p.dial.address); ok {
+			if r, ok := parseRedirect(answer.Text, p.dial.Address); ok {
 				p.commands.cluster.noteOpen(r.slot, r.address, false)
 				p.asks = append(p.asks, askedOps{r, p.takeBack(cl)})
 				return nil
 			}
-		case p.noteRedirect(answer.text):
-		case cl.ops > 1 && (outcomeOf(word) == redisop.Refused || word == "TRYAGAIN") && p.drainReason == "":
+		case p.noteRedirect(answer.Text):
+		case cl.ops > 1 && (wire.OutcomeOf(word) == redisop.Refused || word == "TRYAGAIN") && p.drainReason == "":
 			p.split(p.now, cl)
 			return nil
 		}
@@ -830,10 +864,10 @@ func (p *pipeline) onResults(answer reply) error {
 // noteRedirect notes an answer of a node that does not serve a slot, and reports whether it is one. The
 // caller holds mu.
 func (p *pipeline) noteRedirect(text string) bool {
-	if p.commands.cluster == nil || code(text) != "MOVED" {
+	if p.commands.cluster == nil || wire.Code(text) != "MOVED" {
 		return false
 	}
-	r, ok := parseRedirect(text, p.dial.address)
+	r, ok := parseRedirect(text, p.dial.Address)
 	if ok {
 		p.redirects = append(p.redirects, r)
 	}
@@ -849,7 +883,7 @@ func (p *pipeline) loadScript(now int64, cl call) {
 		p.scriptLoading[cl.script] = true
 		if p.loads {
 			p.register(now, call{form: loading, script: cl.script})
-			p.out.Queued = appendLoad(p.out.Queued, cl.script)
+			p.out.Queued = wire.AppendLoad(p.out.Queued, cl.script)
 		} else {
 			form = byText
 		}
@@ -880,41 +914,41 @@ func (p *pipeline) takeBack(cl call) []redisop.Op {
 
 // decode takes the reply of a call apart, one result for each of its operations. The
 // caller holds mu.
-func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) error {
+func (p *pipeline) decode(cl *call, answer wire.Reply, results []redisop.Result) error {
 	refuse := func(r *redisop.Result, text string) {
-		text = reason(text)
+		text = wire.Reason(text)
 		word, _, _ := strings.Cut(text, " ")
-		r.Outcome = outcomeOf(word)
-		if r.Outcome == redisop.Refused && len(results) > 1 && answer.kind == '-' {
+		r.Outcome = wire.OutcomeOf(word)
+		if r.Outcome == redisop.Refused && len(results) > 1 && answer.Kind == '-' {
 			r.Outcome = redisop.Retryable // it may be one of the others that was refused
 		}
 		if p.commands.cluster != nil && (word == "MOVED" || word == "ASK") {
 			r.Outcome = redisop.Retryable
 		}
 		if p.commands.cluster != nil && word == "TRYAGAIN" && len(results) == 1 {
-			p.commands.cluster.noteOpen(p.dial.keys.slotOf(r.Name), "", true)
+			p.commands.cluster.noteOpen(p.dial.Keys.SlotOf(r.Name), "", true)
 		}
-		r.Msg = p.dial.answered(r.Name, text)
-		if endsSession(word) && p.drainReason == "" {
+		r.Msg = p.dial.Answered(r.Name, text)
+		if wire.EndsSession(word) && p.drainReason == "" {
 			p.drainReason = r.Msg
 		}
 	}
 	switch {
 	case len(results) == 0: // any reply shows that Redis is alive
-	case answer.kind == '-':
+	case answer.Kind == '-':
 		for i := range results {
-			refuse(&results[i], answer.text)
+			refuse(&results[i], answer.Text)
 		}
-	case cl.script == renew && answer.kind == ':' && answer.num == int64(len(results)):
+	case cl.script == wire.Renew && answer.Kind == ':' && answer.Num == int64(len(results)):
 		for i := range results {
 			results[i].Outcome = redisop.Done
 		}
-	case cl.script == quietTake, cl.script == quietDrop:
+	case cl.script == wire.QuietTake, cl.script == wire.QuietDrop:
 		return p.decodeStatus(answer, &results[0], refuse)
-	case answer.kind != '*', len(answer.list) != len(results):
-		return &unexpectedReply{cl.script, answer}
+	case answer.Kind != '*', len(answer.List) != len(results):
+		return &wire.UnexpectedReply{Script: cl.script, Reply: answer}
 	default:
-		for i, status := range answer.list {
+		for i, status := range answer.List {
 			if err := p.decodeStatus(status, &results[i], refuse); err != nil {
 				return err
 			}
@@ -924,8 +958,8 @@ func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) erro
 }
 
 // decodeStatus reads the status of one operation.
-func (p *pipeline) decodeStatus(status reply, r *redisop.Result, refuse func(r *redisop.Result, text string)) error {
-	refusal, silent, err := decode(status, r)
+func (p *pipeline) decodeStatus(status wire.Reply, r *redisop.Result, refuse func(r *redisop.Result, text string)) error {
+	refusal, silent, err := wire.Decode(status, r)
 	if err != nil {
 		return err
 	}
@@ -933,7 +967,7 @@ func (p *pipeline) decodeStatus(status reply, r *redisop.Result, refuse func(r *
 		refuse(r, refusal)
 	}
 	if r.Outcome == redisop.NotALock {
-		r.Msg = p.dial.notALock(r.Name, r.Field)
+		r.Msg = p.dial.NotALock(r.Name, r.Field)
 	}
 	if silent {
 		p.silent = r.Name

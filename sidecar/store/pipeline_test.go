@@ -17,6 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // greet is a server that takes part in the greeting of one connection. Then the
@@ -200,10 +201,10 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 //
 // Shows docs/queue.md: Messages.
 func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
-	own, x := ownChannel(ourUUID), channelOf("x")
+	own, x := wire.OwnChannel(ourUUID), channelOf("x")
 	message := func(ch, text string) string { return ">3\r\n" + bulk("message") + bulk(ch) + bulk(text) }
 	const result = "*1\r\n:1700000000000001\r\n"
-	long := strings.Repeat("x", maxReplyText+1)
+	long := strings.Repeat("x", wire.MaxReplyText+1)
 	stream := message(own, "recall m1") + result +
 		message(own, "recall m2") + message(own, "free 5 m2") + message(own, long) + result + result +
 		">2\r\n" + bulk("invalidate") + "*1\r\n" + bulk("x") + ">4\r\n" + bulk("pmessage") + bulk("*") + bulk(x) + bulk("0") + message("other", "0") +
@@ -220,7 +221,7 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 		}
 		r := connected(t, url, func(c *Config) {
 			c.Timeout = patience
-			c.OnResults = func(results []redisop.Result, _ *Identity) {
+			c.OnResults = func(results []redisop.Result, _ *wire.Identity) {
 				for _, res := range results {
 					got <- "result " + res.Name
 				}
@@ -274,7 +275,7 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	got := make(chan string, 100)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(results []redisop.Result, _ *Identity) {
+		c.OnResults = func(results []redisop.Result, _ *wire.Identity) {
 			for _, res := range results {
 				got <- fmt.Sprintf("result %s %v", res.Name, res.Outcome)
 			}
@@ -382,7 +383,7 @@ func TestUnrequestedUnsubscribeOfTheOwnChannelEndsTheConnection(t *testing.T) {
 			r.Unsubscribe(0, "a")
 			must(readCommand(in))
 		}
-		io.WriteString(conn, confirmation("unsubscribe", ownChannel(ourUUID)))
+		io.WriteString(conn, confirmation("unsubscribe", wire.OwnChannel(ourUUID)))
 		const want = "ended the subscription to the channel on which other sidecars reach this one"
 		if why := r.down(); !strings.Contains(why, want) || !strings.Contains(r.logged(), want) {
 			t.Errorf("it is down because %s; the log has %s", why, r.logged())
@@ -445,7 +446,7 @@ func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
 	defer close(read)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(rs []redisop.Result, _ *Identity) {
+		c.OnResults = func(rs []redisop.Result, _ *wire.Identity) {
 			results <- rs[0].Name
 			<-read
 		}

@@ -2,12 +2,12 @@ package store
 
 import (
 	"cmp"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A probe takes and drops a lock of the sidecars' own by the script that acquires and releases
@@ -29,7 +29,7 @@ import (
 // Before it, the commands of all scripts are tried: renewals, and an acquire that meets another host's
 // lock, need more than the probe. A Redis that does not permit one of them is degraded at once, by its name.
 type probe struct {
-	encoder  encoder
+	encoder  wire.Encoder
 	interval int64  // ns; 0: no probes
 	lock     string // that is taken
 
@@ -48,12 +48,6 @@ type probe struct {
 }
 
 const (
-	// probeLock is the name of the probe's lock. Reserved keeps clients from it.
-	probeLock = "locksidecar_probe"
-
-	// permissionsPrefix is that of the key on which commands are tried.
-	permissionsPrefix = "locksidecar_permissions:"
-
 	// probeLease is how long the lock stays if Redis permits the Take and not the Drop.
 	probeLease = time.Second
 
@@ -69,8 +63,8 @@ const (
 func (p *pipeline) beginProbes() {
 	b := &p.probe
 	b.interval = int64(p.commands.cfg.ProbeInterval)
-	b.encoder, b.lock = p.encoder, probeLock
-	b.encoder.expiry = 2 * time.Duration(b.interval).Milliseconds()
+	b.encoder, b.lock = p.encoder, wire.ProbeLock
+	b.encoder.Expiry = 2 * time.Duration(b.interval).Milliseconds()
 }
 
 // checkProbe queues a probe if one is due, and returns when to check again, at the latest. The
@@ -95,7 +89,7 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 		{Kind: redisop.Take, Name: b.lock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
 		{Kind: redisop.Drop, Name: b.lock, HoldID: 1},
 	}
-	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), ops)
+	p.out.Queued = b.encoder.AppendRun(p.out.Queued, wire.Run{Script: wire.AcquireRelease}, now, p.id.Above(now), ops)
 	p.durability.owed = p.durability.replicas > 0 // a host that locks nothing finds a lost replica, and its return
 	p.queueWait(now)
 	if b.passed {
@@ -108,50 +102,47 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 // queuePermissions queues the question which commands this user may execute: the first time, also of
 // those that locks do without. The caller holds mu.
 func (p *pipeline) queuePermissions(now int64) {
-	form, channel, isSharded := byDigest, "", int64(0)
-	if !p.loads {
-		form = byText
-	}
+	channel, isSharded := "", int64(0)
 	if p.probe.sentAt == 0 {
-		channel = p.dial.keys.channel(p.probe.lock)
+		channel = p.dial.Keys.Channel(p.probe.lock)
 	}
-	if p.encoder.isSharded {
+	if p.encoder.IsSharded {
 		isSharded = 1
 	}
 	p.register(now, call{form: permitted})
-	out := appendCommand(p.out.Queued, form, permissions, 1, 2)
-	out = p.dial.keys.appendOurs(out, permissionsPrefix, p.probe.lock)
-	out = appendString(out, channel)
-	p.out.Queued = appendNumber(out, isSharded)
+	out := wire.AppendCommand(p.out.Queued, wire.Run{Script: wire.Permissions, ByText: !p.loads}, 1, 2)
+	out = p.dial.Keys.AppendOurs(out, wire.PermissionsPrefix, p.probe.lock)
+	out = wire.AppendString(out, channel)
+	p.out.Queued = wire.AppendNumber(out, isSharded)
 }
 
 // onPermissions takes in which commands are refused, of the oldest call, and returns the permissions that
 // locks do without. The reply to the probe follows, and decides. The caller holds mu.
-func (p *pipeline) onPermissions(answer reply) (optional []string) {
+func (p *pipeline) onPermissions(answer wire.Reply) (optional []string) {
 	p.onAnswered()
-	if code(answer.text) == "NOSCRIPT" && !p.scriptLoading[permissions] {
-		p.scriptLoading[permissions] = true
-		p.register(p.now, call{form: loading, script: permissions})
-		p.out.Queued = appendLoad(p.out.Queued, permissions)
+	if wire.Code(answer.Text) == "NOSCRIPT" && !p.scriptLoading[wire.Permissions] {
+		p.scriptLoading[wire.Permissions] = true
+		p.register(p.now, call{form: loading, script: wire.Permissions})
+		p.out.Queued = wire.AppendLoad(p.out.Queued, wire.Permissions)
 	}
-	if answer.kind != '*' {
+	if answer.Kind != '*' {
 		return nil // the reply to the probe says more
 	}
 	optional = p.lacks // of the greeting
 	p.lacks = nil
 	var needed []string
 	text := ""
-	for i := 0; i+1 < len(answer.list); i += 2 {
-		switch name := answer.list[i].text; name {
+	for i := 0; i+1 < len(answer.List); i += 2 {
+		switch name := answer.List[i].Text; name {
 		case "exists", "hlen", "hkeys", "hget", "hdel", "hset", "pttl", "pexpire", "set", "incrby", "del":
 			needed = append(needed, "+"+name)
-			text = cmp.Or(text, reason(answer.list[i+1].text))
+			text = cmp.Or(text, wire.Reason(answer.List[i+1].Text))
 		default:
 			optional = append(optional, "+"+name)
 		}
 	}
 	if p.probe.lacks = ""; len(needed) > 0 {
-		p.probe.lacks = p.dial.lacks(needed, text)
+		p.probe.lacks = p.dial.Lacks(needed, text)
 	}
 	return optional
 }
@@ -161,65 +152,49 @@ func (c *commands) reportOptional(permissions []string) {
 	c.cfg.Log.Info("the Redis user lacks permissions that are useful and not required; deploy/README.md says what each is for", "permissions", strings.Join(permissions, " "))
 }
 
-// lacks is the sentence for a Redis that refuses commands, the first of them with text.
-func (d *dialer) lacks(permissions []string, text string) string {
-	names := strings.ReplaceAll(strings.Join(permissions, ", "), "+", "")
-	if strings.Contains(text, "Unknown Redis command") {
-		return fmt.Sprintf("Redis at %s does not know %s, which locks need: remove its rename-command from redis.conf (%s)", d.address, names, clip(text))
-	}
-	return fmt.Sprintf("Redis at %s does not permit this user %s, which acquires or renewals need; let its ACL have %s (%s)",
-		d.address, names, strings.Join(permissions, " "), clip(text))
-}
-
 // chooseProbeLock has the probe take a lock of this server. In a Cluster, its name has a number, with which
 // its slot is one of those of the server. False: the server has no slot.
 func (p *pipeline) chooseProbeLock() bool {
-	cl, keys := p.commands.cluster, &p.dial.keys
-	if cl == nil || cl.has(p.commands.shard, keys.key(p.probe.lock)) {
+	cl, keys := p.commands.cluster, &p.dial.Keys
+	if cl == nil || cl.has(p.commands.shard, keys.Key(p.probe.lock)) {
 		return true
 	}
-	if keys.tagged {
+	if keys.Tagged {
 		return false // all names are in the slot of the tag, at another master
 	}
 	for i := range 4 * redisop.Slots {
-		p.probe.lock = probeLock + strconv.Itoa(i)
-		if cl.has(p.commands.shard, keys.key(p.probe.lock)) {
+		p.probe.lock = wire.ProbeLock + strconv.Itoa(i)
+		if cl.has(p.commands.shard, keys.Key(p.probe.lock)) {
 			return true
 		}
 	}
 	return false
 }
 
-// isProbeLock reports whether a lock is one that sidecars use to probe Redis.
-func isProbeLock(name string) bool {
-	number, ok := strings.CutPrefix(name, probeLock)
-	return ok && strings.Trim(number, "0123456789") == ""
-}
-
 // onProbeReply takes in the reply to a probe, which is the oldest call. The caller holds mu.
-func (p *pipeline) onProbeReply(answer reply) {
+func (p *pipeline) onProbeReply(answer wire.Reply) {
 	p.onAnswered()
 	b := &p.probe
 	b.inFlight = false
 	defer p.commands.nudge() // for the next one
 	text := refusedProbe(answer)
-	word := code(text)
+	word := wire.Code(text)
 	switch {
 	case text == "":
 		b.passed, b.takeServed, b.takeRefused = true, false, false
 		b.refusals, b.why = 0, ""
-	case endsSession(word):
+	case wire.EndsSession(word):
 		if p.drainReason == "" {
-			p.drainReason = p.dial.answered(probeLock, text)
+			p.drainReason = p.dial.Answered(wire.ProbeLock, text)
 		}
 	case word == "NOSCRIPT": // the next operation loads it
 	case p.noteRedirect(text), p.commands.cluster != nil && (word == "ASK" || word == "TRYAGAIN"): // the slot is on its way to another node
-	case deniesKey(text) && !b.isConclusive(p.dial.keys.prefix):
+	case wire.DeniesKey(text) && !b.isConclusive(p.dial.Keys.Prefix):
 		b.refusals, b.why = 0, ""
 	default:
 		b.refusals++
-		if b.why != "" || b.refusals > 1 || outcomeOf(word) == redisop.Refused {
-			b.why = p.dial.degraded(text)
+		if b.why != "" || b.refusals > 1 || wire.OutcomeOf(word) == redisop.Refused {
+			b.why = p.dial.Degraded(text)
 		}
 	}
 	switch {
@@ -271,35 +246,16 @@ func (p *pipeline) onResult(r *redisop.Result) {
 
 // refusedProbe returns the error of Redis in the reply to a probe; "": it was executed, or the
 // lock is a foreign client's.
-func refusedProbe(answer reply) string {
-	if answer.kind == '-' {
-		return reason(answer.text)
+func refusedProbe(answer wire.Reply) string {
+	if answer.Kind == '-' {
+		return wire.Reason(answer.Text)
 	}
-	for _, status := range answer.list {
-		if isLaidOut(status, redisop.Take) && status.list[0].num == int64(codeRefused) {
-			return reason(status.list[1].text)
+	for _, status := range answer.List {
+		if wire.IsLaidOut(status, redisop.Take) && status.List[0].Num == int64(wire.CodeRefused) {
+			return wire.Reason(status.List[1].Text)
 		}
 	}
 	return ""
-}
-
-// deniesKey reports whether an error says that the ACL denies a key.
-func deniesKey(text string) bool {
-	return strings.Contains(text, "access") && strings.Contains(text, "key")
-}
-
-// degraded is the sentence for a Redis that refused a probe with text.
-func (d *dialer) degraded(text string) string {
-	text = clip(text)
-	switch {
-	case deniesKey(text):
-		prefix := d.keys.literalPrefix()
-		return fmt.Sprintf("Redis at %s does not permit this user the keys of locks; let its ACL have the keys ~%s* and ~%s* (%s)",
-			d.address, prefix, counterPrefix, text)
-	case code(text) == "NOPERM", deniedInScript(text):
-		return fmt.Sprintf("Redis at %s does not permit this user a command that acquires need; let its ACL have the commands of the scripts (%s)", d.address, text)
-	}
-	return d.answered(probeLock, text)
 }
 
 // reportDegraded logs and reports that Redis began, or ceased, to be degraded; why: "" if it

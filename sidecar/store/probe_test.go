@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // often makes probes so frequent that tests need not wait for them.
@@ -112,20 +113,20 @@ func TestProbeLeavesACounterThatExpires(t *testing.T) {
 	r := connected(t, s.url(), often)
 	awaitProbes(t, s, 3)
 	for _, key := range must(a.Keys(ctx, "*").Result()) {
-		if key != counterOf(probeLock) {
+		if key != counterOf(wire.ProbeLock) {
 			t.Errorf("the key %s", key)
 		}
 	}
-	if ttl := must(a.PTTL(ctx, counterOf(probeLock)).Result()); ttl > 2*20*time.Millisecond || ttl == -1 {
+	if ttl := must(a.PTTL(ctx, counterOf(wire.ProbeLock)).Result()); ttl > 2*20*time.Millisecond || ttl == -1 {
 		t.Errorf("the counter of the probe expires after %v", ttl)
 	}
-	if Reserved("", probeLock) == "" || Reserved("app1:", probeLock) == "" {
+	if wire.Reserved("", wire.ProbeLock) == "" || wire.Reserved("app1:", wire.ProbeLock) == "" {
 		t.Error("clients can lock the probe's lock")
 	}
 	// A foreign client that has the lock keeps it, and Redis is not degraded.
-	a.HSet(ctx, probeLock, otherUUID+":1", "1")
+	a.HSet(ctx, wire.ProbeLock, otherUUID+":1", "1")
 	awaitProbes(t, s, 3)
-	if fields := must(a.HGetAll(ctx, probeLock).Result()); len(fields) != 1 || fields[otherUUID+":1"] != "1" {
+	if fields := must(a.HGetAll(ctx, wire.ProbeLock).Result()); len(fields) != 1 || fields[otherUUID+":1"] != "1" {
 		t.Errorf("the lock of a foreign client has %v", fields)
 	}
 	if len(r.degraded) > 0 {
@@ -140,11 +141,11 @@ func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 	executed := make(chan struct{}, 100)
 	l := listen(t)
 	speak(t, l, func(args []string) string {
-		if args[0] != "evalsha" || args[1] != acquireRelease.sha {
+		if args[0] != "evalsha" || args[1] != wire.AcquireRelease.SHA {
 			return greeting(args)
 		}
 		if probed.Add(1)%2 == 1 || isFull.Load() {
-			return fmt.Sprintf("*2\r\n*2\r\n:%d\r\n%s:0\r\n", codeRefused, bulk("OOM command not allowed when used memory > 'maxmemory'."))
+			return fmt.Sprintf("*2\r\n*2\r\n:%d\r\n%s:0\r\n", wire.CodeRefused, bulk("OOM command not allowed when used memory > 'maxmemory'."))
 		}
 		executed <- struct{}{}
 		return "*2\r\n:1700000000000000\r\n:0\r\n"
@@ -162,18 +163,18 @@ func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 
 // A probe is refused if Redis permits its Take and not its Drop.
 func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
-	done, refused := reply{kind: ':', num: 1}, reply{kind: '*', list: []reply{
-		{kind: ':', num: int64(codeRefused)}, {kind: '$', text: "NOPERM no permission to run the 'del' command"},
+	done, refused := wire.Reply{Kind: ':', Num: 1}, wire.Reply{Kind: '*', List: []wire.Reply{
+		{Kind: ':', Num: int64(wire.CodeRefused)}, {Kind: '$', Text: "NOPERM no permission to run the 'del' command"},
 	}}
 	for name, c := range map[string]struct {
-		list []reply
+		list []wire.Reply
 		want bool
 	}{
-		"none":     {[]reply{done, done}, false},
-		"the Take": {[]reply{refused, done}, true},
-		"the Drop": {[]reply{done, refused}, true},
+		"none":     {[]wire.Reply{done, done}, false},
+		"the Take": {[]wire.Reply{refused, done}, true},
+		"the Drop": {[]wire.Reply{done, refused}, true},
 	} {
-		if text := refusedProbe(reply{kind: '*', list: c.list}); (text != "") != c.want {
+		if text := refusedProbe(wire.Reply{Kind: '*', List: c.list}); (text != "") != c.want {
 			t.Errorf("%s is refused: %q", name, text)
 		}
 	}
@@ -182,13 +183,13 @@ func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
 // A refusal that may pass is looked at again soon.
 func TestProbeFollowsSoonAfterARefusal(t *testing.T) {
 	const now, interval = int64(time.Hour), int64(time.Minute)
-	oom := reply{kind: '-', text: "OOM command not allowed when used memory > 'maxmemory'."}
+	oom := wire.Reply{Kind: '-', Text: "OOM command not allowed when used memory > 'maxmemory'."}
 	p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}, now: now, readyConn: &readyConn{dial: &dialer{}}}
 	p.probe = probe{interval: interval}
 	for _, tt := range []struct {
-		answer reply
+		answer wire.Reply
 		after  time.Duration
-	}{{reply{kind: '*'}, time.Minute}, {oom, probeConfirm}, {oom, probeDegraded}, {reply{kind: '*'}, time.Minute}} {
+	}{{wire.Reply{Kind: '*'}, time.Minute}, {oom, probeConfirm}, {oom, probeDegraded}, {wire.Reply{Kind: '*'}, time.Minute}} {
 		p.calls.push(call{form: probing})
 		p.onProbeReply(tt.answer)
 		if got := time.Duration(p.probe.next - now); got != tt.after {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A query is a few commands for people and not for locks: which hosts there are, and questions
@@ -14,8 +15,8 @@ type query struct {
 	commands [][]string
 	encode   func(p *pipeline) [][]string // makes commands when they are sent; nil: they are made
 	latest   int64                        // it is not sent after this time, and fails; 0: no limit
-	replies  []reply                      // so far
-	done     func(replies []reply, err error)
+	replies  []wire.Reply                 // so far
+	done     func(replies []wire.Reply, err error)
 }
 
 const (
@@ -33,9 +34,9 @@ func (c *commands) ask(q *query) {
 	var err error
 	switch {
 	case c.closed || c.closing:
-		err = unavailableError("the sidecar is stopping")
+		err = wire.Unavailable("the sidecar is stopping")
 	case c.queries.len() >= maxQueries:
-		err = unavailableError("too many questions to Redis wait at this moment")
+		err = wire.Unavailable("too many questions to Redis wait at this moment")
 	default:
 		c.queries.push(q)
 		if c.pipe == nil {
@@ -68,22 +69,22 @@ func (c *commands) askAtOnce(q *query) bool {
 // the node that has its slot, those of one node in their order. A command whose key is on its way to another
 // node is sent there. done gets one reply for each command; it
 // is called as that of a query is.
-func (s *Store) ask(list [][]string, done func(replies []reply, err error)) {
+func (s *Store) ask(list [][]string, done func(replies []wire.Reply, err error)) {
 	parts := make(map[*commands][]int) // the indices of the commands, by connection
 	for i, command := range list {
 		c := s.ofKey(command[1])
 		if c == nil {
-			go done(nil, unavailableError("no node of the Cluster is known yet"))
+			go done(nil, wire.Unavailable("no node of the Cluster is known yet"))
 			return
 		}
 		parts[c] = append(parts[c], i)
 	}
 	var mu sync.Mutex // guards what follows
-	replies := make([]reply, len(list))
+	replies := make([]wire.Reply, len(list))
 	var failed error
 	left := len(parts)
 	for c, part := range parts {
-		q := &query{done: func(got []reply, err error) {
+		q := &query{done: func(got []wire.Reply, err error) {
 			mu.Lock()
 			for i := range got {
 				replies[part[i]] = got[i]
@@ -111,13 +112,13 @@ func (s *Store) ask(list [][]string, done func(replies []reply, err error)) {
 
 // askThere sends the commands, from an index on, that a node answered with ASK to the nodes that have their keys
 // already. Each is sent once more: nodes may name each other.
-func (s *Store) askThere(from int, list [][]string, replies []reply, done func(replies []reply, err error)) {
+func (s *Store) askThere(from int, list [][]string, replies []wire.Reply, done func(replies []wire.Reply, err error)) {
 	for i := from; i < len(list); i++ {
 		to := s.asked(list[i][1], replies[i])
 		if to == nil {
 			continue
 		}
-		to.ask(&query{commands: [][]string{{"asking"}, list[i]}, done: func(got []reply, err error) {
+		to.ask(&query{commands: [][]string{{"asking"}, list[i]}, done: func(got []wire.Reply, err error) {
 			if err != nil {
 				done(nil, err)
 				return
@@ -132,15 +133,15 @@ func (s *Store) askThere(from int, list [][]string, replies []reply, done func(r
 
 // asked returns the connection to the node that the answer ASK about a key names; nil: it is none, or there is no
 // such node.
-func (s *Store) asked(key string, answer reply) *commands {
-	if s.cluster == nil || answer.kind != '-' || code(answer.text) != "ASK" {
+func (s *Store) asked(key string, answer wire.Reply) *commands {
+	if s.cluster == nil || answer.Kind != '-' || wire.Code(answer.Text) != "ASK" {
 		return nil
 	}
 	from := ""
 	if c := s.ofKey(key); c != nil {
-		from = c.dial.address
+		from = c.dial.Address
 	}
-	r, ok := parseRedirect(answer.text, from)
+	r, ok := parseRedirect(answer.Text, from)
 	if !ok {
 		return nil
 	}
@@ -149,14 +150,14 @@ func (s *Store) asked(key string, answer reply) *commands {
 
 // runScript runs a script for a lock, as commands.runScript does. If the key is on its way to another node, that
 // one runs it.
-func (s *Store) runScript(name string, sc *script, latest int64, args func(p *pipeline) []string, done func(answer reply, err error)) {
-	key := s.dial.keys.key(name)
+func (s *Store) runScript(name string, sc *wire.Script, latest int64, args func(p *pipeline) []string, done func(answer wire.Reply, err error)) {
+	key := s.dial.Keys.Key(name)
 	c := s.ofKey(key)
 	if c == nil {
-		go done(reply{}, unavailableError("no node of the Cluster is known yet"))
+		go done(wire.Reply{}, wire.Unavailable("no node of the Cluster is known yet"))
 		return
 	}
-	c.runScript(sc, latest, false, args, func(answer reply, err error) {
+	c.runScript(sc, latest, false, args, func(answer wire.Reply, err error) {
 		if to := s.asked(key, answer); err == nil && to != nil {
 			to.runScript(sc, latest, true, args, done)
 			return
@@ -171,7 +172,7 @@ func (c *commands) pumpQueries(p *pipeline) {
 		q := *c.queries.front()
 		c.queries.drop(1)
 		if q.latest != 0 && protocol.Now() > q.latest {
-			go q.done(nil, unavailableError("it was not sent to Redis in time")) // the caller holds mu
+			go q.done(nil, wire.Unavailable("it was not sent to Redis in time")) // the caller holds mu
 			continue
 		}
 		if q.encode != nil {
@@ -180,9 +181,9 @@ func (c *commands) pumpQueries(p *pipeline) {
 		for _, command := range q.commands {
 			p.register(protocol.Now(), call{form: querying, query: q})
 			p.queryCalls++
-			p.out.Queued = appendArray(p.out.Queued, len(command))
+			p.out.Queued = wire.AppendArray(p.out.Queued, len(command))
 			for _, arg := range command {
-				p.out.Queued = appendString(p.out.Queued, arg)
+				p.out.Queued = wire.AppendString(p.out.Queued, arg)
 			}
 		}
 	}
@@ -192,38 +193,38 @@ func (c *commands) pumpQueries(p *pipeline) {
 // the script, if it does not know that: it has executed nothing then. args makes the arguments after
 // the script's name; mu is held. latest: as in query. done gets the reply, which may be an error of
 // Redis.
-func (c *commands) runScript(s *script, latest int64, isAsking bool, args func(p *pipeline) []string, done func(answer reply, err error)) {
+func (c *commands) runScript(s *wire.Script, latest int64, isAsking bool, args func(p *pipeline) []string, done func(answer wire.Reply, err error)) {
 	run := func(p *pipeline, before [][]string, command ...string) [][]string {
 		if isAsking {
 			before = append(before, []string{"asking"})
 		}
-		lifts := p.encoder.lifts
-		p.encoder.lifts = lifts || isAsking // as in queueCommand
+		lifts := p.encoder.Lifts
+		p.encoder.Lifts = lifts || isAsking // as in queueCommand
 		command = append(command, args(p)...)
-		p.encoder.lifts = lifts
+		p.encoder.Lifts = lifts
 		return append(before, command)
 	}
-	last := func(replies []reply, err error) {
+	last := func(replies []wire.Reply, err error) {
 		if err != nil {
-			done(reply{}, err)
+			done(wire.Reply{}, err)
 			return
 		}
 		done(replies[len(replies)-1], nil)
 	}
-	c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return run(p, nil, "evalsha", s.sha) }, done: func(replies []reply, err error) {
-		if end := len(replies) - 1; err != nil || replies[end].kind != '-' || code(replies[end].text) != "NOSCRIPT" {
+	c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return run(p, nil, "evalsha", s.SHA) }, done: func(replies []wire.Reply, err error) {
+		if end := len(replies) - 1; err != nil || replies[end].Kind != '-' || wire.Code(replies[end].Text) != "NOSCRIPT" {
 			last(replies, err)
 			return
 		}
 		c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string {
-			return run(p, [][]string{{"script", "load", s.text}}, "evalsha", s.sha)
-		}, done: func(replies []reply, err error) {
-			if err != nil || replies[0].kind != '-' {
+			return run(p, [][]string{{"script", "load", s.Text}}, "evalsha", s.SHA)
+		}, done: func(replies []wire.Reply, err error) {
+			if err != nil || replies[0].Kind != '-' {
 				last(replies, err)
 				return
 			}
 			// A user may have the permission to run a text, and none to load it.
-			c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return run(p, nil, "eval", s.text) }, done: last})
+			c.ask(&query{latest: latest, encode: func(p *pipeline) [][]string { return run(p, nil, "eval", s.Text) }, done: last})
 		}})
 	}})
 }
@@ -238,20 +239,20 @@ func (c *commands) drainQueries() []*query {
 // fail ends queries that Redis has not answered.
 func fail(queries []*query, why string) {
 	for _, q := range queries {
-		q.done(nil, unavailableError(why))
+		q.done(nil, wire.Unavailable(why))
 	}
 }
 
 // onQueryReply notes the reply to one command of the oldest call, which is a query's. It returns
 // the query when it is complete. The caller holds mu.
-func (p *pipeline) onQueryReply(answer reply) (complete *query) {
+func (p *pipeline) onQueryReply(answer wire.Reply) (complete *query) {
 	q := p.calls.front().query
 	p.queryCalls--
 	p.onAnswered()
-	if answer.kind == '-' {
-		p.noteRedirect(answer.text)
+	if answer.Kind == '-' {
+		p.noteRedirect(answer.Text)
 	}
-	answer.list = slices.Clone(answer.list)
+	answer.List = slices.Clone(answer.List)
 	if q.replies = append(q.replies, answer); len(q.replies) == len(q.commands) {
 		return q
 	}
@@ -273,18 +274,18 @@ const slotIsMoving = "its slot moves to another node of the Cluster at this mome
 
 // isMoving reports whether a node refused a command because the slot of its keys is on its way.
 func isMoving(text string) bool {
-	word := code(text)
+	word := wire.Code(text)
 	return word == "ASK" || word == "TRYAGAIN" || strings.Contains(text, "non local key")
 }
 
 // refusal returns the first error among replies, or nil.
-func refusal(replies []reply) error {
+func refusal(replies []wire.Reply) error {
 	for _, r := range replies {
-		if r.kind == '-' && isMoving(r.text) {
-			return unavailableError(slotIsMoving)
+		if r.Kind == '-' && isMoving(r.Text) {
+			return wire.Unavailable(slotIsMoving)
 		}
-		if r.kind == '-' {
-			return unavailableError("Redis refused it: " + clip(r.text))
+		if r.Kind == '-' {
+			return wire.Unavailable("Redis refused it: " + wire.Clip(r.Text))
 		}
 	}
 	return nil

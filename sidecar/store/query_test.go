@@ -7,13 +7,14 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // While Redis is away, questions of people do not fill the memory.
 func TestQueriesThatWaitAreBounded(t *testing.T) {
 	c := &commands{wake: make(chan struct{}, 1)}
 	failed := make(chan error, 1)
-	ask := func() { c.ask(&query{done: func(_ []reply, err error) { failed <- err }}) }
+	ask := func() { c.ask(&query{done: func(_ []wire.Reply, err error) { failed <- err }}) }
 	for range maxQueries {
 		ask()
 	}

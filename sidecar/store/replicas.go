@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -71,9 +72,9 @@ func (r *replication) risk(d *dialer) string {
 		return ""
 	}
 	set := fmt.Sprintf("set %s %d there, or durability = \"replicas:%d\" on all hosts; docs/topologies.md has what either costs", minReplicas, n, n)
-	has := fmt.Sprintf("Redis at %s has %d replicas", d.address, n)
+	has := fmt.Sprintf("Redis at %s has %d replicas", d.Address, n)
 	if n == 1 {
-		has = fmt.Sprintf("Redis at %s has a replica", d.address)
+		has = fmt.Sprintf("Redis at %s has a replica", d.Address)
 	}
 	const then = ": after a failover, the old and the new master may grant one lock; "
 	switch {
@@ -94,14 +95,14 @@ func (p *pipeline) onReplicas(n int) {
 	p.replication.replicas, p.replication.tellsReplicas = n, true
 	if n > 0 && !p.replication.isDenied && p.drainReason == "" {
 		p.register(p.now, call{form: reading})
-		p.out.Queued = appendString(appendString(appendString(appendArray(p.out.Queued, 3), "config"), "get"), minReplicas)
+		p.out.Queued = wire.AppendString(wire.AppendString(wire.AppendString(wire.AppendArray(p.out.Queued, 3), "config"), "get"), minReplicas)
 	}
 }
 
 // onMinimum takes in the answer to CONFIG GET, with RESP3 a map. The caller holds mu.
-func (p *pipeline) onMinimum(answer reply) {
-	if p.replication.isDenied = answer.kind == '-'; answer.kind == '%' && len(answer.list) == 2 {
-		p.replication.onMinimum(answer.list[1].text)
+func (p *pipeline) onMinimum(answer wire.Reply) {
+	if p.replication.isDenied = answer.Kind == '-'; answer.Kind == '%' && len(answer.List) == 2 {
+		p.replication.onMinimum(answer.List[1].Text)
 	}
 }
 

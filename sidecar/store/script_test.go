@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -292,7 +293,7 @@ func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
 				keys = []string{"first", "lock"}
 			}
 			args := []any{ourUUID + ":", tt.lease, 1, looks, 7, 7}[:4+len(keys)]
-			status := must(b.admin.Eval(ctx, renew.text, keys, args...).Result())
+			status := must(b.admin.Eval(ctx, wire.Renew.Text, keys, args...).Result())
 			if list, isList := status.([]any); isList {
 				status = list[len(keys)-1]
 			}
@@ -386,11 +387,11 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 		for _, apart := range []int64{leaseNS / 3, leaseNS/3 + leaseNS/40, leaseNS/3 + leaseNS/20 + leaseNS/120} {
 			var now, looked int64
 			for now < 200*leaseNS {
-				if looksForOthers(now, &op) {
+				if wire.LooksForOthers(now, &op) {
 					looked = now
 				}
 				now += apart
-				if unseen := now - looked; unseen > leaseNS/5*2*lookEvery+apart {
+				if unseen := now - looked; unseen > leaseNS/5*2*wire.LookEvery+apart {
 					t.Fatalf("lease %d: renewed every %d ns, the lock is not looked at for %d ns", lease, apart, unseen)
 				}
 			}
@@ -398,15 +399,15 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 		looks := 0
 		for id := range uint64(80 * redisop.RenewalGroupSize) {
 			op.HoldID = id
-			if looksForOthers(int64(lease)*7e6, &op) {
+			if wire.LooksForOthers(int64(lease)*7e6, &op) {
 				looks++
 			}
 		}
-		if looks != 80/lookEvery*redisop.RenewalGroupSize {
+		if looks != 80/wire.LookEvery*redisop.RenewalGroupSize {
 			t.Errorf("lease %d: the locks of %.1f groups of 80 are looked at", lease, float64(looks)/redisop.RenewalGroupSize)
 		}
 	}
-	if check := checkOp("lock", 1); !looksForOthers(0, &check) || !looksForOthers(1e18, &check) {
+	if check := checkOp("lock", 1); !wire.LooksForOthers(0, &check) || !wire.LooksForOthers(1e18, &check) {
 		t.Error("a check does not look")
 	}
 }
@@ -422,7 +423,7 @@ func TestRenewalsThatLookComeFirst(t *testing.T) {
 		ops = append(ops, renewOp(fmt.Sprint("lock:", id), id))
 	}
 	window := int64(ops[0].LeaseMS) * 1e6 / 5 * 2
-	sortForBatching(7*window, ops, nil)
+	wire.SortForBatching(7*window, ops, nil)
 	var got []uint64
 	for _, op := range ops {
 		got = append(got, op.HoldID)
@@ -431,7 +432,7 @@ func TestRenewalsThatLookComeFirst(t *testing.T) {
 	if want := []uint64{9 * group, 1, 2, 3, 8*group + 5, 8*group + 7}; !slices.Equal(got, want) {
 		t.Errorf("the renewals are of the holds %d, want %d", got, want)
 	}
-	if _, n := batchPrefix(ops, nil); n != len(ops) {
+	if _, n := wire.BatchPrefix(ops, nil); n != len(ops) {
 		t.Errorf("one script executes %d of them", n)
 	}
 }
@@ -500,7 +501,7 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		for _, w := range want {
 			ops = append(ops, w.op)
 		}
-		if _, n := batchPrefix(ops, nil); n != len(ops) {
+		if _, n := wire.BatchPrefix(ops, nil); n != len(ops) {
 			t.Fatalf("%d of %d run together", n, len(ops))
 		}
 		results := r.ask(ops...)
@@ -716,10 +717,10 @@ func TestCountersDoNotExpire(t *testing.T) {
 func TestTokensGrowAfterTheClockWasSetBackAndTheCounterLost(t *testing.T) {
 	const name, counter = "lock", "redisson_lock_token:{lock}"
 	backends(t, func(t *testing.T, b backend) {
-		ids := make(chan Identity, 100)
+		ids := make(chan wire.Identity, 100)
 		var r *recorder
 		r = connected(t, b.url, func(c *Config) {
-			c.OnResults = func(rs []redisop.Result, raised *Identity) {
+			c.OnResults = func(rs []redisop.Result, raised *wire.Identity) {
 				if raised != nil {
 					ids <- *raised
 				}
@@ -796,14 +797,14 @@ func TestTokenAheadOfTheClockLiftsOtherCounters(t *testing.T) {
 // The tokens of a host whose clock is fast must not rise above Redis's clock: those of
 // other hosts, after a counter is lost, would be smaller.
 func TestFloorRisesMoreSlowlyThanTheClock(t *testing.T) {
-	id := Identity{Floor: 1_000_000, FloorAt: 5_000_000_000}
+	id := wire.Identity{Floor: 1_000_000, FloorAt: 5_000_000_000}
 	day := int64(24 * time.Hour)
 	for _, tt := range []struct{ now, want int64 }{
 		{id.FloorAt, id.Floor},
 		{id.FloorAt + 1000, id.Floor + 1},
 		{id.FloorAt + day, id.Floor + day/1000/100*99},
 	} {
-		if got := id.floor(tt.now); got != tt.want {
+		if got := id.Above(tt.now); got != tt.want {
 			t.Errorf("%v later: floor %d, want %d", time.Duration(tt.now-id.FloorAt), got, tt.want)
 		}
 	}
@@ -882,7 +883,7 @@ func TestCounterIsLiftedToTheClockAndNeverSetBack(t *testing.T) {
 		b.admin.Set(ctx, counterOf("behind"), r.id.Floor+1, 0)
 		b.admin.Set(ctx, counterOf("ahead"), ahead, 0)
 		r.commands.mu.Lock()
-		r.commands.pipe.encoder.lifts = true
+		r.commands.pipe.encoder.Lifts = true
 		r.commands.mu.Unlock()
 		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
 		if res := r.one(takeOp("behind", 2)); res.Outcome != redisop.Done || res.Token <= before {
@@ -925,7 +926,7 @@ func TestPairWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
 func TestKeyThatExpiresDuringAScriptIsNotTakenForAnotherStructure(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		for fields := range 3 {
-			text := ownershipText + `
+			text := wire.OwnershipText + `
 				local field, other, is_no_lock = owner(KEYS[1], tonumber(ARGV[2]), '5')
 				return {tostring(field), tostring(other), tostring(is_no_lock)}`
 			got := must(b.admin.Eval(ctx, text, []string{"gone"}, ourUUID+":", 1+fields).StringSlice())

@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A Redis behind Sentinels is where they say it is:
@@ -86,7 +87,7 @@ func (g *sentinelGroup) client(address string) *redis.Client {
 			config, err := g.tls.config(&tls.Config{ServerName: host, MinVersion: tls.VersionTLS12})
 			if err != nil {
 				conn.Close()
-				return nil, unavailableError(err.Error())
+				return nil, wire.Unavailable(err.Error())
 			}
 			return tls.Client(conn, config), nil
 		},
@@ -332,7 +333,7 @@ func (m *sentinelMember) ask(ctx context.Context, name string) sentinelView {
 		v.err = cmp.Or(address.Err(), failed, errNotWatched)
 		return v
 	case at[0] == "" || !isPort(at[1]):
-		v.err = fmt.Errorf("it names the address %s", clip(strings.Join(at, ":")))
+		v.err = fmt.Errorf("it names the address %s", wire.Clip(strings.Join(at, ":")))
 		return v
 	default:
 		v.master = net.JoinHostPort(at[0], at[1])
@@ -524,7 +525,7 @@ func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, e
 		first := address
 		views = s.round(ctx)
 		if address, _, isDown = chooseMaster(views); address != "" && address != first {
-			return "", false, unavailablef("the Sentinels of the master %q move it from %s to %s", s.name(), first, address)
+			return "", false, wire.Unavailablef("the Sentinels of the master %q move it from %s to %s", s.name(), first, address)
 		}
 	}
 	s.mu.Lock()
@@ -535,7 +536,7 @@ func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, e
 	case address == "":
 		return "", false, s.group.silence(views)
 	case isDown:
-		return "", false, unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", address, s.group.Master)
+		return "", false, wire.Unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", address, s.group.Master)
 	}
 	if isAgreed {
 		s.disagreed = false
@@ -545,7 +546,7 @@ func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, e
 }
 
 // find makes a connection to the server of a URL, or to the master that Sentinels name.
-func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, last Identity) (*readyConn, error) {
+func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, last wire.Identity) (*readyConn, error) {
 	if s == nil {
 		return d.connect(ctx, lost, last)
 	}
@@ -557,15 +558,15 @@ func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, la
 	defer s.end()
 	conn, err := d.at(address).connect(attempting, lost, last)
 	if err != nil {
-		return nil, unavailablef("%v (the Sentinels of the master %q name this address)", err, d.group.Master)
+		return nil, wire.Unavailablef("%v (the Sentinels of the master %q name this address)", err, d.group.Master)
 	}
 	now, isNamedStill, err := s.locate(ctx)
 	switch {
 	case err != nil:
-	case !(isNamed && isNamedStill) && !conn.id.sameServer(&last):
-		err = unavailablef("no Sentinel of the master %q answers, and Redis at %s is not the server that it was: it may have lost the locks, or been replaced", d.group.Master, address)
+	case !(isNamed && isNamedStill) && !conn.id.SameServer(&last):
+		err = wire.Unavailablef("no Sentinel of the master %q answers, and Redis at %s is not the server that it was: it may have lost the locks, or been replaced", d.group.Master, address)
 	case now != address:
-		err = unavailablef("Redis at %s says that it is a master, and the Sentinels of %q name %s; one that returned after a failover is not used", address, d.group.Master, now)
+		err = wire.Unavailablef("Redis at %s says that it is a master, and the Sentinels of %q name %s; one that returned after a failover is not used", address, d.group.Master, now)
 	}
 	if err != nil {
 		conn.close()
@@ -614,7 +615,7 @@ func (d *dialer) notYet() string {
 	if d.group != nil {
 		return fmt.Sprintf("the master %q is not connected yet", d.group.Master)
 	}
-	return "Redis at " + d.address + " is not connected yet"
+	return "Redis at " + d.Address + " is not connected yet"
 }
 
 func (s *sentinels) name() string {
@@ -644,14 +645,14 @@ func (s *sentinels) logDisagreement(views []sentinelView) {
 // silence is the sentence for Sentinels of which none names the master.
 func (g *sentinelGroup) silence(views []sentinelView) error {
 	if len(views) == 0 {
-		return unavailablef("none of the Sentinels of the master %q answered within %v; check that they run", g.Master, g.timeout)
+		return wire.Unavailablef("none of the Sentinels of the master %q answered within %v; check that they run", g.Master, g.timeout)
 	}
 	slices.SortFunc(views, func(a, b sentinelView) int { return strings.Compare(a.member.address, b.member.address) })
 	var reasons []string
 	for _, v := range views[:min(len(views), 5)] {
 		reasons = append(reasons, v.member.address+": "+g.reason(v.err))
 	}
-	return unavailablef("no Sentinel names the master %q (%s)", g.Master, strings.Join(reasons, "; "))
+	return wire.Unavailablef("no Sentinel names the master %q (%s)", g.Master, strings.Join(reasons, "; "))
 }
 
 // reason is what is wrong with a Sentinel, and what to do.
@@ -673,7 +674,7 @@ func (g *sentinelGroup) reason(err error) string {
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"), strings.Contains(text, "without any password configured"):
 		return "it does not accept the options sentinel_username and sentinel_password of the Redis URL"
 	case strings.Contains(text, "NOPERM"):
-		return "it does not permit this user what it needs; let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels +subscribe &+switch-master &" + strings.Join(failoverChannels, " &") + " (" + clip(text) + ")"
+		return "it does not permit this user what it needs; let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels +subscribe &+switch-master &" + strings.Join(failoverChannels, " &") + " (" + wire.Clip(text) + ")"
 	case strings.Contains(text, "unknown command"):
 		return "it is not a Sentinel; check its port, or write redis:// for a Redis without Sentinel"
 	case errors.As(err, &dns):
@@ -687,7 +688,7 @@ func (g *sentinelGroup) reason(err error) string {
 	case isEOF(err):
 		return "it closed the connection; it may want TLS (sentinel_tls=true)"
 	}
-	return clip(text)
+	return wire.Clip(text)
 }
 
 // watch looks for another master until ctx ends, and receives the messages of all Sentinels. It begins with the
@@ -841,11 +842,11 @@ func (s *sentinels) logSilent(m *sentinelMember, err error, isPartly bool) {
 	case isPartly && !s.partlySilent:
 		s.partlySilent = true
 		s.log.Warn("this user may not receive what a Sentinel announces of a failover: until it names the new master, the old one may grant locks that the new one does not have; let its ACL have the channels &"+strings.Join(failoverChannels, " &"),
-			"sentinel", m.address, "reason", clip(err.Error()))
+			"sentinel", m.address, "reason", wire.Clip(err.Error()))
 	case !isPartly && !s.silent:
 		s.silent = true
 		s.log.Warn("this user may not receive the messages of a Sentinel: a failover is noticed some seconds later; let its ACL have +subscribe and the channels &"+switchMaster+" &"+strings.Join(failoverChannels, " &"),
-			"sentinel", m.address, "reason", clip(err.Error()))
+			"sentinel", m.address, "reason", wire.Clip(err.Error()))
 	}
 }
 

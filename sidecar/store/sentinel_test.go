@@ -18,6 +18,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // view is an answer of a Sentinel that all others know.
@@ -605,7 +606,7 @@ func TestMoveWhileAConnectionIsTakenIntoUseEndsIt(t *testing.T) {
 	var once sync.Once
 	r := open(t, s.url(), func(c *Config) {
 		up := c.OnUp
-		c.OnUp = func(n redisop.Shard, lost, listening bool, id Identity) {
+		c.OnUp = func(n redisop.Shard, lost, listening bool, id wire.Identity) {
 			<-opened
 			once.Do(func() { store.commands.onMoved(promoted.tcp()) })
 			up(n, lost, listening, id)

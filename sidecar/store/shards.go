@@ -39,7 +39,7 @@ func (s *Store) Shards() (shards []ShardState) {
 			shards = append(shards, ShardState{Slots: slots[n]})
 		default:
 			shards = append(shards, ShardState{
-				Shard: redisop.Shard(n), Address: c.dial.address, Slots: slots[n],
+				Shard: redisop.Shard(n), Address: c.dial.Address, Slots: slots[n],
 				RoundTrip: time.Duration(c.roundTrip.Load()), Unsent: int(c.unsentOps.Load()),
 			})
 		}

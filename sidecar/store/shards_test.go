@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // startNode starts a node of a Cluster that has the slots below 10,000, and knows no other node.
@@ -39,7 +40,7 @@ func TestShardsAreTheMastersAndTheSlotsWithoutOne(t *testing.T) {
 		t.Errorf("OnDown says %q", why)
 	}
 	name := ""
-	for i := 0; slotOf(name) > 9999 || name == ""; i++ {
+	for i := 0; wire.SlotOf(name) > 9999 || name == ""; i++ {
 		name = fmt.Sprint("a", i)
 	}
 	op := takeOp(name, 1)
@@ -88,7 +89,7 @@ func TestSingleRedisHasNoShards(t *testing.T) {
 func TestRedirectsAreCountedByTheirKind(t *testing.T) {
 	s := Store{cluster: new(cluster)}
 	for _, text := range []string{"MOVED 1 a:1", "MOVED 2 a:1", "ASK 1 a:1", "TRYAGAIN later", "CLUSTERDOWN it is", "ERR MOVED"} {
-		s.cluster.counts.onError(code(text))
+		s.cluster.counts.onError(wire.Code(text))
 	}
 	if got := s.Redirects(); got != (Redirects{Moved: 2, Ask: 1, TryAgain: 1}) {
 		t.Errorf("counted %+v", got)

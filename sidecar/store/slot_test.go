@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -34,11 +35,11 @@ func TestSlotOfIsThatOfRedis(t *testing.T) {
 	}
 	must(pipe.Exec(ctx))
 	for i, key := range keys {
-		if got, want := int64(slotOf(key)), answers[i].Val(); got != want {
+		if got, want := int64(wire.SlotOf(key)), answers[i].Val(); got != want {
 			t.Errorf("slot %d of %q, Redis has %d", got, key, want)
 		}
 	}
-	if slot := slotOf("123456789"); slot != 12739 {
+	if slot := wire.SlotOf("123456789"); slot != 12739 {
 		t.Errorf("slot %d of the key in the specification of Redis Cluster", slot)
 	}
 }
@@ -48,7 +49,7 @@ func TestKeysOfALockAreInOneSlot(t *testing.T) {
 	r := harness.Random(t)
 	refused := 0
 	for _, prefix := range []string{"", "app1:", "{app1}:"} {
-		k := newKeyspace(prefix)
+		k := wire.NewKeyspace(prefix)
 		names := []string{"a", "größe 1", "{a}", "a{b}c", "{a}{b", "a{b", "a{}b", "{", "{}", "}a{b}", "a}b"}
 		for range 2000 {
 			name := make([]byte, 1+r.IntN(8))
@@ -58,7 +59,7 @@ func TestKeysOfALockAreInOneSlot(t *testing.T) {
 			names = append(names, string(name))
 		}
 		for _, name := range names {
-			why := k.splits(name)
+			why := k.Splits(name)
 			if why != "" {
 				refused++
 				if !strings.ContainsAny(name, "{}") || !strings.Contains(why, "hash tag") || prefix == "{app1}:" {
@@ -66,17 +67,17 @@ func TestKeysOfALockAreInOneSlot(t *testing.T) {
 				}
 				continue
 			}
-			slot := k.slotOf(name)
-			for _, key := range []string{k.key(name), k.counter(name), k.channel(name), k.queue(name), k.ours(signsPrefix, name), k.ours(hostPrefix, name)} {
-				if slotOf(key) != slot {
-					t.Errorf("prefix %q: %q has slot %d, and the lock %q slot %d", prefix, key, slotOf(key), name, slot)
+			slot := k.SlotOf(name)
+			for _, key := range []string{k.Key(name), k.Counter(name), k.Channel(name), k.Queue(name), k.Ours(wire.SignsPrefix, name), k.Ours(wire.HostPrefix, name)} {
+				if wire.SlotOf(key) != slot {
+					t.Errorf("prefix %q: %q has slot %d, and the lock %q slot %d", prefix, key, wire.SlotOf(key), name, slot)
 				}
 			}
 		}
 	}
 	for name, want := range map[string]bool{"a{b": true, "a{}b": true, "{": true, "{a": true, "a{b}c": false, "a": false, "{{x}}": false, "a}b": true} {
-		k := newKeyspace("")
-		if got := k.splits(name) != ""; got != want {
+		k := wire.NewKeyspace("")
+		if got := k.Splits(name) != ""; got != want {
 			t.Errorf("the keys of %q are in two slots: %v, want %v", name, got, want)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // Config is which Redis is used, for which sidecar, and where results go.
@@ -40,7 +41,7 @@ type Config struct {
 
 	// Last is what OnUp gave the process before this one that had the same UUID:
 	// the first connection is then a reconnect like any other. Zero: there was none.
-	Last Identity
+	Last wire.Identity
 
 	// TokenExpiry is how long a token counter outlives its last use by a sidecar, in
 	// whole ms. 0: counters do not expire. A Redisson program does not refresh the
@@ -81,8 +82,8 @@ type Config struct {
 	// what a successor of this process needs as its Last.
 	// OnDown, at the start of an outage and when its reason changes: err is the sentence that
 	// an operator reads.
-	OnResults func(results []redisop.Result, raised *Identity)
-	OnUp      func(n redisop.Shard, dataLost, listening bool, id Identity)
+	OnResults func(results []redisop.Result, raised *wire.Identity)
+	OnUp      func(n redisop.Shard, dataLost, listening bool, id wire.Identity)
 	OnDown    func(n redisop.Shard, err error)
 
 	// OnRoute, in a Cluster: other shards have these slots from now on. It comes before the results of
@@ -116,43 +117,6 @@ type Config struct {
 	// as any program that may publish can pretend to. See Ask.
 	OnQuestion func(from string, body []byte)
 	OnAnswer   func(body []byte)
-}
-
-// Identity is what was connected to what: which data Redis had, by which
-// connection it was used, and what time it was there. It stays good for as long
-// as this host runs.
-type Identity struct {
-	RunID    string // of the server process; "": it does not tell. Of a Cluster: the smallest id of its nodes
-	ReplID   string // of the replication history, "/", and the number of the database
-	ClientID int64  // of the connection, to be ended before any operation is sent again; 0: the server does not tell
-	Floor    int64  // µs: the server's time at FloorAt, or the largest token known then if that is larger
-	FloorAt  int64  // CLOCK_BOOTTIME in ns
-}
-
-// floor is what tokens of new counters must be above at a time: the largest token known,
-// plus the time since then on our own clock, whatever Redis's clock did meanwhile.
-//
-// A hundredth of the time is left out. Clocks may differ by that (see locktable), and
-// with a clock of ours that is fast the floor would rise above Redis's clock: the tokens
-// of this host would be larger than what another host draws after a counter is lost.
-func (id *Identity) floor(now int64) int64 {
-	elapsed := (now - id.FloorAt) / 1000
-	return id.Floor + elapsed - elapsed/100
-}
-
-// known reports whether there was a connection at all.
-func (id *Identity) known() bool { return id.FloorAt != 0 }
-
-// sameData reports whether Redis has certainly forgotten nothing from one
-// connection to the other.
-func (id *Identity) sameData(other *Identity) bool {
-	return id.sameServer(other) && id.ReplID == other.ReplID
-}
-
-// sameServer reports whether both connections led to one process, whose client ids
-// mean the same in both.
-func (id *Identity) sameServer(other *Identity) bool {
-	return id.RunID != "" && id.RunID == other.RunID
 }
 
 // Store is the way to one Redis, or to the masters of a Cluster. Its methods never block, Close apart.
@@ -212,7 +176,7 @@ func Try(ctx context.Context, cfg Config, isEnough func(*Found) bool) (Found, er
 	}
 	if d.nodes == nil {
 		try = func() (Found, error) {
-			s, err := d.find(ctx, sentinels, lost, Identity{})
+			s, err := d.find(ctx, sentinels, lost, wire.Identity{})
 			if err != nil {
 				return Found{}, err
 			}
@@ -259,7 +223,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Log = cfg.Log.With("redis", d.address)
+	cfg.Log = cfg.Log.With("redis", d.Address)
 	if cfg.KeyPrefix != "" {
 		cfg.Log = cfg.Log.With("key_prefix", cfg.KeyPrefix)
 	}
@@ -300,7 +264,7 @@ func (s *Store) SlotOf() func(name string) uint16 {
 	if s.cluster == nil {
 		return nil
 	}
-	return s.dial.keys.slotOf
+	return s.dial.Keys.SlotOf
 }
 
 // Splits returns why a Cluster cannot have a lock of this name; "": it can, or Redis is none.
@@ -308,7 +272,7 @@ func (s *Store) Splits(name string) string {
 	if s.cluster == nil {
 		return ""
 	}
-	return s.dial.keys.splits(name)
+	return s.dial.Keys.Splits(name)
 }
 
 // ShardAddress is where a shard is, as Address.
@@ -317,9 +281,9 @@ func (s *Store) ShardAddress(n redisop.Shard) string {
 		return s.Address()
 	}
 	if c := s.cluster.get(n); c != nil {
-		return c.dial.address
+		return c.dial.Address
 	}
-	return s.dial.address
+	return s.dial.Address
 }
 
 // all calls yield with each connection.
@@ -395,7 +359,7 @@ func (s *Store) Unsubscribe(n redisop.Shard, name string) {
 
 // serverOf returns the way to the server that has a lock.
 func (s *Store) serverOf(name string) *dialer {
-	if c := s.ofKey(s.dial.keys.key(name)); c != nil {
+	if c := s.ofKey(s.dial.Keys.Key(name)); c != nil {
 		return c.server.Load()
 	}
 	return s.dial

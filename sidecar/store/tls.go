@@ -70,16 +70,16 @@ func (d *dialer) untrusted(err error) string {
 	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.As(err, &authority):
-		return fmt.Sprintf("the certificate of Redis at %s is not signed by an authority that is trusted here; name the file of its CA with redis-ca (%s)", d.address, d.scrub(err))
-	case errors.As(err, &name) && d.isNode:
+		return fmt.Sprintf("the certificate of Redis at %s is not signed by an authority that is trusted here; name the file of its CA with redis-ca (%s)", d.Address, d.scrub(err))
+	case errors.As(err, &name) && d.IsNode:
 		return fmt.Sprintf("the certificate of the node of the Redis Cluster at %s does not have the name \"%s\"; the certificates of all nodes must have one name in common: that of the Redis URL, or redis-server-name (%s)",
-			d.address, name.Host, d.scrub(err))
+			d.Address, name.Host, d.scrub(err))
 	case errors.As(err, &name):
-		return fmt.Sprintf("the certificate of Redis at %s is for another name; write that name in the Redis URL, or as redis-server-name (%s)", d.address, d.scrub(err))
+		return fmt.Sprintf("the certificate of Redis at %s is for another name; write that name in the Redis URL, or as redis-server-name (%s)", d.Address, d.scrub(err))
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return fmt.Sprintf("the certificate of Redis at %s has expired, or is not valid yet; renew it, or set the clock of this host (%s)", d.address, d.scrub(err))
+		return fmt.Sprintf("the certificate of Redis at %s has expired, or is not valid yet; renew it, or set the clock of this host (%s)", d.Address, d.scrub(err))
 	case errors.As(err, &invalid):
-		return fmt.Sprintf("the certificate of Redis at %s is not valid: %s", d.address, d.scrub(err))
+		return fmt.Sprintf("the certificate of Redis at %s is not valid: %s", d.Address, d.scrub(err))
 	}
 	return ""
 }
@@ -92,5 +92,5 @@ func (d *dialer) alerted(err error) string {
 	if !errors.As(err, &op) || op.Op != "remote error" || !strings.Contains(op.Err.Error(), "certificate") {
 		return ""
 	}
-	return fmt.Sprintf("Redis at %s does not accept the TLS certificate of this sidecar; name one that it trusts with redis-cert and redis-key (%s)", d.address, d.scrub(err))
+	return fmt.Sprintf("Redis at %s does not accept the TLS certificate of this sidecar; name one that it trusts with redis-cert and redis-key (%s)", d.Address, d.scrub(err))
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // authority signs certificates, and writes them to files.
@@ -134,7 +135,7 @@ func TestClusterIsReachedOverTLS(t *testing.T) {
 	if res := r.do(takeOp("lock", 1))[0]; res.Outcome != redisop.Done {
 		t.Errorf("a lock over TLS: %+v", res)
 	}
-	if got := r.cluster.get(1).dial.address; got != address {
+	if got := r.cluster.get(1).dial.Address; got != address {
 		t.Errorf("the node is used at %s, want its TLS port %s", got, address)
 	}
 	good.ServerName = ""
@@ -144,7 +145,7 @@ func TestClusterIsReachedOverTLS(t *testing.T) {
 
 // Certificates of which each has the name of its node only: the seed is trusted, and the node that it names is not.
 func TestCertificateOfANodeSaysWhatAllNodesNeed(t *testing.T) {
-	d := (&dialer{address: "seed.test:6379", nodes: []string{"seed.test:6379"}}).at("10.0.0.2:6379")
+	d := (&dialer{Server: wire.Server{Address: "seed.test:6379"}, nodes: []string{"seed.test:6379"}}).at("10.0.0.2:6379")
 	err := x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{"two.test"}}, Host: "seed.test"}
 	if got := d.untrusted(err); !strings.Contains(got, `the certificate of the node of the Redis Cluster at 10.0.0.2:6379 does not have the name "seed.test"; the certificates of all nodes must have one name in common`) {
 		t.Error(got)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // Key is what Redis has for one lock, at one moment.
@@ -38,46 +39,46 @@ type KeyTicket struct {
 //go:embed scripts/who.lua
 var whoText string
 
-var who = newScript(whoText)
+var who = wire.NewScript(whoText)
 
 // Key reads the key and the queue of a lock. Redis is sent one command, or a second time with the
 // text of the script, if it does not know that.
 func (s *Store) Key(name string, done func(Key, error)) {
-	args := []string{"1", s.dial.keys.key(name), s.dial.keys.queue(name), strconv.Itoa(protocol.MaxOwners)}
-	s.runScript(name, who, 0, func(*pipeline) []string { return args }, func(answer reply, err error) {
+	args := []string{"1", s.dial.Keys.Key(name), s.dial.Keys.Queue(name), strconv.Itoa(protocol.MaxOwners)}
+	s.runScript(name, who, 0, func(*pipeline) []string { return args }, func(answer wire.Reply, err error) {
 		if err == nil {
-			err = refusal([]reply{answer})
+			err = refusal([]wire.Reply{answer})
 		}
 		if err != nil {
 			done(Key{}, err)
 			return
 		}
-		k, ok := keyOf(answer.list)
+		k, ok := keyOf(answer.List)
 		if !ok {
-			err = unavailableError("Redis gave a reply that the script for this question does not make")
+			err = wire.Unavailable("Redis gave a reply that the script for this question does not make")
 		}
 		done(k, err)
 	})
 }
 
 // keyOf reads the list that the script returns.
-func keyOf(list []reply) (k Key, ok bool) {
+func keyOf(list []wire.Reply) (k Key, ok bool) {
 	const head = 5
-	if len(list) < head || list[0].kind != '$' || list[2].kind != ':' || list[3].kind != ':' || list[4].kind != ':' {
+	if len(list) < head || list[0].Kind != '$' || list[2].Kind != ':' || list[3].Kind != ':' || list[4].Kind != ':' {
 		return k, false
 	}
-	k = Key{State: list[0].text, What: readableText(list[1].text), TTLMS: max(list[2].num, -2), Queued: int(max(list[4].num, 0)), NoQueues: list[4].num < 0}
-	owners, pairs := int(list[3].num), list[head:]
+	k = Key{State: list[0].Text, What: readableText(list[1].Text), TTLMS: max(list[2].Num, -2), Queued: int(max(list[4].Num, 0)), NoQueues: list[4].Num < 0}
+	owners, pairs := int(list[3].Num), list[head:]
 	if owners < 0 || owners > protocol.MaxOwners || 2*owners > len(pairs) || len(pairs)%2 != 0 {
 		return k, false
 	}
 	for i := 0; i < len(pairs); i += 2 {
-		field := readableText(pairs[i].text)
+		field := readableText(pairs[i].Text)
 		if i < 2*owners {
-			entries, _ := strconv.ParseInt(pairs[i+1].text, 10, 64)
+			entries, _ := strconv.ParseInt(pairs[i+1].Text, 10, 64)
 			k.Owners = append(k.Owners, KeyOwner{field, max(entries, 0)})
 		} else {
-			k.Tickets = append(k.Tickets, KeyTicket{field, max(pairs[i+1].num, 0)})
+			k.Tickets = append(k.Tickets, KeyTicket{field, max(pairs[i+1].Num, 0)})
 		}
 	}
 	return k, true

@@ -11,6 +11,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 type readKeyResult struct {
@@ -79,9 +80,9 @@ func TestKeyHasTheQueueInItsOrder(t *testing.T) {
 		if res := waiter.one(wait); res.Ticket != 7 {
 			t.Fatalf("%+v", res)
 		}
-		k := newKeyspace("")
+		k := wire.NewKeyspace("")
 		for i := range 2 * protocol.MaxOwners {
-			s.admin().ZAdd(ctx, k.queue(name), redis.Z{Score: 1e17 + float64(i), Member: fmt.Sprint(otherUUID, ":", i)})
+			s.admin().ZAdd(ctx, k.Queue(name), redis.Z{Score: 1e17 + float64(i), Member: fmt.Sprint(otherUUID, ":", i)})
 		}
 		got := waiter.key(name)
 		if got.err != nil || got.key.State != protocol.KeyLock || len(got.key.Owners) != 1 || got.key.Owners[0].Field != ourUUID+":1" {
@@ -153,11 +154,11 @@ func TestKeyThatCannotBeReadIsAnError(t *testing.T) {
 	if got := r.key("ok"); got.err == nil {
 		t.Errorf("%+v", got)
 	}
-	for _, list := range [][]reply{
-		nil, {{kind: '$', text: "lock"}},
-		{{kind: '$', text: "lock"}, {kind: '$'}, {kind: ':'}, {kind: ':', num: 2}, {kind: ':'}, {kind: '$'}, {kind: '$'}},
-		{{kind: '$', text: "lock"}, {kind: '$'}, {kind: ':'}, {kind: ':', num: -1}, {kind: ':'}},
-		{{kind: '$', text: "lock"}, {kind: '$'}, {kind: ':'}, {kind: ':'}, {kind: ':'}, {kind: '$'}},
+	for _, list := range [][]wire.Reply{
+		nil, {{Kind: '$', Text: "lock"}},
+		{{Kind: '$', Text: "lock"}, {Kind: '$'}, {Kind: ':'}, {Kind: ':', Num: 2}, {Kind: ':'}, {Kind: '$'}, {Kind: '$'}},
+		{{Kind: '$', Text: "lock"}, {Kind: '$'}, {Kind: ':'}, {Kind: ':', Num: -1}, {Kind: ':'}},
+		{{Kind: '$', Text: "lock"}, {Kind: '$'}, {Kind: ':'}, {Kind: ':'}, {Kind: ':'}, {Kind: '$'}},
 	} {
 		if k, ok := keyOf(list); ok {
 			t.Errorf("%v is read as %+v", list, k)
@@ -186,9 +187,9 @@ func TestScriptThatFailedIsNotRunAgain(t *testing.T) {
 
 // Any program may have written the owner fields. What a client receives is UTF-8.
 func TestKeyHasUTF8Only(t *testing.T) {
-	k, ok := keyOf([]reply{
-		{kind: '$', text: protocol.KeyReadWrite}, {kind: '$', text: "re\xffad"}, {kind: ':', num: 7}, {kind: ':', num: 1}, {kind: ':', num: 0},
-		{kind: '$', text: "id\xfe:1"}, {kind: '$', text: "1"},
+	k, ok := keyOf([]wire.Reply{
+		{Kind: '$', Text: protocol.KeyReadWrite}, {Kind: '$', Text: "re\xffad"}, {Kind: ':', Num: 7}, {Kind: ':', Num: 1}, {Kind: ':', Num: 0},
+		{Kind: '$', Text: "id\xfe:1"}, {Kind: '$', Text: "1"},
 	})
 	if !ok || k.What != "re?ad" || len(k.Owners) != 1 || k.Owners[0].Field != "id?:1" {
 		t.Errorf("%+v %v", k, ok)

@@ -112,15 +112,19 @@ func (m *monitor) cut(lock string) []command {
 	return of
 }
 
-// scriptName returns the name of the file in sidecar/store/scripts that the script with this SHA1
+// scriptName returns the name of the file of sidecar/store that the script with this SHA1
 // ends with. The program joins files, and puts numbers in; the first line of a file stays.
 func (m *monitor) scriptName(sum string) string {
 	m.mu.Lock()
 	text := m.scripts[sum]
 	m.mu.Unlock()
-	files, err := filepath.Glob(filepath.Join(harness.Root(), "sidecar", "store", "scripts", "*.lua"))
-	if err != nil {
-		m.t.Fatal(err)
+	var files []string
+	for _, dir := range []string{"store", "store/wire"} {
+		of, err := filepath.Glob(filepath.Join(harness.Root(), "sidecar", dir, "scripts", "*.lua"))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		files = append(files, of...)
 	}
 	name, at := "", -1
 	for _, path := range files {
@@ -136,6 +140,6 @@ func (m *monitor) scriptName(sum string) string {
 	if name != "" {
 		return name
 	}
-	m.t.Fatalf("script %s is none of sidecar/store/scripts", sum)
+	m.t.Fatalf("script %s is none of sidecar/store", sum)
 	return ""
 }

@@ -3,13 +3,13 @@ package main
 // What the scripts promise.
 
 const (
-	ownership  = "sidecar/store/scripts/ownership.lua"
-	tokens     = "sidecar/store/scripts/tokens.lua"
-	queue      = "sidecar/store/scripts/queue.lua"
-	take       = "sidecar/store/scripts/take.lua"
-	drop       = "sidecar/store/scripts/drop.lua"
-	mainScript = "sidecar/store/scripts/main.lua"
-	renew      = "sidecar/store/scripts/renew.lua"
+	ownership  = "sidecar/store/wire/scripts/ownership.lua"
+	tokens     = "sidecar/store/wire/scripts/tokens.lua"
+	queue      = "sidecar/store/wire/scripts/queue.lua"
+	take       = "sidecar/store/wire/scripts/take.lua"
+	drop       = "sidecar/store/wire/scripts/drop.lua"
+	mainScript = "sidecar/store/wire/scripts/main.lua"
+	renew      = "sidecar/store/wire/scripts/renew.lua"
 	orphaned   = "sidecar/store/scripts/orphaned.lua"
 )
 
@@ -19,7 +19,7 @@ var differential = check{"internal/sim/redis", "^TestScriptsBehaveAsTheirModel$/
 var scriptMutants = []mutant{
 	{
 		rule: "a sidecar older than origins gets as many tokens as it takes",
-		in:   "sidecar/store/scripts/queue.lua",
+		in:   "sidecar/store/wire/scripts/queue.lua",
 		find: `string.sub(field, 15, 15) == '8' and 'policy.passed_tokens' or 'policy.passed_tokens_old'`,
 		put:  `'policy.passed_tokens' or 'policy.passed_tokens_old'`,
 		by:   differential,
@@ -664,14 +664,14 @@ end`,
 	},
 	{
 		rule: "a request arrives after the tickets of a queue if the clock was set back",
-		in:   "sidecar/store/scripts/arrive.lua",
+		in:   "sidecar/store/wire/scripts/arrive.lua",
 		find: `  if first[2] then`,
 		put:  `  if false then`,
 		by:   test("sidecar/store", "TestQueueInScripts"),
 	},
 	{
 		rule: "an Arrive says when the first of the queue arrived",
-		in:   "sidecar/store/scripts/arrive.lua",
+		in:   "sidecar/store/wire/scripts/arrive.lua",
 		find: `tonumber(first[2] or 0)`,
 		put:  `0`,
 		by:   differential,
@@ -774,56 +774,56 @@ end`,
 	},
 	{
 		rule: "what may write in a Redis that is full runs after what must not",
-		in:   "sidecar/store argSectionOf",
+		in:   "sidecar/store/wire ArgSectionOf",
 		find: "case op.RequireExisting, op.Ticket != 0:",
 		put:  "case op.RequireExisting:",
 		by:   test("sidecar/store", "TestQueueOfAFullRedis"),
 	},
 	{
 		rule: "a drop passes a lock on with its own lease",
-		in:   "sidecar/store (*encoder).run",
+		in:   "sidecar/store/wire (*Encoder).AppendRun",
 		find: "passLease = ops[i].LeaseMS",
 		put:  "passLease, lease = lease, ops[i].LeaseMS",
 		by:   test("sidecar/store", "TestQueueInScripts"),
 	},
 	{
 		rule: "a drop is in one script with the take that is pipelined after it",
-		in:   "sidecar/store sortForBatching",
-		find: "return ofTake[op.Name] // 0: with any other",
+		in:   "sidecar/store/wire SortForBatching",
+		find: "return ofTake[op.Name]",
 		put:  "return 0",
-		by:   test("sidecar/store", "TestPairsAreInOneScript"),
+		by:   test("sidecar/store/wire", "TestPairsAreInOneScript"),
 	},
 	{
 		rule: "a script does not end between a drop and its take",
-		in:   "sidecar/store batchPrefix",
-		find: "n-- // the next script executes both",
-		put:  "n += 0 // the next script executes both",
-		by:   test("sidecar/store", "TestPairsAreInOneScript"),
+		in:   "sidecar/store/wire BatchPrefix",
+		find: "n--",
+		put:  "n += 0",
+		by:   test("sidecar/store/wire", "TestPairsAreInOneScript"),
 	},
 	{
 		rule: "the renewals of a lock look for fields of others in every eighth window",
-		in:   "sidecar/store looksForOthers",
-		find: "(uint64(now/window)+redisop.RenewalGroup(op.HoldID))%lookEvery == 0",
-		put:  "(uint64(now/window)+redisop.RenewalGroup(op.HoldID))%lookEvery == lookEvery",
+		in:   "sidecar/store/wire LooksForOthers",
+		find: "(uint64(now/window)+redisop.RenewalGroup(op.HoldID))%LookEvery == 0",
+		put:  "(uint64(now/window)+redisop.RenewalGroup(op.HoldID))%LookEvery == LookEvery",
 		by:   test("sidecar/store", "TestEachLockIsLookedAtWithinEightWindows"),
 	},
 	{
 		rule: "no lock skips the window in which its renewals look for fields of others",
-		in:   "sidecar/store looksForOthers",
+		in:   "sidecar/store/wire LooksForOthers",
 		find: "window := max(int64(op.LeaseMS)*1e6/5*2, 1)",
 		put:  "window := max(int64(op.LeaseMS)*1e6/3, 1)",
 		by:   test("sidecar/store", "TestEachLockIsLookedAtWithinEightWindows"),
 	},
 	{
 		rule: "of the renewals of a script, those that look for fields of others come first",
-		in:   "sidecar/store sortForBatching",
-		find: "case looks == looksForOthers(now, &b):",
+		in:   "sidecar/store/wire SortForBatching",
+		find: "case looks == LooksForOthers(now, &b):",
 		put:  "case true:",
 		by:   test("sidecar/store", "TestRenewalsThatLookComeFirst"),
 	},
 	{
 		rule: "the locks of a renewal group are neighbours in a script",
-		in:   "sidecar/store sortForBatching",
+		in:   "sidecar/store/wire SortForBatching",
 		find: "return cmp.Compare(a.HoldID, b.HoldID)",
 		put:  "return 0",
 		by:   test("sidecar/store", "TestRenewalsThatLookComeFirst"),

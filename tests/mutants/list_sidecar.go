@@ -140,8 +140,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a reserved name is no orphaned lock",
 		in:   "sidecar (*Server).releaseOrphaned",
-		find: `if why := store.Reserved(s.cfg.KeyPrefix, name); why != "" {`,
-		put:  `if why := store.Reserved(s.cfg.KeyPrefix, name); false && why != "" {`,
+		find: `if why := wire.Reserved(s.cfg.KeyPrefix, name); why != "" {`,
+		put:  `if why := wire.Reserved(s.cfg.KeyPrefix, name); false && why != "" {`,
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
 	},
 	{
@@ -626,8 +626,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a name under which Redis has another lock's counter or queue is refused",
 		in:   "sidecar (*loop).onRequest",
-		find: "store.Reserved(l.cfg.KeyPrefix, in.acquire.Name)",
-		put:  `store.Reserved(l.cfg.KeyPrefix, "")`,
+		find: "wire.Reserved(l.cfg.KeyPrefix, in.acquire.Name)",
+		put:  `wire.Reserved(l.cfg.KeyPrefix, "")`,
 		by:   test("sidecar", "TestNamesOfWhatBelongsToOtherLocksAreRefused"),
 	},
 	{
@@ -640,8 +640,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a key prefix that is refused leaves the state alone",
 		in:   "sidecar (*Config).setDefaults",
-		find: "if err := store.CheckKeyPrefix(c.KeyPrefix); err != nil {",
-		put:  "if err := store.CheckKeyPrefix(c.KeyPrefix); false {",
+		find: "if err := wire.CheckKeyPrefix(c.KeyPrefix); err != nil {",
+		put:  "if err := wire.CheckKeyPrefix(c.KeyPrefix); false {",
 		by:   test("sidecar", "TestRefusedKeyPrefixLeavesTheStateAlone"),
 	},
 	{

@@ -20,7 +20,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a recall that another node sent is a copy",
 		in:   "sidecar/store (*pipeline).onMessage",
-		find: "if p.commands.cluster != nil && from.isKnown && p.origin.isKnown && !from.isSame(p.origin) {",
+		find: "if p.commands.cluster != nil && from.IsKnown && p.origin.IsKnown && !from.IsSame(p.origin) {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestCopiesOfARecallAreNotDelivered"),
 	},
@@ -97,7 +97,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "while no Sentinel answers, only the same server counts",
 		in:   "sidecar/store (*dialer).find",
-		find: "case !(isNamed && isNamedStill) && !conn.id.sameServer(&last):",
+		find: "case !(isNamed && isNamedStill) && !conn.id.SameServer(&last):",
 		put:  `case !isNamed && !isNamedStill && now == "":`,
 		by:   test("sidecar/store", "TestLastAddressCountsForTheSameServerOnly"),
 	},
@@ -304,15 +304,15 @@ var topologyMutants = []mutant{
 	{
 		rule: "replicas that come while the connection lasts count",
 		in:   "sidecar/store (*pipeline).onPong",
-		find: "p.onReplicas(len(answer.list[2].list))",
+		find: "p.onReplicas(len(answer.List[2].List))",
 		put:  "p.onReplicas(p.replication.replicas)",
 		by:   test("sidecar/store", "TestNumberOfReplicasIsReadAgain"),
 	},
 	{
 		rule: "a setting that an operator has changed counts",
 		in:   "sidecar/store (*pipeline).onMinimum",
-		find: "answer.kind == '%'",
-		put:  "answer.kind == '*'",
+		find: "answer.Kind == '%'",
+		put:  "answer.Kind == '*'",
 		by:   test("sidecar/store", "TestNumberOfReplicasIsReadAgain"),
 	},
 	{
@@ -324,8 +324,8 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a name whose keys are in two slots is refused in a Cluster",
-		in:   "sidecar/store (*keyspace).splits",
-		find: "if slotOf(k.key(name)) == slotOf(k.counter(name)) {",
+		in:   "sidecar/store/wire (*Keyspace).Splits",
+		find: "if SlotOf(k.Key(name)) == SlotOf(k.Counter(name)) {",
 		put:  "if true {",
 		by:   test("sidecar/store", "TestKeysOfALockAreInOneSlot"),
 	},
@@ -453,7 +453,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "the floor of the new owner of a slot is lifted",
 		in:   "sidecar/store (*commands).onSlotsCame",
-		find: "p.lift(now, floor.floor(now))",
+		find: "p.lift(now, floor.Above(now))",
 		put:  "_ = now",
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
@@ -467,7 +467,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "the floor of a connection that is taken into use is lifted again",
 		in:   "sidecar/store (*commands).onConnected",
-		find: "c.cluster.floorAt(now) > p.id.floor(now)",
+		find: "c.cluster.floorAt(now) > p.id.Above(now)",
 		put:  "false",
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
@@ -481,7 +481,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a topology that is too long for the connection is asked on another one",
 		in:   "sidecar/store (*cluster).askConnected",
-		find: "case r.answer.kind != '$':",
+		find: "case r.answer.Kind != '$':",
 		put:  "case false:",
 		by:   test("sidecar/store", "TestLongTopologyIsAskedOnAConnectionOfItsOwn"),
 	},
@@ -545,8 +545,8 @@ var topologyMutants = []mutant{
 		rule: "an asked operation follows ASKING",
 		in:   "sidecar/store (*pipeline).queueAsking",
 		find: `p.queuePermission(now)
-	p.queueCommand(now, call{script: scriptOf(ops[0].Kind), isAsking: true}, ops)`,
-		put: "p.queueCommand(now, call{script: scriptOf(ops[0].Kind), isAsking: true}, ops)",
+	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)`,
+		put: "p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)",
 		by:  test("sidecar/store", "TestAskedOperationsGoOneByOne"),
 	},
 	{
@@ -573,8 +573,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "TRYAGAIN splits a run",
 		in:   "sidecar/store (*pipeline).onResults",
-		find: `outcomeOf(word) == redisop.Refused || word == "TRYAGAIN"`,
-		put:  "outcomeOf(word) == redisop.Refused  && true",
+		find: `wire.OutcomeOf(word) == redisop.Refused || word == "TRYAGAIN"`,
+		put:  "wire.OutcomeOf(word) == redisop.Refused  && true",
 		by:   test("sidecar/store", "TestTryAgainSplitsARun"),
 	},
 	{
@@ -594,29 +594,29 @@ var topologyMutants = []mutant{
 	{
 		rule: "MOVED of a query moves the slot",
 		in:   "sidecar/store (*pipeline).onQueryReply",
-		find: "p.noteRedirect(answer.text)",
+		find: "p.noteRedirect(answer.Text)",
 		put:  "_ = answer",
 		by:   test("sidecar/store", "TestQueryThatIsMovedMovesTheSlot"),
 	},
 	{
 		rule: "the lock of a probe is one of the node",
 		in:   "sidecar/store (*pipeline).chooseProbeLock",
-		find: "cl == nil || cl.has(p.commands.shard, keys.key(p.probe.lock))",
-		put:  "cl != nil || cl.has(p.commands.shard, keys.key(p.probe.lock))",
+		find: "cl == nil || cl.has(p.commands.shard, keys.Key(p.probe.lock))",
+		put:  "cl != nil || cl.has(p.commands.shard, keys.Key(p.probe.lock))",
 		by:   test("sidecar/store", "TestProbeLockIsOneOfTheNode"),
 	},
 	{
 		rule: "a script of a Cluster declares the queues and the signs",
-		in:   "sidecar/store (*encoder).run",
-		find: "[]string{queuePrefix, signsPrefix}",
-		put:  "[]string{queuePrefix, queuePrefix}",
+		in:   "sidecar/store/wire (*Encoder).AppendRun",
+		find: "[]string{QueuePrefix, SignsPrefix}",
+		put:  "[]string{QueuePrefix, QueuePrefix}",
 		by:   test("sidecar/store", "TestScriptsOfAClusterDeclareTheirKeys"),
 	},
 	{
 		rule: "a run of a Cluster has locks of one slot",
-		in:   "sidecar/store batchPrefix",
-		find: "case scriptOf(op.Kind) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):",
-		put:  "case scriptOf(op.Kind) != s:",
+		in:   "sidecar/store/wire BatchPrefix",
+		find: "case ScriptOf(op.Kind) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):",
+		put:  "case ScriptOf(op.Kind) != s:",
 		by:   test("sidecar/store", "TestScriptsOfAClusterDeclareTheirKeys"),
 	},
 	{
@@ -636,7 +636,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a question that no node answers says that the slot moves",
 		in:   "sidecar/store refusal",
-		find: "if r.kind == '-' && isMoving(r.text) {",
+		find: "if r.Kind == '-' && isMoving(r.Text) {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),
 	},
@@ -664,8 +664,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a slot without a master is explained at once",
 		in:   "sidecar/store newCluster",
-		find: "cluster{cfg: cfg, dial: d, spare: spare, keys: d.keys, place: d.address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last, trouble: d.notYet()}",
-		put:  "cluster{cfg: cfg, dial: d, spare: spare, keys: d.keys, place: d.address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last}",
+		find: "cluster{cfg: cfg, dial: d, spare: spare, keys: d.Keys, place: d.Address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last, trouble: d.notYet()}",
+		put:  "cluster{cfg: cfg, dial: d, spare: spare, keys: d.Keys, place: d.Address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last}",
 		by:   test("sidecar/store", "TestSlotWithoutAMasterIsExplained"),
 	},
 	{
@@ -728,21 +728,21 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "each counter is lifted until the clock is known",
-		in:   "sidecar/store (*encoder).tokensAbove",
+		in:   "sidecar/store/wire (*Encoder).TokensAbove",
 		find: "return 1<<53 - 1",
-		put:  "return e.floor",
+		put:  "return e.Floor",
 		by:   test("sidecar/store", "TestClockIsAskedForAgainIfSlotsCameSince"),
 	},
 	{
 		rule: "a clock is asked for again if slots came since",
 		in:   "sidecar/store (*pipeline).onClock",
-		find: "if p.encoder.lifts = false; p.mustAskAgain {",
-		put:  "if p.encoder.lifts = false; false {",
+		find: "if p.encoder.Lifts = false; p.mustAskAgain {",
+		put:  "if p.encoder.Lifts = false; false {",
 		by:   test("sidecar/store", "TestClockIsAskedForAgainIfSlotsCameSince"),
 	},
 	{
 		rule: "a counter that is ahead of the clock is not set back",
-		in:   "sidecar/store/scripts/tokens.lua",
+		in:   "sidecar/store/wire/scripts/tokens.lua",
 		find: `math.max(last, math.max(time[1] * 1000000 + time[2], birth) + n)`,
 		put:  `math.max(time[1] * 1000000 + time[2], birth) + n`,
 		by:   test("sidecar/store", "TestCounterIsLiftedToTheClockAndNeverSetBack"),
@@ -778,14 +778,14 @@ var topologyMutants = []mutant{
 	{
 		rule: "a node that is connected keeps its shard",
 		in:   "sidecar/store (*cluster).takeGone",
-		find: "c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.address)",
-		put:  "c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || slices.Contains(t.replicas, c.dial.address)",
+		find: "c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.Address)",
+		put:  "c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || slices.Contains(t.replicas, c.dial.Address)",
 		by:   test("sidecar/store", "TestNodeThatLeavesEndsItsShardOnly"),
 	},
 	{
 		rule: "a node that works keeps its shard",
 		in:   "sidecar/store (*cluster).takeGone",
-		find: "if c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.address) {",
+		find: "if c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() || slices.Contains(t.replicas, c.dial.Address) {",
 		put:  "if c == nil || slots[n] > 0 || c.namedAt > t.askedAt-goneAfter || c.isUp.Load() {",
 		by:   test("sidecar/store", "TestNodeThatLeavesEndsItsShardOnly"),
 	},
@@ -801,20 +801,20 @@ var topologyMutants = []mutant{
 		in:   "sidecar/store (*pipeline).queueAsking",
 		find: `{
 	p.queuePermission(now)
-	p.queueCommand(now, call{script: scriptOf(ops[0].Kind), isAsking: true}, ops)
+	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
 	p.queueWait(now)
 }`,
 		put: `{
 	p.queuePermission(now)
-	p.queueCommand(now, call{script: scriptOf(ops[0].Kind), isAsking: true}, ops)
+	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
 }`,
 		by: test("sidecar/store", "TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt"),
 	},
 	{
 		rule: "a counter that is used before its slot has come is lifted to the clock",
 		in:   "sidecar/store (*pipeline).queueCommand",
-		find: "p.encoder.lifts = lifts || cl.isAsking",
-		put:  "p.encoder.lifts = lifts",
+		find: "p.encoder.Lifts = lifts || cl.isAsking",
+		put:  "p.encoder.Lifts = lifts",
 		by:   test("sidecar/store", "TestTokenThatIsAskedForIsLiftedToTheClock"),
 	},
 	{

@@ -26,11 +26,12 @@ var codeOf = map[string]string{
 	"sidecar":     "sidecar",
 	"sim":         "internal/sim",
 	"store":       "sidecar/store",
+	"wire":        "sidecar/store/wire",
 }
 
 // inline are numbers that have no name in the code: the group of what the pattern finds in the file.
 var inline = map[string]struct{ file, pattern string }{
-	"batchTime":     {"sidecar/store/scripts/renew.lua", `renew and #KEYS >= (\d+)`},
+	"batchTime":     {"sidecar/store/wire/scripts/renew.lua", `renew and #KEYS >= (\d+)`},
 	"cells":         {"sidecar/locktable/renewal.go", `return max\(lease/(\d+), int64\(wheelTick\)\)`},
 	"cellMore":      {"sidecar/locktable/names.go", `\+119\)/(\d+)`},
 	"cellName":      {"sidecar/locktable/names.go", `len\(name\)-(\d+)\)`},
@@ -50,8 +51,8 @@ var inline = map[string]struct{ file, pattern string }{
 	"userShare":     {"sidecar/locktable/user.go", `max\(1, limit/(\d+)\)\) }\n\n// Unreserved`},
 	"waitPart":      {"sidecar/store/durable.go", `time\.Millisecond/(\d+), minWait`},
 	"wayTrips":      {"sidecar/locktable/contest/config.go", `return (\d+)\*s\.trip \+ int64\(time\.Millisecond\)`},
-	"windowOf":      {"sidecar/store/script.go", `int64\(op\.LeaseMS\)\*1e6/(\d+)\*\d`},
-	"windowParts":   {"sidecar/store/script.go", `int64\(op\.LeaseMS\)\*1e6/\d\*(\d+)`},
+	"windowOf":      {"sidecar/store/wire/encode.go", `int64\(op\.LeaseMS\)\*1e6/(\d+)\*\d`},
+	"windowParts":   {"sidecar/store/wire/encode.go", `int64\(op\.LeaseMS\)\*1e6/\d\*(\d+)`},
 }
 
 var places = []place{
@@ -59,7 +60,7 @@ var places = []place{
 	{"docs/queue.md", `the next ticket is tried, up to {redisop.MaxOffers} in one script`},
 	{"docs/queue.md", `A ticket whose sidecar has not asked for {redisop.MaxSilence} is removed`},
 	{"docs/queue.md", `sends this Take again every {contest.Config.Poll} or each {part(code.refresh)} of its lease if less, and at random up to a {part(code.refreshLater)} later`},
-	{"docs/queue.md", `It is the first {store.originDigits} digits of the run id`},
+	{"docs/queue.md", `It is the first {wire.originDigits} digits of the run id`},
 	{"docs/queue.md", `when a {part(code.lingerEnd)} of the lease is left`},
 	{"docs/queue.md", `Both expire {long(redisop.QueueExpiry)} after their last use`},
 	{"docs/queue.md", `They expire after {long(store.HostExpiry)}.`},
@@ -89,11 +90,11 @@ var places = []place{
 	{"docs/renewals.md", `At most {locktable.renewalsPerTick} renewals begin in a tick of the wheel ({locktable.wheelTick})`},
 	{"docs/renewals.md", `a renewal is at most {7*sidecar.DefaultLease/code.cells/2} late`},
 	{"docs/renewals.md", `but not more often than each {ns(locktable.minCheckInterval)}`},
-	{"docs/renewals.md", `before all other operations, {store.laneTurn} of each user in turn. One script renews up to {store.runMax} locks`},
-	{"docs/renewals.md", "`HLEN`, in one renewal of {word(store.lookEvery)} and in each check"},
+	{"docs/renewals.md", `before all other operations, {store.laneTurn} of each user in turn. One script renews up to {wire.RunMax} locks`},
+	{"docs/renewals.md", "`HLEN`, in one renewal of {word(wire.LookEvery)} and in each check"},
 	{"docs/renewals.md", `A script for {code.batchTime} locks and more has one`},
-	{"docs/renewals.md", `those in one window of {word(store.lookEvery)}, each {word(code.windowParts)} {part(code.windowOf)}s of the lease long`},
-	{"docs/renewals.md", `noticed after {(store.lookEvery+1)*code.windowParts/code.windowOf} leases at the latest`},
+	{"docs/renewals.md", `those in one window of {word(wire.LookEvery)}, each {word(code.windowParts)} {part(code.windowOf)}s of the lease long`},
+	{"docs/renewals.md", `noticed after {(wire.LookEvery+1)*code.windowParts/code.windowOf} leases at the latest`},
 	{"docs/renewals.md", `the table repeats it after {locktable.reservePause}, and renews`},
 	{"docs/renewals.md", `The daemon repeats the renewal each {locktable.Config.RetryAfter}, and gives the hold up when a {part(code.unrenewable)} of the lease is left`},
 	{"docs/renewals.md", `given up an {part(code.deadlineParts/code.givenUpEarly)} of the lease before`},
@@ -107,7 +108,7 @@ var places = []place{
 	{"docs/guarantees.md", `One of up to {s(locktable.minCheckInterval)} s is not checked`},
 	{"docs/guarantees.md", `within {ns(claim.hotSyncDelay + locktable.wheelTick)} and a round trip`},
 	{"docs/guarantees.md", `if a local process has waited for {contest.Config.WatchAfter}, and`},
-	{"docs/guarantees.md", "gets `stolen` within {(store.lookEvery+1)*code.windowParts/code.windowOf} leases"},
+	{"docs/guarantees.md", "gets `stolen` within {(wire.LookEvery+1)*code.windowParts/code.windowOf} leases"},
 	{"docs/guarantees.md", `it may be passed the lock for {redisop.MaxSilence}, and then`},
 	{"docs/guarantees.md", `It is served after {sidecar.commandTimeout}.`},
 	{"docs/guarantees.md", `late by at most a {part(2*code.cells)} of the lease`},
@@ -182,12 +183,12 @@ var places = []place{
 	{"deploy/README.md", `If that takes longer than {sidecar.commandTimeout}, the process`},
 
 	{"docs/scaling.md", `| a connection with data to read | {ns(sim.costArrival)} |`},
-	{"docs/scaling.md", `| a batch of up to {store.runMax} Takes and Drops | {ns(sim.costRun)} more |`},
+	{"docs/scaling.md", `| a batch of up to {wire.RunMax} Takes and Drops | {ns(sim.costRun)} more |`},
 	{"docs/scaling.md", `asserts a hold after a data loss | {ns(sim.costTake)}; {ns(sim.costAssert)} more |`},
 	{"docs/scaling.md", `finds its ticket | {ns(sim.costOther)}; {ns(sim.costEnqueue)}; {ns(sim.costAsk)} more |`},
 	{"docs/scaling.md", `| {ns(sim.costDrop)} more, and {ns(sim.costListener)} for each subscribed program |`},
 	{"docs/scaling.md", `| {ns(sim.costPass)} more, and {ns(sim.costListener)} for the message; {ns(sim.costArrival+sim.costRun+sim.costEnqueue+sim.costPass+sim.costListener)} in all if`},
-	{"docs/scaling.md", `| a batch of up to {store.runMax} renewals | {ns(sim.costRenew)} more, and {ns(sim.costKey)} for each lock |`},
+	{"docs/scaling.md", `| a batch of up to {wire.RunMax} renewals | {ns(sim.costRenew)} more, and {ns(sim.costKey)} for each lock |`},
 	{"docs/scaling.md", `| a sidecar that connects | {ns(sim.costConnect)} |`},
 	{"docs/scaling.md", `a Take every {s(contest.Config.Poll)} to {contest.Config.Poll + contest.Config.Poll/code.refreshLater} each`},
 	{"docs/scaling.md", `all hosts connect within {store.backoffMax*5/4}`},

@@ -32,6 +32,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 var (
@@ -120,11 +121,11 @@ type lapRun struct {
 	lap
 	store    *store.Store
 	results  chan delivery
-	floor    int64          // tokens of the connection are above it
-	start    int64          // of Redis's clock: what ages of the round are before; µs
-	clock    int64          // of Redis, before the batch; µs
-	demoted  bool           // it is a replica
-	identity store.Identity // what the store knows of tokens
+	floor    int64         // tokens of the connection are above it
+	start    int64         // of Redis's clock: what ages of the round are before; µs
+	clock    int64         // of Redis, before the batch; µs
+	demoted  bool          // it is a replica
+	identity wire.Identity // what the store knows of tokens
 	contents contents
 	since    time.Time        // no time to live in contents is from before it
 	unloaded bool             // the store may have to load the script of renewals, so that they run after others
@@ -137,7 +138,7 @@ type lapRun struct {
 // delivery is one call of OnResults.
 type delivery struct {
 	results []redisop.Result
-	raised  *store.Identity
+	raised  *wire.Identity
 }
 
 // errCrossed: a ticket got too old while a batch was carried out.
@@ -180,11 +181,11 @@ func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	if err := d.awaitNoStore(); err != nil {
 		return err
 	}
-	up := make(chan store.Identity, 1)
+	up := make(chan wire.Identity, 1)
 	r.store, err = store.Open(store.Config{
 		URL: d.url(&l), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
-		OnResults: func(rs []redisop.Result, raised *store.Identity) { r.results <- delivery{rs, raised} },
-		OnUp:      func(_ redisop.Shard, _, _ bool, id store.Identity) { up <- id },
+		OnResults: func(rs []redisop.Result, raised *wire.Identity) { r.results <- delivery{rs, raised} },
+		OnUp:      func(_ redisop.Shard, _, _ bool, id wire.Identity) { up <- id },
 	})
 	if err != nil {
 		return err
@@ -224,7 +225,7 @@ func (r *lapRun) birth() int64 {
 
 // raise takes what the store has learnt of tokens. Those that are ahead of Redis's clock
 // raise the floor of the connection.
-func (r *lapRun) raise(raised *store.Identity, clock int64) error {
+func (r *lapRun) raise(raised *wire.Identity, clock int64) error {
 	if raised == nil {
 		return nil
 	}
@@ -306,7 +307,7 @@ func (r *lapRun) round(rd *round) error {
 }
 
 // collect waits for the results of a batch.
-func (r *lapRun) collect(n int) (results []redisop.Result, raised *store.Identity, err error) {
+func (r *lapRun) collect(n int) (results []redisop.Result, raised *wire.Identity, err error) {
 	timeout := time.NewTimer(patience)
 	defer timeout.Stop()
 	for len(results) < n {

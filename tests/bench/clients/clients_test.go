@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 func testRedis(t *testing.T) *server {
@@ -34,7 +34,7 @@ func TestClientsCarryOutEachOperationOnce(t *testing.T) {
 	for _, c := range clients {
 		t.Run(c.name, func(t *testing.T) {
 			s.admin.FlushAll(t.Context())
-			locks, err := c.open(t.Context(), s, store.AcquireRelease())
+			locks, err := c.open(t.Context(), s, wire.AcquireRelease.Text)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,7 +56,7 @@ func compare(ctx context.Context, out io.Writer, rounds int, window time.Duratio
 			// Each round begins with another one: what follows a certain client has no
 			// advantage and no disadvantage in all of them.
 			i = (i + round) % len(clients)
-			f, err := measure(ctx, server, clients[i], store.AcquireRelease(), window, callers)
+			f, err := measure(ctx, server, clients[i], wire.AcquireRelease.Text, window, callers)
 			if err != nil {
 				return fmt.Errorf("%s: %w", clients[i].name, err)
 			}

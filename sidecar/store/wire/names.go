@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	"fmt"
@@ -12,12 +12,18 @@ import (
 // Cluster slot; a name that brings its own brace keeps it.
 
 const (
-	channelPrefix = "redisson_lock__channel:"
-	counterPrefix = "redisson_lock_token:"
-	queuePrefix   = "locksidecar_queue:"
-	signsPrefix   = "locksidecar_signs:"
-	hostPrefix    = "locksidecar_host:"
-	hostsPrefix   = "locksidecar_hosts:"
+	ChannelPrefix = "redisson_lock__channel:"
+	CounterPrefix = "redisson_lock_token:"
+	QueuePrefix   = "locksidecar_queue:"
+	SignsPrefix   = "locksidecar_signs:"
+	HostPrefix    = "locksidecar_host:"
+	HostsPrefix   = "locksidecar_hosts:"
+
+	// PermissionsPrefix is that of the key on which commands are tried.
+	PermissionsPrefix = "locksidecar_permissions:"
+
+	// ProbeLock is the name of the lock that probes take. Reserved keeps clients from it.
+	ProbeLock = "locksidecar_probe"
 )
 
 // MaxKeyPrefix is how many bytes Config.KeyPrefix may have.
@@ -42,11 +48,11 @@ func Reserved(keyPrefix, name string) (why string) {
 			return "the key of this lock in Redis would begin with " + reserved + ", and such keys are reserved for the token counters and queues of other locks"
 		}
 	}
-	if isProbeLock(name) {
+	if IsProbeLock(name) {
 		return "sidecars use this lock to probe Redis"
 	}
 	if isChannelOfSidecars(keyPrefix, name) {
-		return "the channel of this lock in Redis would begin with " + ownChannel("") + ", and such channels are reserved for sidecars"
+		return "the channel of this lock in Redis would begin with " + OwnChannel("") + ", and such channels are reserved for sidecars"
 	}
 	return ""
 }
@@ -64,6 +70,12 @@ func isChannelOfSidecars(keyPrefix, name string) bool {
 	}
 	// Without a brace in the key, the channel gets the brace with which the tag begins.
 	return hasKeyPrefix(keyPrefix, name, ownTag[1:]) && strings.IndexByte(keyPrefix, '{') < 0 && strings.IndexByte(name, '{') < 0
+}
+
+// IsProbeLock reports whether a lock is one that sidecars use to probe Redis.
+func IsProbeLock(name string) bool {
+	number, ok := strings.CutPrefix(name, ProbeLock)
+	return ok && strings.Trim(number, "0123456789") == ""
 }
 
 // CheckKeyPrefix returns why Open would refuse a KeyPrefix, or nil.
@@ -95,131 +107,131 @@ func CheckKeyPrefix(prefix string) error {
 	return nil
 }
 
-// A keyspace maps the name of a lock to its keys and its channel in Redis, as a Redisson
+// A Keyspace maps the name of a lock to its keys and its channel in Redis, as a Redisson
 // program does whose NameMapper puts the same prefix before each name.
-type keyspace struct {
-	prefix string
-	tagged bool // the prefix has a hash tag, so that no braces are added
+type Keyspace struct {
+	Prefix string
+	Tagged bool // the prefix has a hash tag, so that no braces are added
 }
 
-func newKeyspace(prefix string) keyspace {
-	return keyspace{prefix, strings.Contains(prefix, "{")}
+func NewKeyspace(prefix string) Keyspace {
+	return Keyspace{prefix, strings.Contains(prefix, "{")}
 }
 
-// key returns the key of a lock.
-func (k *keyspace) key(name string) string { return k.prefix + name }
+// Key returns the key of a lock.
+func (k *Keyspace) Key(name string) string { return k.Prefix + name }
 
-// channel returns the channel on which the release of a lock is published. Two keys can share
+// Channel returns the channel on which the release of a lock is published. Two keys can share
 // one: "a" and "{a}".
-func (k *keyspace) channel(name string) string { return k.derived(channelPrefix, name) }
+func (k *Keyspace) Channel(name string) string { return k.derived(ChannelPrefix, name) }
 
-// maySubscribe reports whether this sidecar may subscribe to the channel of a lock. It may not:
+// MaySubscribe reports whether this sidecar may subscribe to the channel of a lock. It may not:
 //   - if the channel is that of another key, too. The subscription for "{a}" would count as a
 //     foreign client that waits for "a", and slow "a" down, also for users who may not use "a".
 //   - if the channel is a sidecar's. Reserved keeps such names from the lock table; a state file
 //     of an earlier version can have one.
-func (k *keyspace) maySubscribe(name string) bool {
-	return !isChannelOfSidecars(k.prefix, name) && !k.sharesChannel(name)
+func (k *Keyspace) MaySubscribe(name string) bool {
+	return !isChannelOfSidecars(k.Prefix, name) && !k.sharesChannel(name)
 }
 
 // sharesChannel reports whether the key of a lock is another key in braces, which has the same
 // channel and the same counter.
-func (k *keyspace) sharesChannel(name string) bool {
-	last := len(k.prefix) + len(name) - 1
+func (k *Keyspace) sharesChannel(name string) bool {
+	last := len(k.Prefix) + len(name) - 1
 	at := func(i int) byte {
-		if i < len(k.prefix) {
-			return k.prefix[i]
+		if i < len(k.Prefix) {
+			return k.Prefix[i]
 		}
-		return name[i-len(k.prefix)]
+		return name[i-len(k.Prefix)]
 	}
-	return last > 1 && at(0) == '{' && at(last) == '}' && strings.Count(k.prefix, "{")+strings.Count(name, "{") == 1
+	return last > 1 && at(0) == '{' && at(last) == '}' && strings.Count(k.Prefix, "{")+strings.Count(name, "{") == 1
 }
 
-// counter returns the key of a lock's fencing tokens. It is shared as the channel is.
-func (k *keyspace) counter(name string) string { return k.derived(counterPrefix, name) }
+// Counter returns the key of a lock's fencing tokens. It is shared as the channel is.
+func (k *Keyspace) Counter(name string) string { return k.derived(CounterPrefix, name) }
 
-func (k *keyspace) derived(from, name string) string {
-	if k.isTagged(name) {
-		return from + k.prefix + name
+func (k *Keyspace) derived(from, name string) string {
+	if k.IsTagged(name) {
+		return from + k.Prefix + name
 	}
-	return from + "{" + k.prefix + name + "}"
+	return from + "{" + k.Prefix + name + "}"
 }
 
-func (k *keyspace) isTagged(name string) bool {
-	return k.tagged || strings.IndexByte(name, '{') >= 0
+func (k *Keyspace) IsTagged(name string) bool {
+	return k.Tagged || strings.IndexByte(name, '{') >= 0
 }
 
-// queue returns the key of a lock's queue, as scripts/queue.lua makes it.
-func (k *keyspace) queue(name string) string { return k.ours(queuePrefix, name) }
+// Queue returns the key of a lock's queue, as scripts/queue.lua makes it.
+func (k *Keyspace) Queue(name string) string { return k.Ours(QueuePrefix, name) }
 
-// host returns the key of what the sidecar with this uuid published of itself.
-func (k *keyspace) host(uuid string) string { return k.ours(hostPrefix, uuid) }
+// Host returns the key of what the sidecar with this uuid published of itself.
+func (k *Keyspace) Host(uuid string) string { return k.Ours(HostPrefix, uuid) }
 
-// hosts returns the key of the index of all sidecars with the same prefix.
-func (k *keyspace) hosts() string { return k.ours(hostsPrefix, "") }
+// Hosts returns the key of the index of all sidecars with the same prefix.
+func (k *Keyspace) Hosts() string { return k.Ours(HostsPrefix, "") }
 
-// ours returns a key that only sidecars use.
-func (k *keyspace) ours(from, name string) string {
-	if k.isTagged(name) {
-		return from + ":" + k.prefix + name
+// Ours returns a key that only sidecars use.
+func (k *Keyspace) Ours(from, name string) string {
+	if k.IsTagged(name) {
+		return from + ":" + k.Prefix + name
 	}
-	return from + "{" + k.prefix + name + "}"
+	return from + "{" + k.Prefix + name + "}"
 }
 
-// appendOurs appends ours(from, name) as an argument of a command.
-func (k *keyspace) appendOurs(dst []byte, from, name string) []byte {
-	return appendString(dst, k.ours(from, name))
+// AppendOurs appends ours(from, name) as an argument of a command.
+func (k *Keyspace) AppendOurs(dst []byte, from, name string) []byte {
+	return AppendString(dst, k.Ours(from, name))
 }
 
 // appendKey appends key(name) as an argument of a command.
-func (k *keyspace) appendKey(dst []byte, name string) []byte {
-	dst = appendHead(dst, '$', len(k.prefix)+len(name))
-	dst = append(dst, k.prefix...)
+func (k *Keyspace) appendKey(dst []byte, name string) []byte {
+	dst = appendHead(dst, '$', len(k.Prefix)+len(name))
+	dst = append(dst, k.Prefix...)
 	dst = append(dst, name...)
 	return append(dst, '\r', '\n')
 }
 
 // appendDerived appends derived(from, name) as an argument of a command.
-func (k *keyspace) appendDerived(dst []byte, from, name string) []byte {
-	if k.isTagged(name) {
-		dst = appendHead(dst, '$', len(from)+len(k.prefix)+len(name))
+func (k *Keyspace) appendDerived(dst []byte, from, name string) []byte {
+	if k.IsTagged(name) {
+		dst = appendHead(dst, '$', len(from)+len(k.Prefix)+len(name))
 		dst = append(dst, from...)
-		dst = append(dst, k.prefix...)
+		dst = append(dst, k.Prefix...)
 		dst = append(dst, name...)
 	} else {
-		dst = appendHead(dst, '$', len(from)+len(k.prefix)+len(name)+2)
+		dst = appendHead(dst, '$', len(from)+len(k.Prefix)+len(name)+2)
 		dst = append(dst, from...)
 		dst = append(dst, '{')
-		dst = append(dst, k.prefix...)
+		dst = append(dst, k.Prefix...)
 		dst = append(dst, name...)
 		dst = append(dst, '}')
 	}
 	return append(dst, '\r', '\n')
 }
 
-// channelPatterns names, for an ACL, the channels of all locks.
-func (k *keyspace) channelPatterns() string {
+// ChannelPatterns names, for an ACL, the channels of all locks.
+func (k *Keyspace) ChannelPatterns() string {
 	literal := k.literalPrefix()
 	switch {
-	case k.prefix == "" || k.tagged:
-		return channelPrefix + literal + "*"
+	case k.Prefix == "" || k.Tagged:
+		return ChannelPrefix + literal + "*"
 	}
-	return channelPrefix + "{" + literal + "* and " + channelPrefix + literal + "*"
+	return ChannelPrefix + "{" + literal + "* and " + ChannelPrefix + literal + "*"
 }
 
-// queuePatterns names, for an ACL, the keys that the queues of all locks have.
-func (k *keyspace) queuePatterns() string {
+// QueuePatterns names, for an ACL, the keys that the queues of all locks have.
+func (k *Keyspace) QueuePatterns() string {
 	literal := k.literalPrefix()
 	switch {
-	case k.prefix == "":
+	case k.Prefix == "":
 		return "locksidecar_*"
-	case k.tagged:
+	case k.Tagged:
 		return "locksidecar_*::" + literal + "*"
 	}
 	return "locksidecar_*:{" + literal + "* and locksidecar_*::" + literal + "*"
 }
 
 // literalPrefix is the prefix as a part of a pattern.
-func (k *keyspace) literalPrefix() string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(k.prefix)
+func (k *Keyspace) literalPrefix() string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(k.Prefix)
 }

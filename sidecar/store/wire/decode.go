@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ const (
 	codeTaken
 	codeMissing
 	codeDiffers
-	codeHeld
+	CodeHeld
 	codeQueued
 	codeFree
 	codeFreeQueued
@@ -26,7 +26,7 @@ const (
 	codePaused
 	codeArrived
 	codeNotALock
-	codeRefused
+	CodeRefused
 )
 
 // layouts says which operations have a code, and what follows it: n a number that is not negative,
@@ -38,7 +38,7 @@ var layouts = [...]struct {
 	codeTaken:      {[]redisop.OpKind{redisop.Take}, "nbnnln"}, // last token, made, waiting, ticket, subscribers
 	codeMissing:    {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check}, ""},
 	codeDiffers:    {[]redisop.OpKind{redisop.Check}, ""},
-	codeHeld:       {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check}, "itln"},                            // PTTL, field, subscribers
+	CodeHeld:       {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check}, "itln"},                            // PTTL, field, subscribers
 	codeQueued:     {[]redisop.OpKind{redisop.Take}, "itlnnpnr"},                                                      // the same, rank, ticket, arrived, recall
 	codeFree:       {[]redisop.OpKind{redisop.Take}, "ln"},                                                            // subscribers
 	codeFreeQueued: {[]redisop.OpKind{redisop.Take}, "lnnpn"},                                                         // the same, rank, ticket, arrived
@@ -47,49 +47,49 @@ var layouts = [...]struct {
 	codePaused:     {[]redisop.OpKind{redisop.Drop}, "ln"},                                                            // subscribers
 	codeArrived:    {[]redisop.OpKind{redisop.Arrive}, "nn"},                                                          // now, the first
 	codeNotALock:   {[]redisop.OpKind{redisop.Take, redisop.Drop}, "t"},                                               // description
-	codeRefused:    {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check, redisop.Arrive, redisop.Drop}, "t"}, // error
+	CodeRefused:    {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check, redisop.Arrive, redisop.Drop}, "t"}, // error
 }
 
-// unexpectedReply is a reply that no script makes. It may have been executed.
-type unexpectedReply struct {
-	script *script
-	reply  reply
+// UnexpectedReply is a reply that no script makes. It may have been executed.
+type UnexpectedReply struct {
+	Script *Script
+	Reply  Reply
 }
 
-func (e *unexpectedReply) Error() string {
-	return fmt.Sprintf("unexpected reply %v", e.reply)
+func (e *UnexpectedReply) Error() string {
+	return fmt.Sprintf("unexpected reply %v", e.Reply)
 }
 
-// decode reads the status of one operation into r. A refusal is the text of an error of Redis for
+// Decode reads the status of one operation into r. A refusal is the text of an error of Redis for
 // this operation alone. silent: what was given back could not be published.
-func decode(status reply, r *redisop.Result) (refusal string, silent bool, err error) {
+func Decode(status Reply, r *redisop.Result) (refusal string, silent bool, err error) {
 	if isUsual(status, r.Kind) {
 		r.Outcome = redisop.Done
 		switch r.Kind {
 		case redisop.Take:
-			r.Token = uint64(status.num)
+			r.Token = uint64(status.Num)
 		case redisop.Drop: // it was published, and reached no client
 			r.Listeners = redisop.CountedListeners(0)
 		}
 		return "", false, nil
 	}
-	if !isLaidOut(status, r.Kind) {
-		return "", false, &unexpectedReply{scriptOf(r.Kind), status}
+	if !IsLaidOut(status, r.Kind) {
+		return "", false, &UnexpectedReply{ScriptOf(r.Kind), status}
 	}
-	c, v := statusCode(status.list[0].num), status.list[1:]
+	c, v := statusCode(status.List[0].Num), status.List[1:]
 	switch c {
 	case codeTaken:
-		r.Outcome, r.Token, r.Made = redisop.Done, uint64(v[0].num), v[1].num == 1
-		r.Waiting, r.Ticket, r.Listeners = uint32(v[2].num), uint64(v[3].num), listenersOf(v[4:])
+		r.Outcome, r.Token, r.Made = redisop.Done, uint64(v[0].Num), v[1].Num == 1
+		r.Waiting, r.Ticket, r.Listeners = uint32(v[2].Num), uint64(v[3].Num), listenersOf(v[4:])
 	case codeMissing:
 		r.Outcome = redisop.KeyMissing
 	case codeDiffers:
 		r.Outcome = redisop.Differs
-	case codeHeld, codeQueued:
-		r.Outcome, r.TTLMS, r.Field, r.Listeners = redisop.HeldByOther, max(v[0].num, -1), readable(v[1].text), listenersOf(v[2:])
+	case CodeHeld, codeQueued:
+		r.Outcome, r.TTLMS, r.Field, r.Listeners = redisop.HeldByOther, max(v[0].Num, -1), readable(v[1].Text), listenersOf(v[2:])
 		if c == codeQueued {
 			decodePlace(v[4:], r)
-			r.Recall = redisop.Recall(v[7].num)
+			r.Recall = redisop.Recall(v[7].Num)
 		}
 	case codeFree, codeFreeQueued:
 		r.Outcome, r.LeftFree, r.TTLMS, r.Listeners = redisop.HeldByOther, true, -1, listenersOf(v)
@@ -100,56 +100,56 @@ func decode(status reply, r *redisop.Result) (refusal string, silent bool, err e
 		r.Outcome, r.Paused, r.Listeners = redisop.Done, c == codePaused, listenersOf(v)
 		silent = r.Listeners.State == redisop.Unpublished
 	case codePassed:
-		r.Outcome, r.Passed, r.Waiting = redisop.Done, true, uint32(v[0].num)
+		r.Outcome, r.Passed, r.Waiting = redisop.Done, true, uint32(v[0].Num)
 	case codeArrived:
-		r.Outcome, r.Arrived, r.FirstArrived = redisop.Done, uint64(v[0].num), uint64(v[1].num)
+		r.Outcome, r.Arrived, r.FirstArrived = redisop.Done, uint64(v[0].Num), uint64(v[1].Num)
 	case codeNotALock:
-		r.Outcome, r.Field = redisop.NotALock, readable(v[0].text)
-	case codeRefused:
-		refusal = v[0].text
+		r.Outcome, r.Field = redisop.NotALock, readable(v[0].Text)
+	case CodeRefused:
+		refusal = v[0].Text
 	}
 	return refusal, silent, nil
 }
 
 // isUsual reports whether a status is the integer of the usual case.
-func isUsual(status reply, kind redisop.OpKind) bool {
+func isUsual(status Reply, kind redisop.OpKind) bool {
 	switch {
-	case status.kind != ':' || kind == redisop.Arrive:
+	case status.Kind != ':' || kind == redisop.Arrive:
 		return false
 	case kind == redisop.Take:
-		return status.num > 0
+		return status.Num > 0
 	}
-	return status.num == 0
+	return status.Num == 0
 }
 
-// isLaidOut reports whether a status is an array as its code says, for an operation of this kind.
-func isLaidOut(status reply, kind redisop.OpKind) bool {
-	list := status.list
-	if status.kind != '*' || len(list) == 0 || list[0].kind != ':' || list[0].num < 1 || list[0].num >= int64(len(layouts)) {
+// IsLaidOut reports whether a status is an array as its code says, for an operation of this kind.
+func IsLaidOut(status Reply, kind redisop.OpKind) bool {
+	list := status.List
+	if status.Kind != '*' || len(list) == 0 || list[0].Kind != ':' || list[0].Num < 1 || list[0].Num >= int64(len(layouts)) {
 		return false
 	}
-	layout := &layouts[list[0].num]
+	layout := &layouts[list[0].Num]
 	if len(list) != 1+len(layout.what) {
 		return false
 	}
 	for i, v := range list[1:] {
-		isNumber := v.kind == ':' && v.num >= 0
+		isNumber := v.Kind == ':' && v.Num >= 0
 		ok := false
 		switch layout.what[i] {
 		case 'n':
 			ok = isNumber
 		case 'p':
-			ok = isNumber && v.num > 0
+			ok = isNumber && v.Num > 0
 		case 'i':
-			ok = v.kind == ':'
+			ok = v.Kind == ':'
 		case 'b':
-			ok = isNumber && v.num <= 1
+			ok = isNumber && v.Num <= 1
 		case 't':
-			ok = v.kind == '$'
+			ok = v.Kind == '$'
 		case 'l':
-			ok = isNumber && v.num <= int64(redisop.Unpublished)
+			ok = isNumber && v.Num <= int64(redisop.Unpublished)
 		case 'r':
-			ok = isNumber && v.num <= int64(redisop.RecallMissed)
+			ok = isNumber && v.Num <= int64(redisop.RecallMissed)
 		}
 		if !ok {
 			return false
@@ -163,22 +163,22 @@ func isLaidOut(status reply, kind redisop.OpKind) bool {
 	return false
 }
 
-func listenersOf(v []reply) redisop.Listeners {
-	return redisop.Listeners{State: redisop.ListenersState(v[0].num), N: int32(v[1].num)}
+func listenersOf(v []Reply) redisop.Listeners {
+	return redisop.Listeners{State: redisop.ListenersState(v[0].Num), N: int32(v[1].Num)}
 }
 
 // decodePlace reads rank, ticket and arrival.
-func decodePlace(v []reply, r *redisop.Result) {
-	r.IsQueued, r.Rank, r.Ticket, r.Arrived = true, uint32(v[0].num), uint64(v[1].num), uint64(v[2].num)
+func decodePlace(v []Reply, r *redisop.Result) {
+	r.IsQueued, r.Rank, r.Ticket, r.Arrived = true, uint32(v[0].Num), uint64(v[1].Num), uint64(v[2].Num)
 }
 
-// hasKinds reports whether a list has items of these kinds, and no others.
-func hasKinds(list []reply, kinds string) bool {
+// HasKinds reports whether a list has items of these kinds, and no others.
+func HasKinds(list []Reply, kinds string) bool {
 	if len(list) != len(kinds) {
 		return false
 	}
 	for i := range list {
-		if list[i].kind != kinds[i] {
+		if list[i].Kind != kinds[i] {
 			return false
 		}
 	}

@@ -1,7 +1,6 @@
-package store
+package wire
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -17,34 +16,34 @@ import (
 
 var replyCases = []struct {
 	bytes string
-	want  reply
+	want  Reply
 }{
-	{"+OK\r\n", reply{kind: '$', text: "OK"}},
-	{"+\r\n", reply{kind: '$'}},
-	{"-ERR no\r\n", reply{kind: '-', text: "ERR no"}},
-	{":0\r\n", reply{kind: ':'}},
-	{":-12\r\n", reply{kind: ':', num: -12}},
-	{":1700000000000000\r\n", reply{kind: ':', num: 1700000000000000}},
-	{"$-1\r\n", reply{}},
-	{"*-1\r\n", reply{}},
-	{"$0\r\n\r\n", reply{kind: '$'}},
-	{"$4\r\na\r\nb\r\n", reply{kind: '$', text: "a\r\nb"}},
-	{"*0\r\n", reply{kind: '*'}},
-	{"*3\r\n:1\r\n:7\r\n:-1\r\n", reply{kind: '*', list: []reply{{kind: ':', num: 1}, {kind: ':', num: 7}, {kind: ':', num: -1}}}},
-	{"_\r\n", reply{}},
-	{"#t\r\n", reply{kind: '#', num: 1}},
-	{"#f\r\n", reply{kind: '#'}},
-	{",1.25e3\r\n", reply{kind: ',', text: "1.25e3"}},
-	{"(3492890328409238509324850943850943825024385\r\n", reply{kind: '(', text: "3492890328409238509324850943850943825024385"}},
-	{"=7\r\ntxt:a\r\n\r\n", reply{kind: '$', text: "a\r\n"}},
-	{"!6\r\nOOM no\r\n", reply{kind: '-', text: "OOM no"}},
-	{"~1\r\n:1\r\n", reply{kind: '~', list: []reply{{kind: ':', num: 1}}}},
-	{"%2\r\n+a\r\n:1\r\n+b\r\n*1\r\n%1\r\n+c\r\n*0\r\n", reply{kind: '%', list: []reply{
-		{kind: '$', text: "a"}, {kind: ':', num: 1}, {kind: '$', text: "b"},
-		{kind: '*', list: []reply{{kind: '%', list: []reply{{kind: '$', text: "c"}, {kind: '*'}}}}}}}},
-	{">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n", reply{kind: '>', list: []reply{{kind: '$', text: "message"}, {kind: '$', text: "c"}, {kind: '$', text: "0"}}}},
-	{">2\r\n+x\r\n*1\r\n_\r\n", reply{kind: '>', list: []reply{{kind: '$', text: "x"}, {kind: '*', list: []reply{{}}}}}},
-	{"*2\r\n*2\r\n:5\r\n$1\r\nx\r\n+OOM\r\n", reply{kind: '*', list: []reply{{kind: '*', list: []reply{{kind: ':', num: 5}, {kind: '$', text: "x"}}}, {kind: '$', text: "OOM"}}}},
+	{"+OK\r\n", Reply{Kind: '$', Text: "OK"}},
+	{"+\r\n", Reply{Kind: '$'}},
+	{"-ERR no\r\n", Reply{Kind: '-', Text: "ERR no"}},
+	{":0\r\n", Reply{Kind: ':'}},
+	{":-12\r\n", Reply{Kind: ':', Num: -12}},
+	{":1700000000000000\r\n", Reply{Kind: ':', Num: 1700000000000000}},
+	{"$-1\r\n", Reply{}},
+	{"*-1\r\n", Reply{}},
+	{"$0\r\n\r\n", Reply{Kind: '$'}},
+	{"$4\r\na\r\nb\r\n", Reply{Kind: '$', Text: "a\r\nb"}},
+	{"*0\r\n", Reply{Kind: '*'}},
+	{"*3\r\n:1\r\n:7\r\n:-1\r\n", Reply{Kind: '*', List: []Reply{{Kind: ':', Num: 1}, {Kind: ':', Num: 7}, {Kind: ':', Num: -1}}}},
+	{"_\r\n", Reply{}},
+	{"#t\r\n", Reply{Kind: '#', Num: 1}},
+	{"#f\r\n", Reply{Kind: '#'}},
+	{",1.25e3\r\n", Reply{Kind: ',', Text: "1.25e3"}},
+	{"(3492890328409238509324850943850943825024385\r\n", Reply{Kind: '(', Text: "3492890328409238509324850943850943825024385"}},
+	{"=7\r\ntxt:a\r\n\r\n", Reply{Kind: '$', Text: "a\r\n"}},
+	{"!6\r\nOOM no\r\n", Reply{Kind: '-', Text: "OOM no"}},
+	{"~1\r\n:1\r\n", Reply{Kind: '~', List: []Reply{{Kind: ':', Num: 1}}}},
+	{"%2\r\n+a\r\n:1\r\n+b\r\n*1\r\n%1\r\n+c\r\n*0\r\n", Reply{Kind: '%', List: []Reply{
+		{Kind: '$', Text: "a"}, {Kind: ':', Num: 1}, {Kind: '$', Text: "b"},
+		{Kind: '*', List: []Reply{{Kind: '%', List: []Reply{{Kind: '$', Text: "c"}, {Kind: '*'}}}}}}}},
+	{">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n", Reply{Kind: '>', List: []Reply{{Kind: '$', Text: "message"}, {Kind: '$', Text: "c"}, {Kind: '$', Text: "0"}}}},
+	{">2\r\n+x\r\n*1\r\n_\r\n", Reply{Kind: '>', List: []Reply{{Kind: '$', Text: "x"}, {Kind: '*', List: []Reply{{}}}}}},
+	{"*2\r\n*2\r\n:5\r\n$1\r\nx\r\n+OOM\r\n", Reply{Kind: '*', List: []Reply{{Kind: '*', List: []Reply{{Kind: ':', Num: 5}, {Kind: '$', Text: "x"}}}, {Kind: '$', Text: "OOM"}}}},
 }
 
 // Each reply is read whole, byte by byte, and with another behind it.
@@ -55,14 +54,14 @@ func TestReplies(t *testing.T) {
 			"byte by byte": iotest.OneByteReader(strings.NewReader(tt.bytes)),
 			"and another":  strings.NewReader(tt.bytes + ":9\r\n"),
 		} {
-			r := newReplies(in)
-			got, err := r.next()
+			r := NewReplies(in)
+			got, err := r.Next()
 			if err != nil || !sameReply(got, tt.want) {
 				t.Errorf("%q, %s: got %+v, %v", tt.bytes, how, got, err)
 			}
-			next, err := r.next()
+			next, err := r.Next()
 			if how == "and another" {
-				if err != nil || !sameReply(next, reply{kind: ':', num: 9}) {
+				if err != nil || !sameReply(next, Reply{Kind: ':', Num: 9}) {
 					t.Errorf("%q: behind it %+v, %v", tt.bytes, next, err)
 				}
 			} else if err != io.EOF {
@@ -70,27 +69,27 @@ func TestReplies(t *testing.T) {
 			}
 		}
 		for i := 1; i < len(tt.bytes); i++ {
-			if got, err := newReplies(strings.NewReader(tt.bytes[:i])).next(); err == nil || errors.Is(err, errStrange) {
+			if got, err := NewReplies(strings.NewReader(tt.bytes[:i])).Next(); err == nil || errors.Is(err, ErrStrange) {
 				t.Errorf("%q, cut after %d: got %+v, %v", tt.bytes, i, got, err)
 			}
 		}
 	}
 }
 
-func sameReply(a, b reply) bool {
-	return a.kind == b.kind && a.num == b.num && a.text == b.text && slices.EqualFunc(a.list, b.list, sameReply)
+func sameReply(a, b Reply) bool {
+	return a.Kind == b.Kind && a.Num == b.Num && a.Text == b.Text && slices.EqualFunc(a.List, b.List, sameReply)
 }
 
 func TestWhatIsNoReplyIsRefused(t *testing.T) {
 	for _, text := range []string{
 		"\r\n", "x\r\n", "HTTP/1.1 400 Bad Request\r\n", ":\r\n", ":1x\r\n", ":-\r\n", ":99999999999999999999\r\n", ":1\n", "+OK\n",
-		"$-2\r\n", "$x\r\n", "$1\r\nab\r\n", fmt.Sprintf("$%d\r\n", maxSkippedText+1), fmt.Sprintf("$%d\r\n%s:)", maxReplyText+1, strings.Repeat("x", maxReplyText+1)), "*-2\r\n", "*x\r\n", fmt.Sprintf("*%d\r\n", maxReplyList+1),
-		strings.Repeat("*1\r\n", maxReplyDepth+2) + ":1\r\n", "+" + strings.Repeat("x", maxReplyText) + "\r\n",
+		"$-2\r\n", "$x\r\n", "$1\r\nab\r\n", fmt.Sprintf("$%d\r\n", maxSkippedText+1), fmt.Sprintf("$%d\r\n%s:)", MaxReplyText+1, strings.Repeat("x", MaxReplyText+1)), "*-2\r\n", "*x\r\n", fmt.Sprintf("*%d\r\n", maxReplyList+1),
+		strings.Repeat("*1\r\n", maxReplyDepth+2) + ":1\r\n", "+" + strings.Repeat("x", MaxReplyText) + "\r\n",
 		"_x\r\n", "#x\r\n", "#\r\n", "=3\r\ntxt\r\n", "=5\r\ntextx\r\n", "=-1\r\n", "!-1\r\n", "%-1\r\n", "~-1\r\n", ">-1\r\n",
 		"*1\r\n>1\r\n:1\r\n", ">1\r\n>1\r\n:1\r\n", "|1\r\n+a\r\n+b\r\n:1\r\n", "$?\r\n", "*?\r\n", fmt.Sprintf("%%%d\r\n", maxReplyList+1),
-		fmt.Sprintf(">1\r\n$%d\r\n", maxSkippedText+1), fmt.Sprintf(">1\r\n$%d\r\n%s:)", maxReplyText+1, strings.Repeat("x", maxReplyText+1)),
+		fmt.Sprintf(">1\r\n$%d\r\n", maxSkippedText+1), fmt.Sprintf(">1\r\n$%d\r\n%s:)", MaxReplyText+1, strings.Repeat("x", MaxReplyText+1)),
 	} {
-		if got, err := newReplies(strings.NewReader(text)).next(); !errors.Is(err, errStrange) {
+		if got, err := NewReplies(strings.NewReader(text)).Next(); !errors.Is(err, ErrStrange) {
 			t.Errorf("%.40q: got %+v, %v", text, got, err)
 		}
 	}
@@ -100,25 +99,25 @@ func TestWhatIsNoReplyIsRefused(t *testing.T) {
 // understood.
 func TestLongTextIsReadAndNotKept(t *testing.T) {
 	text := func(n int) string { return fmt.Sprintf("$%d\r\n%s\r\n", n, strings.Repeat("x", n)) }
-	const half = maxReplyText / 2
+	const half = MaxReplyText / 2
 	in := ">3\r\n" + text(7) + text(1) + text(1<<20) +
 		">4\r\n" + text(half) + text(half) + text(1) + text(0) +
-		":7\r\n" + text(maxReplyText) +
-		text(maxReplyText+1) + "*3\r\n" + text(1) + text(1<<20) + text(maxReplyText) + ":8\r\n"
-	kept := func(n int) reply { return reply{kind: '$', text: strings.Repeat("x", n)} }
-	long := reply{kind: longText}
+		":7\r\n" + text(MaxReplyText) +
+		text(MaxReplyText+1) + "*3\r\n" + text(1) + text(1<<20) + text(MaxReplyText) + ":8\r\n"
+	kept := func(n int) Reply { return Reply{Kind: '$', Text: strings.Repeat("x", n)} }
+	long := Reply{Kind: longText}
 	for how, from := range map[string]io.Reader{"whole": strings.NewReader(in), "byte by byte": iotest.OneByteReader(strings.NewReader(in))} {
-		r := newReplies(from)
-		for i, want := range []reply{
-			{kind: '>', list: []reply{kept(7), kept(1), long}},
-			{kind: '>', list: []reply{kept(half), kept(half), long, kept(0)}},
-			{kind: ':', num: 7},
-			kept(maxReplyText),
+		r := NewReplies(from)
+		for i, want := range []Reply{
+			{Kind: '>', List: []Reply{kept(7), kept(1), long}},
+			{Kind: '>', List: []Reply{kept(half), kept(half), long, kept(0)}},
+			{Kind: ':', Num: 7},
+			kept(MaxReplyText),
 			long,
-			{kind: '*', list: []reply{kept(1), long, kept(maxReplyText)}},
-			{kind: ':', num: 8},
+			{Kind: '*', List: []Reply{kept(1), long, kept(MaxReplyText)}},
+			{Kind: ':', Num: 8},
 		} {
-			if got, err := r.next(); err != nil || !sameReply(got, want) {
+			if got, err := r.Next(); err != nil || !sameReply(got, want) {
 				t.Fatalf("%s: reply %d is %v, %v", how, i, got, err)
 			}
 		}
@@ -132,10 +131,10 @@ func FuzzReplies(f *testing.F) {
 		f.Add([]byte(tt.bytes))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		whole, pieces := newReplies(bytes.NewReader(data)), newReplies(iotest.OneByteReader(bytes.NewReader(data)))
+		whole, pieces := NewReplies(bytes.NewReader(data)), NewReplies(iotest.OneByteReader(bytes.NewReader(data)))
 		for {
-			a, errA := whole.next()
-			b, errB := pieces.next()
+			a, errA := whole.Next()
+			b, errB := pieces.Next()
 			if (errA == nil) != (errB == nil) || errA == nil && !sameReply(a, b) {
 				t.Fatalf("whole: %+v, %v; byte by byte: %+v, %v", a, errA, b, errB)
 			}
@@ -148,8 +147,8 @@ func FuzzReplies(f *testing.F) {
 
 // A command is what Redis reads: an array of strings.
 func TestCommandsAreEncoded(t *testing.T) {
-	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001, origin: "0123abcd"}
-	prefixed := encoder{prefix: ourUUID + ":", keys: newKeyspace("app1:"), origin: noOrigin}
+	e := Encoder{Prefix: ourUUID + ":", Floor: 1700000000000001, Origin: "0123abcd"}
+	prefixed := Encoder{Prefix: ourUUID + ":", Keys: NewKeyspace("app1:"), Origin: NoOrigin}
 	moved := redisop.Op{Kind: redisop.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Reserve: 64, RequireExisting: true}
 	again := takeOp("a{b}c", 1<<53-1)
 	again.AfterPendingDrop = true
@@ -181,50 +180,54 @@ func TestCommandsAreEncoded(t *testing.T) {
 		bytes []byte
 		want  []string
 	}{
-		{e.run(nil, byDigest, acquireRelease, 0, 7, mixed),
-			[]string{"evalsha", acquireRelease.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
+		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, mixed),
+			[]string{"evalsha", AcquireRelease.SHA, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
 				ourUUID + ":", "\x02\x01\x01\x01", "30000", "0", "1700000000000001", "7", "0", "", "0123abcd",
 				"4", "5", "12", "3", "64", "m", "6", "redisson_lock__channel:{c}",
 				"9007199254740990", "9007199254740991", "1", ""}},
-		{e.run(nil, byDigest, acquireRelease, 0, 7, queued),
-			[]string{"evalsha", acquireRelease.sha, "14", "e", "h", "i", "g", "j", "k", "d", "f",
+		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, queued),
+			[]string{"evalsha", AcquireRelease.SHA, "14", "e", "h", "i", "g", "j", "k", "d", "f",
 				"redisson_lock_token:{e}", "redisson_lock_token:{h}", "redisson_lock_token:{i}", "redisson_lock_token:{g}", "redisson_lock_token:{d}", "redisson_lock_token:{f}",
 				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 0 1 0 0 0 0 0 1 13 0 0 0 70 0 18 80 0 0 60 1 0 0 0 2 20 1 3 0 ", "0123abcd",
 				"9", "14", "15", "12", "1", "1", "",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
 				"7", "8", "64", "c", "10", "11", "1", ""}},
-		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{arrived}),
-			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
+		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, []redisop.Op{arrived}),
+			[]string{"evalsha", AcquireRelease.SHA, "2", "b", "redisson_lock_token:{b}",
 				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "3 0 1700000000000123 ", "0123abcd", "21"}},
-		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{drop("b", 20, 0, 120), arrivedAgain}),
-			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
+		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, []redisop.Op{drop("b", 20, 0, 120), arrivedAgain}),
+			[]string{"evalsha", AcquireRelease.SHA, "2", "b", "redisson_lock_token:{b}",
 				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "0 0 120 3 0 1700000000000123 ", "0123abcd",
 				"20", "21", "1", ""}},
-		{e.run(nil, byDigest, arrive, 0, 7, []redisop.Op{{Kind: redisop.Arrive, Name: "a"}, {Kind: redisop.Arrive, Name: "b{c}"}}),
-			[]string{"evalsha", arrive.sha, "2", "a", "b{c}"}},
-		{e.run(nil, byText, acquireRelease, 0, 7, []redisop.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
+		{e.AppendRun(nil, Run{Script: Arrive}, 0, 7, []redisop.Op{{Kind: redisop.Arrive, Name: "a"}, {Kind: redisop.Arrive, Name: "b{c}"}}),
+			[]string{"evalsha", Arrive.SHA, "2", "a", "b{c}"}},
+		{e.AppendRun(nil, Run{AcquireRelease, true}, 0, 7, []redisop.Op{dropOp("a", 7)}), []string{"eval", AcquireRelease.Text, "1", "a",
 			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "0123abcd", "7", "redisson_lock__channel:{a}"}},
-		{e.run(nil, byDigest, renew, 0, 7, []redisop.Op{renewOp("a", 200), renewOp("b", 300)}), []string{"evalsha", renew.sha, "2", "a", "b",
+		{e.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 200), renewOp("b", 300)}), []string{"evalsha", Renew.SHA, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "0", "200", "300"}},
-		{e.run(nil, byDigest, renew, 0, 7, []redisop.Op{renewOp("a", 8), renewOp("b", 1040), renewOp("c", 200)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
+		{e.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 8), renewOp("b", 1040), renewOp("c", 200)}), []string{"evalsha", Renew.SHA, "3", "a", "b", "c",
 			ourUUID + ":", "30000", "1", "2", "8", "1040", "200"}},
-		{e.run(nil, byDigest, renew, 0, 7, []redisop.Op{checkOp("a", 1)}), []string{"evalsha", renew.sha, "1", "a",
+		{e.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{checkOp("a", 1)}), []string{"evalsha", Renew.SHA, "1", "a",
 			ourUUID + ":", "0", "1", "1", "1"}},
-		{prefixed.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
+		{prefixed.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, []redisop.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", AcquireRelease.SHA, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
 			ourUUID + ":", "\x01\x00\x01\x01", "30000", "0", "0", "7", "0", "", "-", "1", "2", "redisson_lock__channel:app1:a{b}"}},
-		{prefixed.run(nil, byDigest, renew, 0, 7, []redisop.Op{renewOp("a", 200)}), []string{"evalsha", renew.sha, "1", "app1:a",
+		{prefixed.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 200)}), []string{"evalsha", Renew.SHA, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "0", "200"}},
-		{appendLoad(nil, acquireRelease), []string{"script", "load", acquireRelease.text}},
-		{appendPing(nil), []string{"ping"}},
+		{AppendLoad(nil, AcquireRelease), []string{"script", "load", AcquireRelease.Text}},
+		{AppendPing(nil), []string{"ping"}},
 	} {
-		in := bufio.NewReader(bytes.NewReader(tt.bytes))
-		got, err := readCommand(in)
+		r := NewReplies(bytes.NewReader(tt.bytes))
+		command, err := r.Next()
+		var got []string
+		for _, arg := range command.List {
+			got = append(got, arg.Text)
+		}
 		if err != nil || !reflect.DeepEqual(got, tt.want) {
 			t.Errorf("got %.60q, %v\nwant %.60q", got, err, tt.want)
 		}
-		if n := in.Buffered(); n != 0 {
+		if n := r.in.Buffered(); n != 0 {
 			t.Errorf("%q: %d bytes too many", tt.want[0], n)
 		}
 	}
@@ -238,11 +241,11 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 		short.LeaseMS, twice.Count = 5000, 2
 		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), renewOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
 	}
-	sortForBatching(0, ops, nil)
-	var e encoder
+	SortForBatching(0, ops, nil)
+	var e Encoder
 	var runs []string
 	for len(ops) > 0 {
-		_, n := batchPrefix(ops, nil)
+		_, n := BatchPrefix(ops, nil)
 		e.orderArgs(ops[:n])
 		var kinds []string
 		for _, op := range ops[:n] {
@@ -266,11 +269,11 @@ func TestDropComesBeforeItsTake(t *testing.T) {
 	short := takeOp("short", 1)
 	short.LeaseMS = 10_000
 	ops := []redisop.Op{short, passOp("lock", 1, 0), take}
-	sortForBatching(0, ops, nil)
-	var e encoder
+	SortForBatching(0, ops, nil)
+	var e Encoder
 	var order []string
 	for len(ops) > 0 {
-		_, n := batchPrefix(ops, nil)
+		_, n := BatchPrefix(ops, nil)
 		e.orderArgs(ops[:n])
 		for _, op := range ops[:n] {
 			order = append(order, fmt.Sprint(op.Name, op.HoldID))
@@ -292,21 +295,21 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 	for _, tt := range []struct {
 		says   string
 		ops    []redisop.Op
-		script *script
+		script *Script
 		want   int
 	}{
-		{"one", []redisop.Op{take}, acquireRelease, 1},
-		{"takes and drops", []redisop.Op{drop, take, drop, take}, acquireRelease, 4},
-		{"another lease", []redisop.Op{take, drop, longer, take}, acquireRelease, 2},
-		{"drops go with any", []redisop.Op{drop, longer, drop, longer}, acquireRelease, 4},
-		{"drops that pass locks on with another lease", []redisop.Op{drop, passOp("a", 1, 0), longer}, acquireRelease, 1},
-		{"drops that pass locks on, and takes", []redisop.Op{passOp("a", 1, 0), longer, passOp("b", 1, 0)}, acquireRelease, 3},
-		{"renewals", []redisop.Op{keep, keep, take}, scriptOf(redisop.Renew), 2},
-		{"no more than so many", ops(runMax+1, drop), acquireRelease, runMax},
-		{"renewals with more entries", []redisop.Op{keep, twice}, scriptOf(redisop.Renew), 1},
-		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(redisop.Renew), 4},
+		{"one", []redisop.Op{take}, AcquireRelease, 1},
+		{"takes and drops", []redisop.Op{drop, take, drop, take}, AcquireRelease, 4},
+		{"another lease", []redisop.Op{take, drop, longer, take}, AcquireRelease, 2},
+		{"drops go with any", []redisop.Op{drop, longer, drop, longer}, AcquireRelease, 4},
+		{"drops that pass locks on with another lease", []redisop.Op{drop, passOp("a", 1, 0), longer}, AcquireRelease, 1},
+		{"drops that pass locks on, and takes", []redisop.Op{passOp("a", 1, 0), longer, passOp("b", 1, 0)}, AcquireRelease, 3},
+		{"renewals", []redisop.Op{keep, keep, take}, ScriptOf(redisop.Renew), 2},
+		{"no more than so many", ops(RunMax+1, drop), AcquireRelease, RunMax},
+		{"renewals with more entries", []redisop.Op{keep, twice}, ScriptOf(redisop.Renew), 1},
+		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), ScriptOf(redisop.Renew), 4},
 	} {
-		if s, n := batchPrefix(tt.ops, nil); s != tt.script || n != tt.want {
+		if s, n := BatchPrefix(tt.ops, nil); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)
 		}
 	}
@@ -322,9 +325,9 @@ func TestPairsAreInOneScript(t *testing.T) {
 		again.AfterPendingDrop, again.LeaseMS = true, 30_000-uint32(i%2)
 		ops = append(ops, short, dropOp(again.Name, 1), again, dropOp(fmt.Sprint("dropped", i), 1))
 	}
-	sortForBatching(0, ops, nil)
+	SortForBatching(0, ops, nil)
 	for begin := 0; begin < len(ops); {
-		_, n := batchPrefix(ops[begin:], nil)
+		_, n := BatchPrefix(ops[begin:], nil)
 		run := ops[begin : begin+n]
 		for i := range run {
 			if run[i].AfterPendingDrop && !slices.ContainsFunc(run, func(op redisop.Op) bool { return op.Kind == redisop.Drop && op.Name == run[i].Name }) {

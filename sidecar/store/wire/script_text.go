@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	_ "embed"
@@ -13,7 +13,7 @@ import (
 // joined when the program starts, and share their locals: see acquireReleaseText.
 var (
 	//go:embed scripts/ownership.lua
-	ownershipText string
+	OwnershipText string
 	//go:embed scripts/tokens.lua
 	tokensText string
 	//go:embed scripts/queue.lua
@@ -32,14 +32,11 @@ var (
 	permissionsText string
 )
 
-// AcquireRelease returns the script that takes and drops locks, for programs that measure it.
-func AcquireRelease() string { return acquireRelease.text }
-
-// acquireReleaseText joins the files of the script that takes and drops locks. What they do with
+// AcquireReleaseText joins the files of the script that takes and drops locks. What they do with
 // queues is in one function, define_queues: queue.lua, and what take.lua and drop.lua have above
 // the line queuesAbove. Redis pays in each run for each function that a script defines, and
 // nearly no run needs these.
-func acquireReleaseText() string {
+func AcquireReleaseText() string {
 	withQueue := func(text string) (inQueues, rest string) {
 		_, body, _ := strings.Cut(text, "\n\n") // without its head
 		inQueues, rest, found := strings.Cut(body, queuesAbove)
@@ -50,7 +47,7 @@ func acquireReleaseText() string {
 	}
 	queuedTake, take := withQueue(takeText)
 	queuedDrop, drop := withQueue(dropText)
-	return scriptText(ownershipText, tokensText, drop,
+	return scriptText(OwnershipText, tokensText, drop,
 		"local function define_queues()\n", queueText, queuedTake, queuedDrop,
 		"return {refuse = refuse, in_order = in_order, leave = leave, drop = drop}\nend\n",
 		take, mainText)
@@ -92,7 +89,7 @@ var scriptNumbers = map[string]int64{
 	"code.taken":       int64(codeTaken),
 	"code.missing":     int64(codeMissing),
 	"code.differs":     int64(codeDiffers),
-	"code.held":        int64(codeHeld),
+	"code.held":        int64(CodeHeld),
 	"code.queued":      int64(codeQueued),
 	"code.free":        int64(codeFree),
 	"code.free_queued": int64(codeFreeQueued),
@@ -101,7 +98,7 @@ var scriptNumbers = map[string]int64{
 	"code.paused":      int64(codePaused),
 	"code.arrived":     int64(codeArrived),
 	"code.not_a_lock":  int64(codeNotALock),
-	"code.refused":     int64(codeRefused),
+	"code.refused":     int64(CodeRefused),
 
 	"recall.none":     int64(redisop.NotRecalled),
 	"recall.received": int64(redisop.RecallReceived),

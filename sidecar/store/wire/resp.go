@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	"bufio"
@@ -16,15 +16,15 @@ import (
 
 // A command is an array of bulk strings.
 
-func appendArray(dst []byte, n int) []byte { return appendHead(dst, '*', n) }
+func AppendArray(dst []byte, n int) []byte { return appendHead(dst, '*', n) }
 
-func appendString(dst []byte, s string) []byte {
+func AppendString(dst []byte, s string) []byte {
 	dst = appendHead(dst, '$', len(s))
 	dst = append(dst, s...)
 	return append(dst, '\r', '\n')
 }
 
-func appendNumber(dst []byte, n int64) []byte {
+func AppendNumber(dst []byte, n int64) []byte {
 	var digits [20]byte
 	text := strconv.AppendInt(digits[:0], n, 10)
 	dst = appendHead(dst, '$', len(text))
@@ -38,13 +38,13 @@ func appendHead(dst []byte, kind byte, n int) []byte {
 	return append(dst, '\r', '\n')
 }
 
-// A reply is one value that Redis sent: the answer to a command, or a push, which answers
+// A Reply is one value that Redis sent: the answer to a command, or a push, which answers
 // none.
-type reply struct {
-	kind byte    // see below
-	num  int64   // integer, boolean
-	text string  // string, error, other number
-	list []reply // good until the next reply is read; of a map, keys and values alternate
+type Reply struct {
+	Kind byte    // see below
+	Num  int64   // integer, boolean
+	Text string  // string, error, other number
+	List []Reply // good until the next reply is read; of a map, keys and values alternate
 }
 
 // Kinds of replies are the first bytes of their RESP. Strings of all forms are '$', and errors
@@ -57,117 +57,117 @@ const longText = 'L'
 
 // Bounds of what our scripts answer, with room to spare.
 const (
-	maxReplyText  = 64 << 10 // of a string that is kept; of a push, of all its strings
-	maxReplyList  = 4 * runMax
+	MaxReplyText  = 64 << 10 // of a string that is kept; of a push, of all its strings
+	maxReplyList  = 4 * RunMax
 	maxReplyDepth = 4 // HELLO answers a map with a list of modules, which are maps with lists
 
 	maxSkippedText = 1 << 40 // of a string that is read and not kept; Redis has less memory
 )
 
-// errStrange: this is not the RESP of a Redis that answers us.
-var errStrange = errors.New("it gave a reply that is not RESP, or far too large")
+// ErrStrange: this is not the RESP of a Redis that answers us.
+var ErrStrange = errors.New("it gave a reply that is not RESP, or far too large")
 
-// replies reads one reply after the other.
-type replies struct {
+// Replies reads one reply after the other.
+type Replies struct {
 	in    *bufio.Reader
-	items []reply // of a list
+	items []Reply // of a list
 
-	known [2]string // strings that pushes often have: they cost no memory
+	Known [2]string // strings that pushes often have: they cost no memory
 
 	inPush bool  // a push is being read
 	room   int64 // how many bytes of strings are kept of the rest of the push
 }
 
-func newReplies(r io.Reader) *replies { return &replies{in: bufio.NewReaderSize(r, maxReplyText+2)} }
+func NewReplies(r io.Reader) *Replies { return &Replies{in: bufio.NewReaderSize(r, MaxReplyText+2)} }
 
-func (r *replies) next() (reply, error) {
+func (r *Replies) Next() (Reply, error) {
 	r.inPush = false
 	return r.value(0)
 }
 
-func (r *replies) value(depth int) (reply, error) {
+func (r *Replies) value(depth int) (Reply, error) {
 	line, err := r.line()
 	if err != nil {
-		return reply{}, err
+		return Reply{}, err
 	}
 	kind, rest := line[0], line[1:]
 	switch kind {
 	case '+':
-		return reply{kind: '$', text: string(rest)}, nil
+		return Reply{Kind: '$', Text: string(rest)}, nil
 	case '-', ',', '(':
-		return reply{kind: kind, text: string(rest)}, nil
+		return Reply{Kind: kind, Text: string(rest)}, nil
 	case '_':
 		if len(rest) > 0 {
-			return reply{}, errStrange
+			return Reply{}, ErrStrange
 		}
-		return reply{}, nil
+		return Reply{}, nil
 	case '#':
 		switch string(rest) {
 		case "t":
-			return reply{kind: '#', num: 1}, nil
+			return Reply{Kind: '#', Num: 1}, nil
 		case "f":
-			return reply{kind: '#'}, nil
+			return Reply{Kind: '#'}, nil
 		}
-		return reply{}, errStrange
+		return Reply{}, ErrStrange
 	}
 	n, ok := number(rest)
 	if !ok {
-		return reply{}, errStrange
+		return Reply{}, ErrStrange
 	}
 	switch kind {
 	case ':':
-		return reply{kind: ':', num: n}, nil
+		return Reply{Kind: ':', Num: n}, nil
 	case '$', '=', '!':
 		if kind == '$' && n == -1 {
-			return reply{}, nil
+			return Reply{}, nil
 		}
 		return r.text(kind, n)
 	case '*', '~', '%', '>':
 		if kind == '*' && n == -1 {
-			return reply{}, nil
+			return Reply{}, nil
 		}
 		if n < 0 || n > maxReplyList || depth > maxReplyDepth || kind == '>' && depth > 0 {
-			return reply{}, errStrange
+			return Reply{}, ErrStrange
 		}
 		if kind == '>' {
-			r.inPush, r.room = true, maxReplyText
+			r.inPush, r.room = true, MaxReplyText
 		}
 		if kind == '%' {
 			n *= 2
 		}
 		return r.list(kind, n, depth)
 	}
-	return reply{}, errStrange
+	return Reply{}, ErrStrange
 }
 
 // text reads the n bytes of a string, an error ('!'), or a string with its format ('=').
-func (r *replies) text(kind byte, n int64) (reply, error) {
+func (r *Replies) text(kind byte, n int64) (Reply, error) {
 	switch {
 	case n < 0, n > maxSkippedText:
-		return reply{}, errStrange
-	case n > maxReplyText, r.inPush && n > r.room:
+		return Reply{}, ErrStrange
+	case n > MaxReplyText, r.inPush && n > r.room:
 		if _, err := r.in.Discard(int(n)); err != nil {
-			return reply{}, err
+			return Reply{}, err
 		}
 		end, err := r.in.Peek(2)
 		if err != nil {
-			return reply{}, err
+			return Reply{}, err
 		}
 		if string(end) != "\r\n" {
-			return reply{}, errStrange
+			return Reply{}, ErrStrange
 		}
 		_, _ = r.in.Discard(2)
-		return reply{kind: longText}, nil
+		return Reply{Kind: longText}, nil
 	}
 	if r.inPush {
 		r.room -= n
 	}
 	bytes, err := r.in.Peek(int(n) + 2)
 	if err != nil {
-		return reply{}, err
+		return Reply{}, err
 	}
 	if bytes[n] != '\r' || bytes[n+1] != '\n' {
-		return reply{}, errStrange
+		return Reply{}, ErrStrange
 	}
 	text := r.string(bytes[:n])
 	_, _ = r.in.Discard(len(bytes)) // they are in the buffer
@@ -176,17 +176,17 @@ func (r *replies) text(kind byte, n int64) (reply, error) {
 		kind = '-'
 	case '=':
 		if n < 4 || text[3] != ':' {
-			return reply{}, errStrange
+			return Reply{}, ErrStrange
 		}
 		kind, text = '$', text[4:]
 	}
-	return reply{kind: kind, text: text}, nil
+	return Reply{Kind: kind, Text: text}, nil
 }
 
 // string returns a string with these bytes.
-func (r *replies) string(bytes []byte) string {
+func (r *Replies) string(bytes []byte) string {
 	if r.inPush {
-		for _, known := range r.known {
+		for _, known := range r.Known {
 			if string(bytes) == known {
 				return known
 			}
@@ -196,37 +196,37 @@ func (r *replies) string(bytes []byte) string {
 }
 
 // list reads n values.
-func (r *replies) list(kind byte, n int64, depth int) (reply, error) {
-	var items []reply
+func (r *Replies) list(kind byte, n int64, depth int) (Reply, error) {
+	var items []Reply
 	if depth == 0 {
 		items = r.items[:0]
 	}
 	for range n {
 		item, err := r.value(depth + 1)
 		if err != nil {
-			return reply{}, err
+			return Reply{}, err
 		}
 		items = append(items, item)
 	}
 	if depth == 0 {
 		r.items = items
 	}
-	return reply{kind: kind, list: items}, nil
+	return Reply{Kind: kind, List: items}, nil
 }
 
 // line reads up to CRLF, and returns at least the byte of the kind. It is
 // good until the next read.
-func (r *replies) line() ([]byte, error) {
+func (r *Replies) line() ([]byte, error) {
 	line, err := r.in.ReadSlice('\n')
 	switch {
 	case err == bufio.ErrBufferFull:
-		return nil, errStrange
+		return nil, ErrStrange
 	case err == io.EOF && len(line) > 0:
 		return nil, io.ErrUnexpectedEOF
 	case err != nil:
 		return nil, err
 	case len(line) < 3 || line[len(line)-2] != '\r':
-		return nil, errStrange
+		return nil, ErrStrange
 	}
 	return line[:len(line)-2], nil
 }
@@ -255,16 +255,16 @@ func number(text []byte) (int64, bool) {
 }
 
 // String describes a reply that should not have been made, without its contents.
-func (r reply) String() string {
-	switch r.kind {
+func (r Reply) String() string {
+	switch r.Kind {
 	case ':':
-		return "the integer " + strconv.FormatInt(r.num, 10)
+		return "the integer " + strconv.FormatInt(r.Num, 10)
 	case '$':
 		return "a string"
 	case '-':
 		return "an error"
 	case '*', '~', '%':
-		return fmt.Sprintf("a list of %d", len(r.list))
+		return fmt.Sprintf("a list of %d", len(r.List))
 	case '>':
 		return "a push"
 	case '#':

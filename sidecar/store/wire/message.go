@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	"strconv"
@@ -9,9 +9,9 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// ownChannel returns the channel on which sidecars reach the one with this uuid. It does not
+// OwnChannel returns the channel on which sidecars reach the one with this uuid. It does not
 // depend on the key prefix: a sidecar computes it from an owner field alone.
-func ownChannel(uuid string) string { return channelPrefix + ownTag + uuid }
+func OwnChannel(uuid string) string { return ChannelPrefix + ownTag + uuid }
 
 // A message on the channel of a sidecar is a text of fields, with one space between two of
 // them. The last one is the key of the lock, in which any character may occur:
@@ -27,7 +27,7 @@ func ownChannel(uuid string) string { return channelPrefix + ownTag + uuid }
 // The largest numbers of a message. A script sends no larger ones, so a message with a larger one
 // is damaged or forged, and is not taken.
 const (
-	maxScriptNumber = 1<<53 - 1 // of a hold, and of a token
+	MaxScriptNumber = 1<<53 - 1 // of a hold, and of a token
 	maxPauseMS      = uint64(redisop.FreeFor / time.Millisecond)
 	maxPassedMS     = uint64(redisop.FreeAfter/time.Millisecond) - 1 // a lock that has passed for longer is left free, and no transfer says so
 	maxWaiting      = 1<<20 - 1                                      // a sidecar has one ticket in a queue, so these are more hosts than there are
@@ -38,20 +38,20 @@ const (
 // parseMessage reads a message, and the origin that it names. Its Name is the key of the lock,
 // with the key prefix. False: the text is none of these messages. Any program that may publish
 // can have sent it.
-func parseMessage(text string) (m redisop.Message, from origin, ok bool) {
+func parseMessage(text string) (m redisop.Message, from Origin, ok bool) {
 	fields := messageFields{rest: text}
 	word, name, hasOrigin := strings.Cut(fields.next(), ":")
 	if hasOrigin {
 		if from, ok = parseOrigin(name); !ok {
-			return m, origin{}, false
+			return m, Origin{}, false
 		}
 	}
 	switch ok = true; word {
 	case "transfer":
 		m.Kind = redisop.Transferred
 		// 0 is no ticket, no lease, and no token. Tokens begin at 1.
-		m.Ticket = fields.number(1, maxScriptNumber)
-		m.LastToken = fields.number(1, maxScriptNumber)
+		m.Ticket = fields.number(1, MaxScriptNumber)
+		m.LastToken = fields.number(1, MaxScriptNumber)
 		m.Tokens = uint16(fields.number(1, min(maxTokens, m.LastToken)))
 		m.LeaseMS = uint32(fields.number(1, maxLeaseMS))
 		m.Waiting = uint32(fields.number(0, maxWaiting))
@@ -64,14 +64,14 @@ func parseMessage(text string) (m redisop.Message, from origin, ok bool) {
 	case "requeue":
 		m.Kind = redisop.Requeue
 		if m.NamesTicket = hasOrigin; hasOrigin {
-			m.Ticket = fields.number(1, maxScriptNumber)
+			m.Ticket = fields.number(1, MaxScriptNumber)
 		}
 	default:
 		ok = false
 	}
 	m.Name = fields.rest
 	if !ok || fields.broken || m.Name == "" {
-		return redisop.Message{}, origin{}, false
+		return redisop.Message{}, Origin{}, false
 	}
 	return m, from, true
 }
@@ -101,16 +101,16 @@ func (f *messageFields) number(least, most uint64) uint64 {
 	return n
 }
 
-// message reads a message that was published to this sidecar, and the origin that it names. False:
+// Message reads a message that was published to this sidecar, and the origin that it names. False:
 // it is none, or not of a lock under the key prefix.
-func (k *keyspace) message(text string) (redisop.Message, origin, bool) {
+func (k *Keyspace) Message(text string) (redisop.Message, Origin, bool) {
 	m, from, ok := parseMessage(text)
 	if !ok {
 		return m, from, false
 	}
-	name, ok := strings.CutPrefix(m.Name, k.prefix)
-	if !ok || protocol.CheckName(name) != nil || Reserved(k.prefix, name) != "" {
-		return redisop.Message{}, origin{}, false
+	name, ok := strings.CutPrefix(m.Name, k.Prefix)
+	if !ok || protocol.CheckName(name) != nil || Reserved(k.Prefix, name) != "" {
+		return redisop.Message{}, Origin{}, false
 	}
 	m.Name = name
 	return m, from, true

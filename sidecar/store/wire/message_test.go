@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	"fmt"
@@ -90,9 +90,9 @@ func TestMessagesOnTheChannelOfASidecar(t *testing.T) {
 			if tt.want.Name != "" { // the prefix is of the key, not of the message
 				text = strings.TrimSuffix(text, tt.want.Name) + prefix + tt.want.Name
 			}
-			k := newKeyspace(prefix)
-			got, from, ok := k.message(text)
-			if got != tt.want || ok != (tt.want.Name != "") || from.isKnown != (len(tt.from) == originDigits) || tt.from != "" && from.String() != tt.from {
+			k := NewKeyspace(prefix)
+			got, from, ok := k.Message(text)
+			if got != tt.want || ok != (tt.want.Name != "") || from.IsKnown != (len(tt.from) == originDigits) || tt.from != "" && from.String() != tt.from {
 				t.Errorf("%.80q, prefix %q: %+v from %v, %v; want %+v from %q", text, prefix, got, from, ok, tt.want, tt.from)
 			}
 		}
@@ -103,19 +103,19 @@ func TestMessagesOnTheChannelOfASidecar(t *testing.T) {
 //
 // Shows docs/queue.md: Messages.
 func TestMessageForAnotherPrefixIsIgnored(t *testing.T) {
-	k := newKeyspace("app1:")
+	k := NewKeyspace("app1:")
 	for _, key := range []string{"a", "app2:a", "app1:", "app1"} {
-		if m, _, ok := k.message("recall " + key); ok {
+		if m, _, ok := k.Message("recall " + key); ok {
 			t.Errorf("key %q: %+v", key, m)
 		}
 	}
-	k = newKeyspace("")
+	k = NewKeyspace("")
 	for _, name := range []string{"redisson_lock_token:{a}", "locksidecar_queue:{a}", "{locksidecar}:" + ourUUID} {
-		if m, _, ok := k.message("recall " + name); ok {
+		if m, _, ok := k.Message("recall " + name); ok {
 			t.Errorf("a reserved name: %+v", m)
 		}
 	}
-	if got, want := ownChannel(ourUUID), "redisson_lock__channel:{locksidecar}:"+ourUUID; got != want {
+	if got, want := OwnChannel(ourUUID), "redisson_lock__channel:{locksidecar}:"+ourUUID; got != want {
 		t.Errorf("channel %q, want %q", got, want)
 	}
 }
@@ -130,7 +130,7 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		m, from, ok := parseMessage(text)
 		if !ok {
-			if m != (redisop.Message{}) || from != (origin{}) {
+			if m != (redisop.Message{}) || from != (Origin{}) {
 				t.Fatalf("refused, but %+v from %v", m, from)
 			}
 			return
@@ -152,7 +152,7 @@ func FuzzMessages(f *testing.F) {
 				numbers = fmt.Sprintf(" %d", m.Ticket)
 			}
 		}
-		if from.isKnown || m.NamesTicket {
+		if from.IsKnown || m.NamesTicket {
 			word += ":" + from.String()
 		}
 		again := word + numbers + " " + m.Name

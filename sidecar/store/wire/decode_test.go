@@ -1,4 +1,4 @@
-package store
+package wire
 
 import (
 	"strings"
@@ -9,14 +9,14 @@ import (
 
 // What no script returns for an operation is not taken for a result of it.
 func TestStatusesThatNoScriptMakes(t *testing.T) {
-	n := func(n int64) reply { return reply{kind: ':', num: n} }
-	text := func(s string) reply { return reply{kind: '$', text: s} }
-	list := func(c statusCode, values ...reply) reply {
-		return reply{kind: '*', list: append([]reply{n(int64(c))}, values...)}
+	n := func(n int64) Reply { return Reply{Kind: ':', Num: n} }
+	text := func(s string) Reply { return Reply{Kind: '$', Text: s} }
+	list := func(c statusCode, values ...Reply) Reply {
+		return Reply{Kind: '*', List: append([]Reply{n(int64(c))}, values...)}
 	}
 	for what, c := range map[string]struct {
 		kind   redisop.OpKind
-		status reply
+		status Reply
 		ok     bool
 	}{
 		"a taken lock":                       {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), true},
@@ -27,20 +27,20 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 		"too long":                           {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0), n(0)), false},
 		"a number below 0":                   {redisop.Take, list(codeTaken, n(-7), n(1), n(0), n(0), n(0), n(0)), false},
 		"of a drop":                          {redisop.Drop, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), false},
-		"a lock of another owner":            {redisop.Take, list(codeHeld, n(-2), text("a:1"), n(0), n(0)), true},
-		"with a number for the owner":        {redisop.Renew, list(codeHeld, n(5), n(1), n(0), n(0)), false},
+		"a lock of another owner":            {redisop.Take, list(CodeHeld, n(-2), text("a:1"), n(0), n(0)), true},
+		"with a number for the owner":        {redisop.Renew, list(CodeHeld, n(5), n(1), n(0), n(0)), false},
 		"a ticket":                           {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(2)), true},
 		"without its number":                 {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(0), n(1), n(2)), false},
 		"with an unknown recall":             {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(3)), false},
-		"an error":                           {redisop.Arrive, list(codeRefused, text("ERR x")), true},
-		"without a text":                     {redisop.Arrive, list(codeRefused), false},
+		"an error":                           {redisop.Arrive, list(CodeRefused, text("ERR x")), true},
+		"without a text":                     {redisop.Arrive, list(CodeRefused), false},
 		"no code":                            {redisop.Take, list(0), false},
-		"an unknown code":                    {redisop.Take, list(codeRefused + 1), false},
-		"an empty list":                      {redisop.Take, reply{kind: '*'}, false},
-		"a list of texts":                    {redisop.Take, reply{kind: '*', list: []reply{text("1")}}, false},
-		"a map":                              {redisop.Take, reply{kind: '%', list: []reply{n(int64(codeMissing)), n(1)}}, false},
+		"an unknown code":                    {redisop.Take, list(CodeRefused + 1), false},
+		"an empty list":                      {redisop.Take, Reply{Kind: '*'}, false},
+		"a list of texts":                    {redisop.Take, Reply{Kind: '*', List: []Reply{text("1")}}, false},
+		"a map":                              {redisop.Take, Reply{Kind: '%', List: []Reply{n(int64(codeMissing)), n(1)}}, false},
 		"a text":                             {redisop.Take, text("ERR x"), false},
-		"nil":                                {redisop.Take, reply{}, false},
+		"nil":                                {redisop.Take, Reply{}, false},
 		"a token":                            {redisop.Take, n(7), true},
 		"no token":                           {redisop.Take, n(0), false},
 		"a drop that reached no client":      {redisop.Drop, n(0), true},
@@ -50,7 +50,7 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 		"a check that did":                   {redisop.Check, list(codeDiffers), true},
 	} {
 		r := redisop.Result{Kind: c.kind}
-		if _, _, err := decode(c.status, &r); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
+		if _, _, err := Decode(c.status, &r); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
 			t.Errorf("%s: %v, %+v", what, err, r)
 		}
 	}
@@ -58,8 +58,8 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 
 // The scripts that Redis gets have numbers in place of the names.
 func TestScriptsHaveNoNamesOfNumbers(t *testing.T) {
-	for _, s := range scripts {
-		if name := scriptName.FindString(s.text); name != "" {
+	for _, s := range Scripts {
+		if name := scriptName.FindString(s.Text); name != "" {
 			t.Errorf("a script has %s", name)
 		}
 	}

@@ -1,0 +1,344 @@
+package wire
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// Encoder turns operations into commands.
+type Encoder struct {
+	Prefix string // of this sidecar's owner fields: "<uuid>:"
+	Keys   Keyspace
+	Floor  int64  // of this connection's tokens, µs; see tokensAbove
+	Lifts  bool   // each counter is lifted, see pipeline.askClock
+	Expiry int64  // of token counters after their last use, ms; 0: none
+	Origin string // what messages name as theirs
+
+	Confirms bool // replicas confirm operations
+
+	// In a Cluster:
+	Declares  bool // each key that a script may make is among its KEYS: the queues and the signs of locks, too
+	IsSharded bool // the channels of locks are sharded
+
+	turns [turns][]redisop.Op // of the operations that are being arranged
+	words []byte              // to be used again
+	text  [6]byte             // the same
+}
+
+// TokensAbove is the value, µs, that tokens of this connection are above. A counter that is not is
+// lifted to Redis's clock.
+func (e *Encoder) TokensAbove() int64 {
+	if e.Lifts {
+		return 1<<53 - 1
+	}
+	return e.Floor
+}
+
+// argSection is the section of the script's arguments that an operation goes into. A script
+// executes its sections in order.
+type argSection int
+
+const (
+	Taken argSection = iota // or renewed
+	set
+	// setLate is like set, but ordered after it: these may write although Redis is out of
+	// memory, and once a script has written anything, Redis no longer enforces maxmemory for
+	// it, so plain sets must run before. A Take in order may write then as well, but nearly
+	// every Take is one, and nearly every lock is free and has no queue.
+	setLate
+	dropped
+	retaken // by two operations, a drop and a take pipelined after it
+	turns
+)
+
+func ArgSectionOf(op *redisop.Op) argSection {
+	switch {
+	case op.Kind == redisop.Renew, op.Kind == redisop.Check, op.Kind == redisop.Arrive:
+		return Taken
+	case op.Kind == redisop.Drop:
+		return dropped
+	case op.RequireExisting, op.Ticket != 0:
+		return setLate
+	case op.Count != 1 || op.Reserve != 1 || op.CountListeners:
+		return set
+	}
+	return Taken
+}
+
+// retakes reports whether the first two of ops are a lock that is dropped and taken again.
+func retakes(ops []redisop.Op) bool {
+	if len(ops) < 2 || ops[0].Kind != redisop.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
+		return false
+	}
+	take := &ops[1]
+	return !take.RequireExisting && take.Count == 1 && take.Reserve != 0
+}
+
+// orderArgs puts ops, which one run executes, into the order of its script.
+func (e *Encoder) orderArgs(ops []redisop.Op) {
+	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.AfterPendingDrop }) {
+		// Each of those follows its drop, if that is among ops, and makes one turn with it,
+		// unless it is set: then it goes first, and the drop finds a later hold.
+		slices.SortStableFunc(ops, func(a, b redisop.Op) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(ArgSectionOf(&a), ArgSectionOf(&b)))
+		})
+	}
+	for i := range e.turns {
+		e.turns[i] = e.turns[i][:0]
+	}
+	for i := 0; i < len(ops); {
+		t, n := ArgSectionOf(&ops[i]), 1
+		if retakes(ops[i:]) {
+			t, n = retaken, 2
+		}
+		e.turns[t] = append(e.turns[t], ops[i:i+n]...)
+		i += n
+	}
+	ops = ops[:0]
+	for i := range e.turns {
+		ops = append(ops, e.turns[i]...)
+		clear(e.turns[i])
+	}
+}
+
+// AppendRun appends the command that runs a script for ops, and arranges them. It is sent at now, ns. The
+// first token of a new counter is above birth, µs.
+func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.Op) []byte {
+	e.orderArgs(ops)
+	counts := [turns]int{}
+	for i := range e.turns {
+		counts[i] = len(e.turns[i])
+	}
+	switch r.Script {
+	case QuietTake, QuietDrop:
+		return e.quiet(dst, r, &ops[0])
+	case Renew:
+		return e.renewals(dst, r, now, ops)
+	case Arrive:
+		dst = AppendCommand(dst, r, len(ops), 0)
+		for i := range ops {
+			dst = e.Keys.appendKey(dst, ops[i].Name)
+		}
+		return dst
+	}
+	counts[set] += counts[setLate]
+	pairs := counts[retaken] / 2
+	again := len(ops) - counts[retaken] // there they begin
+	var lease, passLease uint32
+	for i := range ops {
+		if ops[i].Kind == redisop.Drop {
+			passLease = ops[i].LeaseMS
+		} else {
+			lease = ops[i].LeaseMS
+		}
+	}
+	locks := len(ops) - pairs
+	keys := locks + locks - counts[dropped]
+	if e.Declares {
+		keys = 4 * locks
+	}
+	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + 2*pairs
+	dst = AppendCommand(dst, r, keys, args)
+	for i := range ops {
+		if i < again || ops[i].Kind == redisop.Drop {
+			dst = e.Keys.appendKey(dst, ops[i].Name)
+		}
+	}
+	for i := range ops {
+		if ops[i].Kind == redisop.Take {
+			dst = e.Keys.appendDerived(dst, CounterPrefix, ops[i].Name)
+		}
+	}
+	if e.Declares {
+		for _, from := range []string{QueuePrefix, SignsPrefix} {
+			for i := range ops {
+				if i < again || ops[i].Kind == redisop.Drop {
+					dst = e.Keys.AppendOurs(dst, from, ops[i].Name)
+				}
+			}
+		}
+		for i := range ops {
+			if i < again && ops[i].Kind == redisop.Drop {
+				dst = e.Keys.appendDerived(dst, CounterPrefix, ops[i].Name)
+			}
+		}
+	}
+	dst = AppendString(dst, e.Prefix)
+	flags := byte(0)
+	for i := again; i < len(ops); i += 2 {
+		if ops[i].PassedMS >= redisop.MS(redisop.FreeAfterSubscribed) && waitOf(&ops[i+1]) == waitArrived {
+			flags = 2
+		}
+	}
+	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return e.Keys.IsTagged(op.Name) }) {
+		flags++
+	}
+	if e.Confirms && slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.Kind != redisop.Drop || IsCovered(&op) }) {
+		flags += 4
+	}
+	text := e.Counts(byte(counts[Taken]), byte(counts[set]), byte(counts[dropped]), flags)
+	dst = append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')
+	dst = AppendNumber(dst, int64(lease))
+	dst = AppendNumber(dst, int64(passLease))
+	dst = AppendNumber(dst, e.TokensAbove())
+	dst = AppendNumber(dst, birth)
+	dst = AppendNumber(dst, e.Expiry)
+	dst = e.appendQueueWords(dst, ops)
+	dst = AppendString(dst, e.Origin)
+	for i := range ops {
+		op := &ops[i]
+		dst = AppendNumber(dst, int64(op.HoldID))
+		switch section := ArgSectionOf(op); {
+		case i >= again && op.Kind == redisop.Take:
+			dst = AppendNumber(dst, int64(op.Reserve))
+			dst = AppendString(dst, flagsOf(op))
+		case section == set, section == setLate:
+			dst = AppendNumber(dst, int64(op.Count))
+			dst = AppendNumber(dst, int64(op.Reserve))
+			dst = AppendString(dst, flagsOf(op))
+		case i < again && section == dropped:
+			dst = e.Keys.appendDerived(dst, ChannelPrefix, op.Name)
+		}
+	}
+	return dst
+}
+
+// Counts returns the argument of bytes: how many locks are taken, are set and are dropped, flags, and in a
+// Cluster two more: whether all keys are declared, and whether the channels of locks are sharded.
+func (e *Encoder) Counts(taken, set, dropped, flags byte) []byte {
+	text := append(e.text[:0], taken, set, dropped, flags)
+	if e.Declares || e.IsSharded {
+		text = append(text, 0, 0)
+		if e.Declares {
+			text[4] = 1
+		}
+		if e.IsSharded {
+			text[5] = 1
+		}
+	}
+	return text
+}
+
+// IsCovered reports whether an operation is done only when replicas have it. Nothing waits for a Drop
+// with CanWait: if it is lost, the key ends with its lease.
+func IsCovered(op *redisop.Op) bool {
+	return op.Kind == redisop.Take || op.Kind == redisop.Renew || op.Kind == redisop.Drop && !op.CanWait
+}
+
+// waitOf is how an operation waits in the queue of its lock: one of the numbers that the script has
+// as wait.….
+func waitOf(op *redisop.Op) wait {
+	switch {
+	case !op.Enqueue:
+		return waitNone
+	case op.Arrived != 0:
+		return waitArrived
+	case op.InOrder:
+		return waitInOrder
+	}
+	return waitQueued
+}
+
+// flagsOf is what a Take that is not the usual one has as flags: see take.lua.
+func flagsOf(op *redisop.Op) string {
+	switch {
+	case op.CountListeners && op.RequireExisting:
+		return "cm"
+	case op.CountListeners:
+		return "c"
+	case op.RequireExisting:
+		return "m"
+	}
+	return ""
+}
+
+// appendQueueWords appends, as one argument, what the operations say of queues. Most locks
+// have none, and then Redis does not take it apart.
+func (e *Encoder) appendQueueWords(dst []byte, ops []redisop.Op) []byte {
+	words, end := e.words[:0], 0 // of those that are not 0
+	for i := range ops {
+		op := &ops[i]
+		wait, time := waitOf(op), uint64(op.PassedMS)
+		if wait == waitArrived {
+			time = op.Arrived
+		}
+		words = append(strconv.AppendUint(words, uint64(wait), 10), ' ')
+		words = append(strconv.AppendUint(words, op.Ticket, 10), ' ')
+		words = append(strconv.AppendUint(words, time, 10), ' ')
+		if wait != waitNone || op.Ticket != 0 || time != 0 {
+			end = len(words)
+		}
+	}
+	e.words = words
+	return append(append(appendHead(dst, '$', end), words[:end]...), '\r', '\n')
+}
+
+// renewals appends the command that renews or checks the locks of ops.
+func (e *Encoder) renewals(dst []byte, r Run, now int64, ops []redisop.Op) []byte {
+	dst = AppendCommand(dst, r, len(ops), 4+len(ops))
+	for i := range ops {
+		dst = e.Keys.appendKey(dst, ops[i].Name)
+	}
+	dst = AppendString(dst, e.Prefix)
+	dst = AppendNumber(dst, int64(ops[0].LeaseMS))
+	dst = AppendNumber(dst, int64(ops[0].Count))
+	looks := 0
+	for looks < len(ops) && LooksForOthers(now, &ops[looks]) {
+		looks++
+	}
+	dst = AppendNumber(dst, int64(looks))
+	for i := range ops {
+		dst = AppendNumber(dst, int64(ops[i].HoldID))
+	}
+	return dst
+}
+
+// LookEvery is how many renewals of a lock there are, on average, for one that looks for the
+// fields of others, which is a third of what a renewal costs Redis.
+const LookEvery = 8
+
+// LooksForOthers reports whether an operation that is sent at a time, ns, looks for fields of
+// others in the key. Time is divided into windows. The renewals of a lock in every eighth window
+// look; which window that is depends on the renewal group, so that in each of them one group of
+// eight is looked at.
+//
+// A window is two fifths of the lease. That is longer than any time between two renewals of a
+// lock that Redis executes in time (see locktable.Table.renewalAfter), so no lock skips a window:
+// each is looked at again after eight windows and a renewal at the latest.
+func LooksForOthers(now int64, op *redisop.Op) bool {
+	if op.Kind == redisop.Check {
+		return true
+	}
+	window := max(int64(op.LeaseMS)*1e6/5*2, 1)
+	return (uint64(now/window)+redisop.RenewalGroup(op.HoldID))%LookEvery == 0
+}
+
+// AppendCommand appends the beginning of a command that runs a script, up to the keys.
+func AppendCommand(dst []byte, r Run, keys, args int) []byte {
+	dst = AppendArray(dst, 3+keys+args)
+	if r.ByText {
+		dst = AppendString(dst, "eval")
+		dst = AppendString(dst, r.Script.Text)
+	} else {
+		dst = append(dst, r.Script.evalsha...)
+	}
+	return AppendNumber(dst, int64(keys))
+}
+
+func AppendLoad(dst []byte, s *Script) []byte {
+	dst = AppendArray(dst, 3)
+	dst = AppendString(dst, "script")
+	dst = AppendString(dst, "load")
+	return AppendString(dst, s.Text)
+}
+
+func AppendPing(dst []byte) []byte { return AppendString(AppendArray(dst, 1), "ping") }
+
+// AppendTime appends the command that asks for Redis's clock.
+func AppendTime(dst []byte) []byte { return AppendString(AppendArray(dst, 1), "time") }
+
+func AppendRole(dst []byte) []byte { return AppendString(AppendArray(dst, 1), "role") }

@@ -1,0 +1,28 @@
+package wire
+
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
+
+const ourUUID = "11111111-2222-8333-8444-555555555555"
+
+func takeOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+}
+
+func renewOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Renew, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000}
+}
+
+func checkOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Check, Name: name, HoldID: num, Count: 1}
+}
+
+func dropOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num}
+}
+
+// wirePass is a Drop that may pass the lock on.
+func passOp(name string, num uint64, passedMS uint32) redisop.Op {
+	op := dropOp(name, num)
+	op.LeaseMS, op.PassedMS = 20_000, passedMS
+	return op
+}

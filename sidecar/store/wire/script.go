@@ -1,0 +1,51 @@
+package wire
+
+import (
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// A Script carries out many operations: its text and the digest by which Redis knows it.
+type Script struct {
+	Text    string
+	SHA     string
+	evalsha []byte // the first two arguments of its EVALSHA, encoded
+}
+
+var (
+	AcquireRelease = NewScript(AcquireReleaseText())
+	Renew          = NewScript(scriptText(OwnershipText, renewText))
+	Arrive         = NewScript(scriptText(arriveText))
+	Permissions    = NewScript(scriptText(permissionsText))
+
+	Scripts        = []*Script{AcquireRelease, Renew, Arrive, Permissions}
+	ClusterScripts = append(Scripts[:len(Scripts):len(Scripts)], QuietTake, QuietDrop)
+)
+
+func NewScript(text string) *Script {
+	sum := sha1.Sum([]byte(text))
+	sha := hex.EncodeToString(sum[:])
+	return &Script{Text: text, SHA: sha, evalsha: AppendString(AppendString(nil, "evalsha"), sha)}
+}
+
+// Run is one run of a script: EVALSHA, or EVAL, which also teaches Redis the script.
+type Run struct {
+	Script *Script
+	ByText bool
+}
+
+// ScriptOf is the script for operations of a kind.
+func ScriptOf(k redisop.OpKind) *Script {
+	switch k {
+	case redisop.Take, redisop.Drop:
+		return AcquireRelease
+	case redisop.Renew, redisop.Check:
+		return Renew
+	case redisop.Arrive:
+		return Arrive
+	}
+	panic(fmt.Sprintf("wire: operation of unknown kind %d", k))
+}
