@@ -67,7 +67,7 @@ func startOnlyMaster(b *testing.B) *server {
 // measureRedis reports what the main thread of a server needs for an operation of f.
 func measureRedis(b *testing.B, s *server, f func()) {
 	spent := func() (seconds float64) {
-		info := infoFields(s.admin().Info(ctx, "cpu").Val())
+		info := wire.InfoFields(s.admin().Info(ctx, "cpu").Val())
 		for _, part := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
 			var n float64
 			fmt.Sscan(info[part], &n)
@@ -168,7 +168,7 @@ func BenchmarkRenew(b *testing.B) {
 // reportRedisCPU tells what one op of the benchmark cost inside Redis.
 func reportRedisCPU(b *testing.B, s *server) {
 	usec := 0.0
-	for key, value := range infoFields(s.admin().Info(ctx, "commandstats").Val()) {
+	for key, value := range wire.InfoFields(s.admin().Info(ctx, "commandstats").Val()) {
 		if key == "cmdstat_evalsha" {
 			var calls, total float64
 			fmt.Sscanf(value, "calls=%f,usec=%f", &calls, &total)

@@ -15,11 +15,12 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // cluster knows which master of a Cluster has which slot, and has one connection to each of them: a
-// commands. It decides nothing about locks. It tells the lock table of each slot that moves (OnRoute), and the
+// link. It decides nothing about locks. It tells the lock table of each slot that moves (OnRoute), and the
 // lock table names the shard to which an operation goes.
 //
 // It learns of a move in three ways:
@@ -39,7 +40,7 @@ type cluster struct {
 	keys  wire.Keyspace
 	place string // that the first URL names, for people
 
-	shards atomic.Pointer[[]*commands] // by redisop.Shard; the first one is nil
+	shards atomic.Pointer[[]*link] // by redisop.Shard; the first one is nil
 	owners [redisop.Slots]atomic.Uint32
 
 	conns atomic.Uint32 // connections made so far, to all nodes
@@ -50,7 +51,7 @@ type cluster struct {
 	stop  context.CancelFunc
 	done  sync.WaitGroup
 
-	delivering sync.Mutex // held while routes are delivered; locked before mu and commands.mu
+	delivering sync.Mutex // held while routes are delivered; locked before mu and link.mu
 
 	mu         sync.Mutex // guards what follows; never held during I/O or a callback
 	byAddress  map[string]redisop.Shard
@@ -102,7 +103,7 @@ func newCluster(cfg Config, d *dialer, spare resultPool) *cluster {
 		cfg.Log.Info("the key prefix has a hash tag: all locks of this host are in one slot, so one master of the Cluster has all of them")
 	}
 	cl := &cluster{cfg: cfg, dial: d, spare: spare, keys: d.Keys, place: d.Address, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), byAddress: make(map[string]redisop.Shard), floor: cfg.Last, trouble: d.notYet()}
-	cl.shards.Store(&[]*commands{nil})
+	cl.shards.Store(&[]*link{nil})
 	cl.ctx, cl.stop = context.WithCancel(context.Background())
 	return cl
 }
@@ -270,7 +271,7 @@ func (cl *cluster) askConnected(ctx context.Context, address string) (text strin
 		err    error
 	}
 	results := make(chan result, 1)
-	q := &query{commands: [][]string{{"cluster", "nodes"}}, done: func(replies []wire.Reply, err error) {
+	q := &pipeline.Query{Commands: [][]string{{"cluster", "nodes"}}, Done: func(replies []wire.Reply, err error) {
 		if err != nil {
 			results <- result{err: err}
 			return
@@ -345,7 +346,7 @@ func tryCluster(ctx context.Context, cfg Config, d *dialer) (Found, error) {
 			s, err := d.at(master).connect(ctx, &lostAddresses{}, wire.Identity{})
 			if errs[i] = err; err == nil {
 				s.close()
-				risks[i] = s.riskNow()
+				risks[i] = s.risk().String()
 			}
 		})
 	}
@@ -455,7 +456,7 @@ func (cl *cluster) apply(t *topology, asked string) error {
 	cl.mu.Unlock()
 	for n := range returned {
 		if c := cl.get(n); c != nil {
-			c.onSlotsCame(&floor)
+			c.liftFloor(&floor, true)
 		}
 	}
 	if changed {
@@ -495,7 +496,7 @@ func (cl *cluster) endGone(t *topology) {
 
 // takeGone removes the shards that are to be ended from those that can be asked, and returns them; none while
 // a route is not delivered.
-func (cl *cluster) takeGone(t *topology) (gone []*commands) {
+func (cl *cluster) takeGone(t *topology) (gone []*link) {
 	cl.delivering.Lock()
 	defer cl.delivering.Unlock()
 	cl.mu.Lock()
@@ -532,25 +533,25 @@ func (cl *cluster) isSame(t *topology, asked string) bool {
 	if len(cl.nodes) == 0 || 2*common > min(len(t.nodes), len(cl.nodes)) {
 		return true
 	}
-	isConnected := slices.ContainsFunc(cl.withSlots(), func(c *commands) bool { return c.isUp.Load() })
+	isConnected := slices.ContainsFunc(cl.withSlots(), func(c *link) bool { return c.isUp.Load() })
 	return !isConnected && slices.Contains(cl.dial.nodes, asked)
 }
 
 // onMoved takes in that a node does not serve a slot, and which one does as far as it knows.
-func (cl *cluster) onMoved(r redirect) {
+func (cl *cluster) onMoved(r wire.Redirect) {
 	cl.mu.Lock()
-	n := cl.shardAt(cl.named(r.address))
-	m := &cl.moves[r.slot]
+	n := cl.shardAt(cl.named(r.Address))
+	m := &cl.moves[r.Slot]
 	if now := protocol.Now(); now-m.begun > movesWindow {
 		*m = slotMoves{begun: now}
 	}
 	// Several operations that were under way have the same answer.
-	moves := n != 0 && n != redisop.Shard(cl.owners[r.slot].Load()) && m.n < maxMoves
+	moves := n != 0 && n != redisop.Shard(cl.owners[r.Slot].Load()) && m.n < maxMoves
 	if moves {
 		m.n++
 		m.last = protocol.Now()
-		cl.epochs[r.slot] = 0 // the node that it names may not know of that itself yet
-		cl.setOwner(r.slot, n)
+		cl.epochs[r.Slot] = 0 // the node that it names may not know of that itself yet
+		cl.setOwner(r.Slot, n)
 	}
 	cl.mu.Unlock()
 	if moves {
@@ -603,7 +604,7 @@ func (cl *cluster) deliverRoutes() {
 	for _, r := range routes {
 		if c := cl.get(r.Shard); c != nil && !lifted[r.Shard] {
 			lifted[r.Shard] = true
-			c.onSlotsCame(&floor)
+			c.liftFloor(&floor, true)
 		}
 	}
 	if len(routes) > 0 && cl.cfg.OnRoute != nil {
@@ -634,7 +635,7 @@ func (cl *cluster) countSlots() {
 }
 
 // withSlots returns the shards that have slots.
-func (cl *cluster) withSlots() (shards []*commands) {
+func (cl *cluster) withSlots() (shards []*link) {
 	for _, c := range *cl.shards.Load() {
 		if c != nil && c.slots.Load() > 0 {
 			shards = append(shards, c)
@@ -654,7 +655,7 @@ func (cl *cluster) isSettled() bool {
 }
 
 // get returns a shard; nil: it is none.
-func (cl *cluster) get(n redisop.Shard) *commands {
+func (cl *cluster) get(n redisop.Shard) *link {
 	if shards := *cl.shards.Load(); int(n) < len(shards) {
 		return shards[n]
 	}
@@ -693,7 +694,7 @@ func (cl *cluster) shardAt(address string) redisop.Shard {
 	}
 	cfg.OnDown = func(n redisop.Shard, err error) { cl.onDown(n, err) }
 	cfg.OnResults = func(results []redisop.Result, raised *wire.Identity) { cl.onResults(results, raised) }
-	c := newCommands(cfg, cl.dial.at(address), cl.spare)
+	c := newLink(cfg, cl.dial.at(address), cl.spare)
 	c.cluster, c.shard, c.namedAt = cl, n, protocol.Now()
 	shards[n] = c
 	cl.shards.Store(&shards)
@@ -744,7 +745,7 @@ func (cl *cluster) liftAbove(r *redisop.Result) {
 	}
 	if n := redisop.Shard(cl.owners[cl.keys.SlotOf(r.Name)].Load()); n != r.Shard {
 		if c := cl.get(n); c != nil {
-			c.liftFloor(&wire.Identity{Floor: int64(r.Token), FloorAt: protocol.Now()})
+			c.liftFloor(&wire.Identity{Floor: int64(r.Token), FloorAt: protocol.Now()}, false)
 		}
 	}
 }
@@ -797,7 +798,7 @@ func (cl *cluster) do(ops []redisop.Op) {
 			n++
 		}
 		if c := cl.get(ops[0].Shard); c == nil || !c.do(ops[:n]) {
-			cl.refuse(unsent(ops[:n], "the node of the Cluster that had the lock has left it"))
+			cl.refuse(pipeline.NotSent(ops[:n], "the node of the Cluster that had the lock has left it"))
 		}
 		ops = ops[n:]
 	}
@@ -813,18 +814,18 @@ func (cl *cluster) refuse(results []redisop.Result) {
 }
 
 // shardOf returns the connection to the node that a redirect names; nil: there is no room for one.
-func (cl *cluster) shardOf(r redirect) *commands {
+func (cl *cluster) shardOf(r wire.Redirect) *link {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	return cl.get(cl.shardAt(cl.named(r.address)))
+	return cl.get(cl.shardAt(cl.named(r.Address)))
 }
 
 // askThere sends operations to the node that has their keys already, although another one has the slot.
-func (cl *cluster) askThere(r redirect, ops []redisop.Op) {
+func (cl *cluster) askThere(r wire.Redirect, ops []redisop.Op) {
 	if c := cl.shardOf(r); c != nil && c.doAsking(ops) {
 		return
 	}
-	cl.onResults(unsent(ops, "a node of the Cluster that has the lock cannot be connected"), nil)
+	cl.onResults(pipeline.NotSent(ops, "a node of the Cluster that has the lock cannot be connected"), nil)
 }
 
 // has reports whether a shard has the slot of a key.
@@ -833,7 +834,7 @@ func (cl *cluster) has(n redisop.Shard, key string) bool {
 }
 
 // ofKey returns the shard that has the slot of a key; if none has, any.
-func (cl *cluster) ofKey(key string) *commands {
+func (cl *cluster) ofKey(key string) *link {
 	if c := cl.get(redisop.Shard(cl.owners[wire.SlotOf(key)].Load())); c != nil {
 		return c
 	}

@@ -178,7 +178,7 @@ func TestMovedMovesASlotSoOften(t *testing.T) {
 		t.Fatal(err)
 	}
 	cl.pretendUp()
-	moved := func(slot uint16, port int) { cl.onMoved(redirect{slot: slot, address: portAt(port)}) }
+	moved := func(slot uint16, port int) { cl.onMoved(wire.Redirect{Slot: slot, Address: portAt(port)}) }
 	select { // the end of a connection has a node asked, too
 	case <-cl.wake:
 	default:
@@ -220,7 +220,7 @@ func TestMovedCountsWhateverTheEpoch(t *testing.T) {
 		t.Fatal(err)
 	}
 	cl.pretendUp()
-	cl.onMoved(redirect{slot: 7, address: portAt(2)})
+	cl.onMoved(wire.Redirect{Slot: 7, Address: portAt(2)})
 	if cl.ownerOf(7) != 2 {
 		t.Fatalf("port %d has the slot", cl.ownerOf(7))
 	}
@@ -231,7 +231,7 @@ func TestMovedCountsWhateverTheEpoch(t *testing.T) {
 	if err := cl.apply(known(t, "9: 0-6 8-8191", "1: 8192-16383", "4: 7"), portAt(1)); err != nil || cl.ownerOf(7) != 3 {
 		t.Errorf("port %d has the slot, %v", cl.ownerOf(7), err)
 	}
-	cl.onMoved(redirect{slot: 8, address: portAt(77)})
+	cl.onMoved(wire.Redirect{Slot: 8, Address: portAt(77)})
 	if cl.ownerOf(8) != 77 {
 		t.Errorf("a node that was not known: port %d has the slot", cl.ownerOf(8))
 	}
@@ -390,7 +390,7 @@ func TestTokenThatIsAskedForIsLiftedToTheClock(t *testing.T) {
 	r.await("clock", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return !c.pipe.encoder.Lifts
+		return !c.m.AsksClock()
 	})
 	nodes[0].asksAt(wire.SlotOf(name), nodes[1].address)
 	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done {
@@ -455,16 +455,16 @@ func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
 		t.Errorf("%+v", runs)
 	}
 	// One too many.
-	full := make([]*commands, maxShards+1)
+	full := make([]*link, maxShards+1)
 	cl := routerOf(t, nil)
 	got := make(chan []redisop.Result, 1)
 	cl.cfg.OnResults = func(results []redisop.Result, _ *wire.Identity) { got <- results }
 	cl.shards.Store(&full)
-	cl.askThere(redirect{slot: 1, address: portAt(1)}, []redisop.Op{{Kind: redisop.Take, Name: "a", Shard: 7}})
+	cl.askThere(wire.Redirect{Slot: 1, Address: portAt(1)}, []redisop.Op{{Kind: redisop.Take, Name: "a", Shard: 7}})
 	if res := recv(t, got, "results"); len(res) != 1 || res[0].Outcome != redisop.NotSent || res[0].Name != "a" || res[0].Shard != 7 || res[0].Msg == "" {
 		t.Errorf("%+v", res)
 	}
-	none := []*commands{nil}
+	none := []*link{nil}
 	cl.shards.Store(&none)
 }
 
@@ -535,8 +535,8 @@ func TestQueryOfKeysOnSeveralNodes(t *testing.T) {
 func TestNodeThatGetsSlotsAgainIsConnectedAtOnce(t *testing.T) {
 	cl := newCluster(Config{}, &dialer{}, nil)
 	defer cl.stop()
-	shard := &commands{hurry: make(chan struct{}, 1)}
-	cl.shards.Store(&[]*commands{nil, shard})
+	shard := &link{hurry: make(chan struct{}, 1)}
+	cl.shards.Store(&[]*link{nil, shard})
 	hurries := func(slots ...uint16) int {
 		for slot := range uint16(3) {
 			cl.owners[slot].Store(0)
@@ -878,7 +878,7 @@ func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
 		if ranges[0].First == 7 {
 			returned := make(chan bool)
 			second.Go(func() {
-				cl.onMoved(redirect{slot: 8, address: portAt(2)})
+				cl.onMoved(wire.Redirect{Slot: 8, Address: portAt(2)})
 				note("second returned")
 				close(returned)
 			})
@@ -894,7 +894,7 @@ func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
 	if err := cl.apply(known(t, "5: 0-8191", "6: 8192-16383"), portAt(1)); err != nil {
 		t.Fatal(err)
 	}
-	cl.onMoved(redirect{slot: 7, address: portAt(2)})
+	cl.onMoved(wire.Redirect{Slot: 7, Address: portAt(2)})
 	second.Wait()
 	if want := []string{"route 7", "route 8", "second returned"}; !slices.Equal(order, want) {
 		t.Errorf("%q, want %q", order, want)
@@ -924,7 +924,7 @@ func TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore(t *testing.T) {
 			slot := wire.SlotOf(name)
 			last := time.Now().Add(time.Hour).UnixMicro() // as with a node whose clock is ahead
 			var r *clusterRecorder
-			move := func() { r.cluster.onMoved(redirect{slot: slot, address: nodes[1].address}) }
+			move := func() { r.cluster.onMoved(wire.Redirect{Slot: slot, Address: nodes[1].address}) }
 			var onUp atomic.Pointer[func()]
 			r = openCluster(t, nodes.url(), beforeUp(&onUp)).settled()
 			nodes.know("") // the host learns of the move from MOVED alone
@@ -989,7 +989,7 @@ func TestTokensOfTheNewOwnerAreAboveItsClock(t *testing.T) {
 			move := func() {
 				nodes[1].set(func() { nodes[1].ahead = time.Hour })
 				clock = time.Now().Add(time.Hour).UnixMicro()
-				r.cluster.onMoved(redirect{slot: slot, address: nodes[1].address})
+				r.cluster.onMoved(wire.Redirect{Slot: slot, Address: nodes[1].address})
 			}
 			if when == "the new owner is connected" {
 				move()
@@ -1027,7 +1027,7 @@ func TestAnswerToAQuestionFromBeforeAMoveDoesNotMoveTheSlotBack(t *testing.T) {
 	if err := cl.apply(before, portAt(1)); err != nil {
 		t.Fatal(err)
 	}
-	cl.onMoved(redirect{slot: 7, address: portAt(2)})
+	cl.onMoved(wire.Redirect{Slot: 7, Address: portAt(2)})
 	if err := cl.apply(before, portAt(1)); err != nil || cl.ownerOf(7) != 2 {
 		t.Errorf("slot 7 is at node %d, want 2 (%v)", cl.ownerOf(7), err)
 	}
@@ -1063,33 +1063,6 @@ func TestClockOfAMasterWithALargerEpochIsAskedFor(t *testing.T) {
 	}
 }
 
-// The danger: a slot comes after Redis has read its clock for the one before.
-func TestClockIsAskedForAgainIfSlotsCameSince(t *testing.T) {
-	nodes := startFakeCluster(t, 2)
-	r := openCluster(t, nodes.url()).settled()
-	name := nodes.names(1, 1)[0]
-	r.do(takeOp(name, 1)) // the clock that was asked for at the start is known
-	nodes[1].set(func() { nodes[1].clocks = 0 })
-	c := r.cluster.get(r.shardOf(name))
-	c.mu.Lock() // no answer is taken in
-	for range 3 {
-		c.pipe.askClock(protocol.Now())
-	}
-	if floor := c.pipe.encoder.TokensAbove(); floor < 1<<53-1 {
-		t.Errorf("a counter of %d would not be lifted", floor)
-	}
-	c.pipe.out.Flush()
-	c.mu.Unlock()
-	r.await("second answer", func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return !c.pipe.encoder.Lifts
-	})
-	if n := nodes[1].asked(); n != 2 {
-		t.Errorf("the clock was asked for %d times, want twice", n)
-	}
-}
-
 // The danger: an operation is given to a connection that has ended for good, and gets no result.
 func TestAskNamesANodeThatIsClosed(t *testing.T) {
 	cl := routerOf(t, nil)
@@ -1101,7 +1074,7 @@ func TestAskNamesANodeThatIsClosed(t *testing.T) {
 	if err := cl.get(1).close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	cl.askThere(redirect{slot: 1, address: portAt(1)}, []redisop.Op{{Kind: redisop.Drop, Name: "a", Shard: 7}})
+	cl.askThere(wire.Redirect{Slot: 1, Address: portAt(1)}, []redisop.Op{{Kind: redisop.Drop, Name: "a", Shard: 7}})
 	if res := recv(t, got, "results"); len(res) != 1 || res[0].Outcome != redisop.NotSent || res[0].Shard != 7 || res[0].Msg == "" {
 		t.Errorf("%+v", res)
 	}
@@ -1390,76 +1363,9 @@ func TestNodeHasOneShardWhateverItsName(t *testing.T) {
 		t.Fatal(err)
 	}
 	cl.pretendUp()
-	cl.onMoved(redirect{7, "db-2:2"})
+	cl.onMoved(wire.Redirect{Slot: 7, Address: "db-2:2"})
 	if cl.ownerOf(7) != 2 || len(*cl.shards.Load()) != 3 {
 		t.Errorf("slot 7 is at %d of %d shards", cl.ownerOf(7), len(*cl.shards.Load())-1)
-	}
-}
-
-// The slot leaves the node while it is being asked to end a subscription: the push looks like a
-// confirmation, and then the node answers MOVED. The next reply is still that of the next command.
-func TestUnsubscribeThatMeetsTheMoveOfItsSlot(t *testing.T) {
-	for _, answers := range []string{
-		">3\r\n" + bulk("sunsubscribe") + bulk("CHANNEL") + ":0\r\n" + "-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
-		">3\r\n" + bulk("sunsubscribe") + bulk("CHANNEL") + ":0\r\n+PONG\r\n",
-		"-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
-		"-MOVED 1 127.0.0.1:1\r\n-NOPERM this user has no permissions to run the 'ping' command\r\n",
-	} {
-		l := newListener(wire.NewKeyspace(""))
-		l.isSharded = true
-		l.subscribe("lock")
-		asked := l.next()
-		l.onConfirmation(asked, asked.channels[0])
-		l.unsubscribe("lock")
-		r := l.next()
-		if r == nil || !r.endsWithPing() || !strings.HasSuffix(string(appendChannelsRequest(nil, r)), "ping\r\n") {
-			t.Fatalf("%+v", r)
-		}
-		c := &commands{cluster: routerOf(t, nil).cluster, listener: l}
-		p := &pipeline{commands: c, readyConn: &readyConn{dial: &dialer{Server: wire.Server{Address: portAt(1)}}}}
-		p.calls.push(call{form: subscribing, channels: r})
-		p.calls.push(call{form: alive})
-		replies := wire.NewReplies(&inputSource{strings.NewReader(strings.ReplaceAll(answers, bulk("CHANNEL"), bulk(r.channels[0])))})
-		for {
-			answer, err := replies.Next()
-			if err != nil {
-				break
-			}
-			if answer.Kind == '>' {
-				err = p.onConfirmation(answer, true, r.channels[0])
-			} else {
-				_, err = p.onRefusal(r, answer)
-			}
-			if err != nil {
-				t.Errorf("%q: %v", answers, err)
-			}
-		}
-		if p.calls.len() != 1 || p.calls.front().form != alive || c.listener.inFlight != 0 {
-			t.Errorf("%q: %d calls are without an answer, want the one after it; %d requests", answers, p.calls.len(), c.listener.inFlight)
-		}
-	}
-}
-
-// A quiet Drop that finds a queue is executed again, by another script. A Take that was pipelined after it
-// comes after that, too: otherwise it would keep the lock that the Drop passes on.
-func TestTakeComesAfterItsDropThoughThatWasBusy(t *testing.T) {
-	nodes := startFakeCluster(t, 1)
-	r := openCluster(t, nodes.url()).settled()
-	name := nodes.names(0, 1)[0]
-	n := nodes[0]
-	before := len(n.seen())
-	take := takeOp(name, 2)
-	take.AfterPendingDrop = true
-	drop := dropOp(name, 1)
-	take.Shard, drop.Shard = r.shardOf(name), r.shardOf(name)
-	n.set(func() { // which answers nothing meanwhile
-		r.Do([]redisop.Op{drop})
-		r.Do([]redisop.Op{take})
-	})
-	r.await("both have results", func() bool { return len(r.results[name]) == 2 })
-	runs := n.seen()[before:]
-	if len(runs) != 1 || len(runs[0].statuses) != 2 {
-		t.Errorf("%d runs, want one for both", len(runs))
 	}
 }
 
@@ -1507,7 +1413,7 @@ func TestNodeThatWasJustNamedKeepsItsShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	cl.passGoneAfter()
-	cl.onMoved(redirect{7, portAt(3)})
+	cl.onMoved(wire.Redirect{Slot: 7, Address: portAt(3)})
 	stale := *before
 	stale.askedAt = protocol.Now()
 	if err := cl.apply(&stale, portAt(1)); err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -464,7 +465,7 @@ func TestDemotedMasterIsLeftWhileNothingIsAsked(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
 	s.becomeReplica()
-	pingNow(r)
+	r.ageIdle()
 	if why := r.down(); !strings.Contains(why, "has become a read-only replica") || !strings.Contains(why, "an endpoint that fails over") {
 		t.Errorf("down: %s", why)
 	}
@@ -475,27 +476,15 @@ func TestUserWithoutRolePings(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("norole", "~*", "&*", "+@all", "-role"))
 	for i := range uint64(3) {
-		pingNow(r)
+		r.ageIdle()
 		if res := r.one(takeOp("lock", 1+i)); res.Outcome != redisop.Done { // its result comes after the reply to the ping
 			t.Errorf("got %+v", res)
 		}
 	}
-	stats := infoFields(must(s.admin().Info(ctx, "commandstats").Result()))
+	stats := wire.InfoFields(must(s.admin().Info(ctx, "commandstats").Result()))
 	if role, ping := stats["cmdstat_role"], stats["cmdstat_ping"]; !strings.HasPrefix(role, "calls=0,") || !strings.Contains(role, "rejected_calls=1,") || !strings.HasPrefix(ping, "calls=3,") {
 		t.Errorf("role: %s; ping: %s", role, ping)
 	}
-}
-
-// pingNow has the connection pinged as if it had been idle for long.
-func pingNow(r *recorder) {
-	p, c := pipeOf(r.Store), r.Store.commands
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := protocol.Now()
-	p.lastReply = now - int64(idlePing)
-	p.lastInput.Store(0)
-	p.checkLiveness(now)
-	p.out.Flush()
 }
 
 // The address leads to a replica after a failover: that is Busy, and a reason to
@@ -533,14 +522,11 @@ func TestStalledRedis(t *testing.T) {
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
 	before := connections(t, a)
 	s.suspend()
-	r.impatient(100 * time.Millisecond)
-	start := time.Now()
-	res := r.one(takeOp("lock", 1))
+	r.Do([]redisop.Op{takeOp("lock", 1)})
+	r.impatient()
+	res := recv(t, r.results, "result")[0]
 	if res.Outcome != redisop.Unknown || !strings.Contains(res.Msg, "did not answer within 30s") { // what the Config says
 		t.Errorf("got %+v, want Unknown", res)
-	}
-	if took := time.Since(start); took < 100*time.Millisecond {
-		t.Errorf("gave up after %v", took)
 	}
 	if why := r.down(); !strings.Contains(why, "did not answer within 30s") {
 		t.Errorf("down: %s", why)
@@ -561,8 +547,8 @@ func TestDeadIdleConnectionIsNoticed(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
 	s.suspend()
-	r.impatient(10 * time.Millisecond)
 	r.ageIdle()
+	r.impatient()
 	r.down()
 	s.signal(syscall.SIGCONT)
 	r.up()
@@ -719,7 +705,7 @@ var leastRules = []string{"~*", "&*", "+evalsha", "+script|load", "+time",
 func TestKnownScriptsAreNotLoadedAgain(t *testing.T) {
 	s := startRedis(t)
 	loads := func() string {
-		stats := infoFields(s.admin().Info(ctx, "commandstats").Val())
+		stats := wire.InfoFields(s.admin().Info(ctx, "commandstats").Val())
 		calls, _, _ := strings.Cut(stats["cmdstat_script|load"], ",")
 		return calls
 	}
@@ -1173,10 +1159,10 @@ func thatCanWait(op redisop.Op) redisop.Op { op.CanWait = true; return op }
 func TestRenewalsAreNotStarved(t *testing.T) {
 	r := connected(t, startRedis(t).url())
 	var takes []redisop.Op
-	for i := range 20 * batchOthers {
+	for i := range 20 * pipeline.DefaultBatches.Others {
 		takes = append(takes, takeOp(fmt.Sprint(i), 1))
 	}
-	r.overtakes(t, batchOthers, takes, renewOp("held", 1))
+	r.overtakes(t, pipeline.DefaultBatches.Others, takes, renewOp("held", 1))
 }
 
 // Shows docs/guarantees.md: Holds more than Redis can renew.
@@ -1184,19 +1170,19 @@ func TestRenewalsAreNotStarved(t *testing.T) {
 func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
 	r := connected(t, startRedis(t).url())
 	var renewals []redisop.Op
-	for i := range 20 * batchRenewals {
+	for i := range 20 * pipeline.DefaultBatches.Renewals {
 		op := ofUser(1001, renewOp(fmt.Sprint(i), 1))
 		if i%2 == 0 {
 			op.Kind, op.LeaseMS = redisop.Check, 0
 		}
 		renewals = append(renewals, op)
 	}
-	r.overtakes(t, batchRenewals, renewals, ofUser(1002, renewOp("held", 1)))
+	r.overtakes(t, pipeline.DefaultBatches.Renewals, renewals, ofUser(1002, renewOp("held", 1)))
 }
 
 // dropsThatCanWait are those of many locks of one user that end at once.
 func dropsThatCanWait() (drops []redisop.Op) {
-	for i := range 40 * batchDeletes {
+	for i := range 40 * pipeline.DefaultBatches.Deletes {
 		drops = append(drops, thatCanWait(ofUser(1001, dropOp(fmt.Sprint(i), 1))))
 	}
 	return drops
@@ -1207,7 +1193,7 @@ func dropsThatCanWait() (drops []redisop.Op) {
 // Shows docs/guarantees.md: Holds more than Redis can renew.
 func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
 	r := connected(t, startRedis(t).url())
-	r.overtakes(t, batchDeletes+1, dropsThatCanWait(), thatCanWait(ofUser(1002, dropOp("held", 1))), takeOp("another", 1))
+	r.overtakes(t, pipeline.DefaultBatches.Deletes+1, dropsThatCanWait(), thatCanWait(ofUser(1002, dropOp("held", 1))), takeOp("another", 1))
 	drops := dropsThatCanWait()
 	r.Do(drops)
 	r.Unsent(func(_ redisop.Shard, n int) { t.Errorf("%d operations count as waiting", n) })
@@ -1243,100 +1229,6 @@ func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
 		}
 		if want := []redisop.OpKind{redisop.Drop, redisop.Take}; !slices.Equal(kinds, want) {
 			t.Errorf("results of kinds %v, want %v", kinds, want)
-		}
-	}
-}
-
-// However Drops are pushed, popped and removed, those that are left are popped, each once, and those
-// of one user in order.
-func TestLanesLoseNothing(t *testing.T) {
-	random := harness.Random(t)
-	var s lanes
-	left := make(map[string]redisop.Op)
-	var next uint64
-	popped := make(map[int64]uint64) // the last hold of each user
-	for step := range harness.Pick(40_000, 200_000) {
-		switch random.IntN(5) {
-		case 0, 1:
-			next++
-			op := ofUser(int64(random.IntN(4)), dropOp(fmt.Sprint(next), next))
-			left[op.Name] = op
-			s.push(op)
-		case 2, 3:
-			name := fmt.Sprint(next - min(next, uint64(random.IntN(8))))
-			op, ok := s.removeDrop(name)
-			if want, isLeft := left[name]; ok != isLeft || op != want {
-				t.Fatalf("step %d: removed %+v, want %+v", step, op, want)
-			}
-			delete(left, name)
-		case 4:
-			n := random.IntN(6)
-			ops := s.pop(nil, n)
-			if len(ops) != min(n, len(left)) {
-				t.Fatalf("step %d: popped %d operations, want %d of %d", step, len(ops), n, len(left))
-			}
-			for _, op := range ops {
-				if left[op.Name] != op || op.HoldID <= popped[op.User] {
-					t.Fatalf("step %d: popped %+v", step, op)
-				}
-				popped[op.User] = op.HoldID
-				delete(left, op.Name)
-			}
-		}
-		if s.len() != len(left) || len(s.drops) != len(left) {
-			t.Fatalf("step %d: %d operations and %d places, want %d", step, s.len(), len(s.drops), len(left))
-		}
-		for _, l := range s.byUser {
-			if n := l.ops.len(); n > 0 && l.ops.newest().Kind == redisop.NoOp {
-				t.Fatalf("step %d: a lane ends with one that was removed", step)
-			}
-		}
-	}
-}
-
-// Operations of one user keep their order, and n users that have enough get an equal part of
-// what is popped, but for a turn.
-//
-// Shows docs/guarantees.md: Holds more than Redis can renew.
-func TestLanes(t *testing.T) {
-	var l lanes
-	random := harness.Random(t)
-	in, out := make(map[int64]uint64), make(map[int64]uint64)
-	total := 0
-	for range 2000 {
-		for range random.IntN(300) {
-			user := random.Int64N(5) - 1
-			l.push(redisop.Op{Kind: redisop.Renew, User: user, HoldID: in[user]})
-			in[user]++
-			total++
-		}
-		queued := make(map[int64]int)
-		for user := range in {
-			queued[user] = int(in[user] - out[user])
-		}
-		n := random.IntN(300)
-		got := l.pop(nil, n)
-		if len(got) != min(n, total) {
-			t.Fatalf("%d operations of %d, not %d", len(got), total, n)
-		}
-		total -= len(got)
-		popped := make(map[int64]int)
-		for _, op := range got {
-			if op.HoldID != out[op.User] {
-				t.Fatalf("operation %d of user %d came after %d", op.HoldID, op.User, out[op.User])
-			}
-			out[op.User]++
-			popped[op.User]++
-		}
-		for a := range queued {
-			for b := range queued {
-				if popped[a] < queued[a] && popped[b] > popped[a]+2*laneTurn {
-					t.Fatalf("user %d has sent %d of %d, and user %d has sent %d", a, popped[a], queued[a], b, popped[b])
-				}
-			}
-		}
-		if l.len() != total {
-			t.Fatalf("%d are left, not %d", l.len(), total)
 		}
 	}
 }
@@ -1378,33 +1270,6 @@ func TestFloorNeverFalls(t *testing.T) {
 			t.Errorf("tokens are drawn above %d, the floor is %d", got, up.id.Floor)
 		}
 		last = up.id
-	}
-}
-
-func TestLane(t *testing.T) {
-	var l fifo[redisop.Op]
-	random := harness.Random(t)
-	var in, out uint64
-	for range 2000 {
-		for range random.IntN(300) {
-			l.push(redisop.Op{HoldID: in})
-			in++
-		}
-		for _, op := range l.pop(nil, random.IntN(300)) {
-			if op.HoldID != out {
-				t.Fatalf("got %d, want %d", op.HoldID, out)
-			}
-			out++
-		}
-	}
-	for _, op := range l.pop(nil, 1<<30) {
-		if op.HoldID != out {
-			t.Fatalf("got %d, want %d", op.HoldID, out)
-		}
-		out++
-	}
-	if in != out {
-		t.Errorf("%d in, %d out", in, out)
 	}
 }
 

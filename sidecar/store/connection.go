@@ -19,6 +19,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -232,7 +233,7 @@ func (l *redisConn) close() {
 
 // A readyConn is a link that has been probed and may run scripts. It is greeted by
 // go-redis, which knows how (users, passwords, TLS, databases). Then it is switched to RESP3
-// and subscribed to the sidecar's channel; the scripts are run by a pipe.
+// and subscribed to the sidecar's channel; a link takes it over.
 type readyConn struct {
 	*redisConn
 	dial     *dialer // that made it
@@ -255,8 +256,8 @@ type readyConn struct {
 	noRole bool  // ROLE is not: a ping is a PING
 	killed error // why the earlier connection could not be ended; nil if it was, or there was none
 
-	replication replication
-	eviction    eviction
+	replication pipeline.Replication
+	eviction    pipeline.Eviction
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
@@ -331,7 +332,7 @@ func (d *dialer) subscribe(s *readyConn) error {
 	s.replies = wire.NewReplies(s.in)
 	s.replies.Known = [...]string{"message", d.channel}
 	text := wire.AppendString(wire.AppendString(wire.AppendArray(nil, 2), "hello"), "3")
-	text = appendChannelsRequest(text, &channelsRequest{channels: []string{d.channel}})
+	text = pipeline.AppendSubscribe(text, d.channel)
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
 	if _, err := s.wire.Write(text); err != nil {
 		return wire.Unavailable(d.broken(err))
@@ -378,7 +379,7 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	s.note(asRole.Err(), "+role")
 	s.noRole = asRole.Err() != nil
 	answered := protocol.Now()
-	info := infoFields(server.Val() + "\n" + replication.Val())
+	info := wire.InfoFields(server.Val() + "\n" + replication.Val())
 	greeting := helloFields(hello.Val())
 
 	s.version = info["redis_version"]
@@ -409,7 +410,7 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	if role == "" {
 		role, _ = greeting["role"].(string)
 	}
-	if isReplica(role) {
+	if pipeline.IsReplica(role) {
 		of := "another Redis"
 		if info["master_host"] != "" {
 			of = net.JoinHostPort(info["master_host"], info["master_port"])
@@ -425,8 +426,8 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	s.id = wire.Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
 	s.id.ClientID, _ = greeting["id"].(int64)
 	s.origin = wire.OriginOf(s.id.RunID, role)
-	s.replication.onInfo(info)
-	s.eviction.onInfo(infoFields(memory.Val() + "\n" + stats.Val()))
+	s.replication.OnInfo(info)
+	s.eviction.OnInfo(wire.InfoFields(memory.Val() + "\n" + stats.Val()))
 	s.clock, s.clockAt = s.id.Floor, answered
 	if last.Known() {
 		// If a new master's clock is behind the old one's, tokens still grow.
@@ -456,8 +457,8 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	}
 	cmds = append(cmds, queueCmds...)
 	var minimum *redis.Cmd
-	if s.replication.replicas > 0 {
-		minimum = redis.NewCmd(ctx, "config", "get", minReplicas)
+	if s.replication.Replicas > 0 {
+		minimum = redis.NewCmd(ctx, "config", "get", pipeline.MinReplicas)
 		cmds = append(cmds, minimum)
 	}
 	var sharded, asking *redis.Cmd
@@ -484,11 +485,11 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 		return d.scriptError(err)
 	}
 	if wait != nil && wait.Err() != nil {
-		return wire.Unavailable(d.noWait(wait.Err().Error()))
+		return wire.Unavailable(pipeline.NoWait(&d.Server, wait.Err().Error()))
 	}
 	s.loads = load == nil || load.Err() == nil
 	if minimum != nil {
-		s.replication.onGreeting(minimum)
+		onMinimum(&s.replication, minimum)
 	}
 	// A user without +pubsub gets an error of another kind than a server that has no such channels.
 	s.isSharded = sharded != nil && (sharded.Err() == nil || wire.Code(sharded.Err().Error()) == "NOPERM")
@@ -526,18 +527,18 @@ func knownScripts(exists *redis.Cmd, n int) []bool {
 	return knows
 }
 
-// isReplica reports whether a role is that of a replica.
-func isReplica(role string) bool { return role == "slave" || role == "replica" }
-
-// infoFields reads the "key:value" lines of INFO.
-func infoFields(text string) map[string]string {
-	fields := make(map[string]string)
-	for line := range strings.Lines(text) {
-		if key, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			fields[key] = value
-		}
+// onMinimum takes in the answer to CONFIG GET.
+func onMinimum(r *pipeline.Replication, answer *redis.Cmd) {
+	list, _ := answer.Val().([]any)
+	if r.IsDenied = answer.Err() != nil; len(list) == 2 {
+		text, _ := list[1].(string)
+		r.OnMinimum(text)
 	}
-	return fields
+}
+
+// risk is why two owners are possible, as far as the greeting shows it.
+func (s *readyConn) risk() *pipeline.Risk {
+	return &pipeline.Risk{Replication: s.replication, Eviction: s.eviction, Server: s.dial.Server, Durable: s.dial.replicas}
 }
 
 // helloFields reads the flat list of keys and values that HELLO answers.

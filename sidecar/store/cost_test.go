@@ -53,13 +53,9 @@ func dialMaster(t testing.TB, s *server, uuid string) *host {
 
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...redisop.Op) (text []byte, replies int) {
-	quiet := pipeline{encoder: wire.Encoder{Declares: h.enc.Declares}}
 	wire.SortForBatching(h.now, ops, h.slot)
 	for len(ops) > 0 {
 		script, n := wire.BatchPrefix(ops, h.slot)
-		if q := quiet.quietScript(h.now, &ops[0]); n == 1 && q != nil {
-			script = q
-		}
 		text = h.enc.AppendRun(text, wire.Run{Script: script}, h.now, 0, ops[:n])
 		ops = ops[n:]
 		replies++
@@ -109,7 +105,7 @@ func (h *host) ask(ops ...redisop.Op) {
 
 // cpu is the CPU time that Redis has used, in µs.
 func (s *server) cpu(c *redis.Client) float64 {
-	fields := infoFields(c.Info(ctx, "cpu").Val())
+	fields := wire.InfoFields(c.Info(ctx, "cpu").Val())
 	user, _ := strconv.ParseFloat(fields["used_cpu_user"], 64)
 	system, _ := strconv.ParseFloat(fields["used_cpu_sys"], 64)
 	return (user + system) * 1e6
@@ -434,7 +430,7 @@ func BenchmarkRedisMemory(b *testing.B) {
 	s := startRedis(b)
 	r := connected(b, s.url())
 	memory := func() float64 {
-		n, _ := strconv.ParseFloat(infoFields(s.admin().Info(ctx, "memory").Val())["used_memory"], 64)
+		n, _ := strconv.ParseFloat(wire.InfoFields(s.admin().Info(ctx, "memory").Val())["used_memory"], 64)
 		return n
 	}
 	ops := make([]redisop.Op, locks)

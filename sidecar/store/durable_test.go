@@ -154,14 +154,6 @@ func TestResultsAreWithheldUntilReplicasConfirm(t *testing.T) {
 	r.isQuiet()
 	r.Do([]redisop.Op{takeOp("c", 1)})
 	r.isQuiet()
-	p := pipeOf(r.Store)
-	r.commands.mu.Lock()
-	p.minRTT = localRTT + 1 // a distant Redis gets what there is at once
-	r.commands.pump(p)
-	if n := p.calls.len(); n != 1 {
-		t.Errorf("%d commands are in flight, and Redis waits for a replica", n)
-	}
-	r.commands.mu.Unlock()
 	s.answers <- ":1\r\n"
 	for range 2 {
 		recv(t, r.messages, "message")
@@ -215,32 +207,6 @@ func TestScriptThatIsSentAgainHasAWaitOfItsOwn(t *testing.T) {
 	if got, want := s.received(), []string{"evalsha", "wait", "script", "evalsha", "wait"}; !slices.Equal(got, want) {
 		t.Errorf("Redis received %v, want %v", got, want)
 	}
-	// The second WAIT has the lease of what is sent again.
-	if got := pipeOf(r.Store).durability.within; got != maxWait {
-		t.Errorf("the second WAIT waits %v", got)
-	}
-}
-
-// Confirmations of subscriptions keep their place.
-func TestSubscriptionsAreDeliveredAfterTheResultsBeforeThem(t *testing.T) {
-	s := startSlow(t)
-	r := connected(t, s.url, replicated(1))
-	p := pipeOf(r.Store)
-	c := r.commands
-	c.mu.Lock() // the SUBSCRIBE is in the stream after the script, as if its channel were wanted earlier
-	c.others.push(takeOp("a", 1))
-	now, batch := int64(1), c.others.pop(nil, 1)
-	p.queueBatch(now, batch)
-	c.listener.subscribe("watched")
-	p.queueChannels(now, c.listener.next())
-	p.queueWait(now)
-	p.out.Flush()
-	c.mu.Unlock()
-	recv(t, s.waits, "WAIT")
-	r.isQuiet()
-	s.answers <- ":1\r\n"
-	recv(t, r.results, "result")
-	recv(t, r.subscribed, "subscription")
 }
 
 // The danger: an outcome that is withheld is delivered after the connection, and with it the master,
@@ -256,9 +222,9 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 	r.Do([]redisop.Op{held, takeOp("taken", 1)})
 	recv(t, s.waits, "WAIT")
 	for end := time.Now().Add(patience); ; { // both results are read
-		c := r.commands
+		c := r.link
 		c.mu.Lock()
-		left := c.pipe.flight.len()
+		left := c.m.InFlight()
 		c.mu.Unlock()
 		if left == 0 {
 			break
@@ -267,9 +233,9 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 			t.Fatal("the results do not come")
 		}
 	}
-	r.commands.mu.Lock()
-	r.commands.pipe.cut(wire.Unavailable("the test ends the connection"))
-	r.commands.mu.Unlock()
+	r.link.mu.Lock()
+	r.link.wired.cut(wire.Unavailable("the test ends the connection"))
+	r.link.mu.Unlock()
 	var got []redisop.Result
 	for len(got) < 2 {
 		got = append(got, recv(t, r.results, "result")...)
@@ -441,7 +407,7 @@ func TestWaitIsSentOnlyForWhatReplicasConfirm(t *testing.T) {
 	master, _ := startPair(t)
 	a := master.admin()
 	must(a.ConfigResetStat(ctx).Result())
-	waits := func() string { return infoFields(a.Info(ctx, "commandstats").Val())["cmdstat_wait"] }
+	waits := func() string { return wire.InfoFields(a.Info(ctx, "commandstats").Val())["cmdstat_wait"] }
 	r := connected(t, master.url(), often)
 	awaited := dropOp("lock", 1)
 	r.ask(takeOp("lock", 1))
@@ -579,7 +545,7 @@ func TestWaitThatIsNotPermittedIsNamed(t *testing.T) {
 func TestTransferIsNoProofWhileReplicasConfirm(t *testing.T) {
 	master, _ := startPair(t)
 	a := master.admin()
-	from := wire.OriginOf(infoFields(a.Info(ctx, "server").Val())["run_id"], "master")
+	from := wire.OriginOf(wire.InfoFields(a.Info(ctx, "server").Val())["run_id"], "master")
 	received := make(chan redisop.Message, 1)
 	r := connected(t, master.url(), replicated(1), func(c *Config) {
 		c.UUID = secondUUID
@@ -592,23 +558,5 @@ func TestTransferIsNoProofWhileReplicasConfirm(t *testing.T) {
 	}
 	if res := r.one(takeOp("lock", 1)); res.Conn != redisop.NewConn(1) {
 		t.Errorf("%+v", res)
-	}
-}
-
-func TestTimeOfAWait(t *testing.T) {
-	for _, tt := range []struct {
-		leaseMS       uint32
-		timeout, want time.Duration
-	}{
-		{30_000, 2 * time.Second, maxWait},
-		{0, 2 * time.Second, maxWait},
-		{2000, 2 * time.Second, 200 * time.Millisecond},
-		{2005, 2 * time.Second, 200 * time.Millisecond},
-		{50, 2 * time.Second, minWait}, // others share it
-		{30_000, 100 * time.Millisecond, 50 * time.Millisecond},
-	} {
-		if got := waitWithin(tt.leaseMS, tt.timeout); got != tt.want {
-			t.Errorf("lease %d ms, timeout %v: %v, want %v", tt.leaseMS, tt.timeout, got, tt.want)
-		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 func TestLostAddressesAreTriedLast(t *testing.T) {
@@ -111,7 +112,7 @@ func TestNumberOfReplicasThatIsWrongIsNamed(t *testing.T) {
 			}
 			set := fmt.Sprintf("set min-replicas-to-write %d there, or durability = \"replicas:%d\"", tt.replicas, tt.replicas)
 			switch log := r.logged(); {
-			case tt.says == "" && (risk != "" || strings.Contains(log, minReplicas)):
+			case tt.says == "" && (risk != "" || strings.Contains(log, pipeline.MinReplicas)):
 				t.Errorf("%q; the log is:\n%s", risk, log)
 			case tt.says != "" && (!strings.Contains(risk, tt.says) || !strings.Contains(risk, set) || !strings.Contains(log, tt.says)):
 				t.Errorf("%q; the log is:\n%s", risk, log)
@@ -128,7 +129,7 @@ func TestNumberOfReplicasIsReadAgain(t *testing.T) {
 	next := func() string {
 		t.Helper()
 		for end := time.After(patience); ; {
-			pingNow(r)
+			r.ageIdle()
 			select {
 			case risk := <-risks:
 				return risk
@@ -142,7 +143,7 @@ func TestNumberOfReplicasIsReadAgain(t *testing.T) {
 	if risk := next(); !strings.Contains(risk, "has a replica") {
 		t.Errorf("after a replica came: %q", risk)
 	}
-	master.admin().ConfigSet(ctx, minReplicas, "1")
+	master.admin().ConfigSet(ctx, pipeline.MinReplicas, "1")
 	if risk := next(); risk != "" {
 		t.Errorf("after the setting was made right: %q", risk)
 	}

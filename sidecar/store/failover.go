@@ -169,37 +169,3 @@ func (s *sentinels) wake() {
 func isLed(views []sentinelView, address string) bool {
 	return slices.ContainsFunc(views, func(v sentinelView) bool { return v.lead == leadsTo && v.master == address })
 }
-
-// onFailover has nothing done that the server at an address answers from now on; "": all is.
-func (c *commands) onFailover(address, why string) {
-	if why != "" {
-		c.cfg.Log.Warn("a Sentinel fails over the master: what it grants until it is replaced does not count", "reason", why)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.failingOver, c.failoverWhy = address, why
-	if p := c.pipe; p != nil && p.probe.interval != 0 {
-		p.probe.next = 0 // its answer reports the change
-		c.nudge()
-	}
-}
-
-// failover is why nothing is done that the server executes; "": all is. The caller holds mu.
-func (p *pipeline) failover() string {
-	if c := p.commands; c.failingOver != "" && c.failingOver == p.dial.options.Addr {
-		return c.failoverWhy
-	}
-	return ""
-}
-
-// isWithholding reports whether what the server executes may not be kept: by a failover, or because replicas are to
-// confirm it.
-func (p *pipeline) isWithholding() bool {
-	if p.durability.replicas > 0 || p.commands.sentinels == nil {
-		return p.durability.replicas > 0
-	}
-	mu := &p.commands.mu
-	mu.Lock()
-	defer mu.Unlock()
-	return p.failover() != ""
-}

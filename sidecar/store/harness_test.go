@@ -20,6 +20,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/locksidecar/locksidecar/internal/rawio"
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -140,7 +142,7 @@ func (s *server) follow(master *server) {
 	s.t.Helper()
 	a := s.admin()
 	must(a.ReplicaOf(ctx, "127.0.0.1", master.port).Result())
-	for end := time.Now().Add(patience); infoFields(a.Info(ctx, "replication").Val())["master_link_status"] != "up"; {
+	for end := time.Now().Add(patience); wire.InfoFields(a.Info(ctx, "replication").Val())["master_link_status"] != "up"; {
 		if time.Now().After(end) {
 			s.t.Fatal("the replica does not get the data of its master")
 		}
@@ -210,7 +212,8 @@ func backends(t *testing.T, f func(t *testing.T, b backend)) {
 
 // recorder is what the table would be: it takes all callbacks.
 type recorder struct {
-	t testing.TB
+	ahead time.Duration // of the clock, for the Machine: see later
+	t     testing.TB
 	*Store
 	id           wire.Identity // of the first connection, from connected
 	results      chan []redisop.Result
@@ -334,25 +337,41 @@ func recv[T any](t testing.TB, from chan T, what string) T {
 	}
 }
 
-// impatient makes the present connection, and no later one, as impatient as a test is: a Config.Timeout as short
-// would end connections to a Redis that is only slow.
-func (r *recorder) impatient(d time.Duration) {
-	p, c := pipeOf(r.Store), r.Store.commands
-	c.mu.Lock()
-	p.patience = int64(d)
-	c.mu.Unlock()
-	c.nudge()
+// awaitWired returns when the connection is in use. OnUp comes a moment before.
+func (r *recorder) awaitWired() {
+	for isWired := false; !isWired; {
+		r.link.mu.Lock()
+		isWired = r.link.wired != nil
+		r.link.mu.Unlock()
+	}
+}
+
+// later has the present connection look at what is due after a time, as if that had passed without a word of Redis
+// since the last call.
+func (r *recorder) later(d time.Duration) {
+	r.awaitWired()
+	r.ahead += d
+	l := r.link
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.wired; w != nil && l.m.Advance(protocol.Now()+int64(r.ahead), 0, rawio.HasUnread(w.wire.raw)) {
+		w.cut(os.ErrDeadlineExceeded)
+	}
+	l.flush()
 }
 
 // ageIdle has the present connection be idle for so long that a PING is due.
-func (r *recorder) ageIdle() {
-	p, c := pipeOf(r.Store), r.Store.commands
-	c.mu.Lock()
-	p.lastInput.Store(0)
-	p.lastReply -= int64(idlePing)
-	c.mu.Unlock()
-	c.nudge()
+func (r *recorder) ageIdle() { r.later(idlePing) }
+
+// impatient gives the present connection up as if Redis had been silent for long.
+func (r *recorder) impatient() {
+	for range 2 {
+		r.later(time.Hour)
+	}
 }
+
+// idlePing is longer than a connection is idle before it is pinged.
+const idlePing = 6 * time.Second
 
 func (r *recorder) up() upped { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
 
@@ -446,3 +465,15 @@ func must[T any](v T, err error) T {
 
 func channelOf(name string) string { return new(wire.Keyspace).Channel(name) }
 func counterOf(name string) string { return new(wire.Keyspace).Counter(name) }
+
+// oneLifted is one, for an operation that is sent while the clock is asked for.
+func (r *recorder) oneLifted(op redisop.Op) redisop.Result {
+	r.t.Helper()
+	r.awaitWired()
+	r.link.mu.Lock()
+	r.link.m.Lift(protocol.Now(), 0, true)
+	r.link.m.Do(protocol.Now(), []redisop.Op{op})
+	r.link.flush()
+	r.link.mu.Unlock()
+	return recv(r.t, r.results, "result")[0]
+}

@@ -3,7 +3,6 @@ package store
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
@@ -27,28 +26,6 @@ func TestFloodOfIgnoredMessagesIsCounted(t *testing.T) {
 	}
 	if len(r.messages) != 0 {
 		t.Errorf("%d messages reached locks", len(r.messages))
-	}
-}
-
-func TestFloodIsLoggedOnceInTenMinutes(t *testing.T) {
-	var m ignoredMessages
-	second := int64(time.Second)
-	lines := func(begin, n int64) (lines int) {
-		for i := range n {
-			if m.add(begin + i*second/n) {
-				lines++
-			}
-		}
-		return lines
-	}
-	for _, tt := range []struct {
-		at   int64 // s
-		n    int64 // messages in a second from then on
-		want int
-	}{{10, ignoredMost, 0}, {20, 5 * ignoredMost, 1}, {21, 5 * ignoredMost, 0}, {619, 5 * ignoredMost, 0}, {700, 5 * ignoredMost, 1}} {
-		if got := lines(tt.at*second, tt.n); got != tt.want {
-			t.Errorf("%d messages in a second at %d s: %d lines, want %d", tt.n, tt.at, got, tt.want)
-		}
 	}
 }
 

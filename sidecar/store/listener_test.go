@@ -208,8 +208,8 @@ func TestSilentSubscriptionIsGivenUp(t *testing.T) {
 	r.Subscribe(0, "a")
 	recv(t, r.subscribed, "subscription")
 	s.suspend()
-	r.impatient(10 * time.Millisecond)
 	r.ageIdle()
+	r.impatient()
 	if got := recv(t, r.unsubscribed, "end of subscription"); got != "a" {
 		t.Errorf("got %q", got)
 	}
@@ -225,8 +225,9 @@ func TestUnansweredSubscriptionEndsTheConnection(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = patience })
 	s.suspend()
-	r.impatient(10 * time.Millisecond)
 	r.Subscribe(0, "a")
+	r.later(0)
+	r.impatient()
 	r.down()
 	s.signal(syscall.SIGCONT)
 	if got := recv(t, r.subscribed, "subscription"); got != "a" {
@@ -358,7 +359,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	pipeOf(r.Store)
+	r.awaitWired()
 	in := bufio.NewReader(conn)
 	next := func() []string { // at one of the next checks of the connection
 		received := make(chan []string, 1)
@@ -368,7 +369,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 			case args := <-received:
 				return args
 			default:
-				r.Store.commands.nudge()
+				r.Store.link.nudge()
 			}
 		}
 	}

@@ -2,14 +2,12 @@ package store
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
@@ -162,7 +160,7 @@ func TestForgedTransferRaisesNoFloor(t *testing.T) {
 	s := startRedis(t)
 	admin := s.admin()
 	r, received := receiver(t, s.url(), secondUUID)
-	from := wire.OriginOf(infoFields(admin.Info(ctx, "server").Val())["run_id"], "master")
+	from := wire.OriginOf(wire.InfoFields(admin.Info(ctx, "server").Val())["run_id"], "master")
 	if !from.IsKnown {
 		t.Fatal("Redis names no run id")
 	}
@@ -197,43 +195,6 @@ func TestOriginOf(t *testing.T) {
 	} {
 		if o := wire.OriginOf(tt.runID, tt.role); o.String() != tt.want || o.IsKnown != (tt.want != "-") || o.IsSame(o) != o.IsKnown {
 			t.Errorf("run id %q, role %q: %v, want %q", tt.runID, tt.role, o, tt.want)
-		}
-	}
-}
-
-// The tokens of a transfer that is accepted are granted. After Redis has lost its counter, new ones
-// are above them.
-func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
-	p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
-	p.id = wire.Identity{Floor: p.clock, FloorAt: p.clockAt}
-	p.now = p.clockAt
-	m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: 1<<50 + 900_000, Tokens: 32}
-	if p.checkTokens(&m); m.Tokens != 32 || p.id.Above(p.now) != int64(m.LastToken) || p.encoder.Floor != 0 {
-		t.Errorf("%+v, floor %d of %d", m, p.id.Above(p.now), p.encoder.Floor)
-	}
-	last := uint64(1<<50 + 1_100_000)
-	for _, m := range []redisop.Message{
-		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: 32},
-		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: math.MaxInt64, Tokens: 32},
-		{Kind: redisop.Transferred, LastToken: 1<<50 + 950_000, Tokens: 32},
-	} {
-		if p.checkTokens(&m); m.Tokens != 0 || p.id.Above(p.now) != 1<<50+900_000 || p.encoder.Floor != 0 {
-			t.Errorf("%+v, floor %d of %d", m, p.id.Above(p.now), p.encoder.Floor)
-		}
-	}
-}
-
-// After Redis has lost its counters, tokens of this connection are above its floor. A transfer whose
-// first token is not is granted with none of its tokens.
-func TestTokensOfATransferAreAboveTheFloor(t *testing.T) {
-	const last, tokens = 1<<50 + 900_000, 32
-	for floor, want := range map[int64]uint16{last - tokens: tokens, last - tokens + 1: 0, last: 0, last + 1: 0} {
-		p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
-		p.id = wire.Identity{Floor: p.clock, FloorAt: p.clockAt}
-		p.now, p.encoder.Floor = p.clockAt, floor
-		m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: tokens}
-		if p.checkTokens(&m); m.Tokens != want {
-			t.Errorf("with a floor of %d below the last token: %d tokens, want %d", last-floor, m.Tokens, want)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -73,23 +73,23 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 // dropOrphaned is DropOrphaned, where published is the key that shows that the sidecar of the field was
 // connected; "": it was looked for before.
 func (s *Store) dropOrphaned(name, field, id string, hold uint64, published string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
-	args := func(p *pipeline) []string {
+	args := func(p *pipeline.Params) []string {
 		keys := &s.dial.Keys
 		flags := byte(0)
 		if keys.IsTagged(name) {
 			flags = 1
 		}
 		number := func(n int64) string { return strconv.FormatInt(n, 10) }
-		e := &p.encoder
+		e := p.Encoder
 		declared := []string{"1", keys.Key(name)}
 		if e.Declares {
 			declared = []string{"4", keys.Key(name), keys.Queue(name), keys.Ours(wire.SignsPrefix, name), keys.Counter(name)}
 		}
 		return append(declared,
 			id+":", string(e.Counts(0, 0, 1, flags)), "0", number(lease.Milliseconds()),
-			number(e.TokensAbove()), number(p.id.Above(protocol.Now())), number(p.encoder.Expiry), "", p.encoder.Origin,
+			number(e.TokensAbove()), number(p.Birth), number(e.Expiry), "", e.Origin,
 			strconv.FormatUint(hold, 10), keys.Channel(name),
-			field, published, wire.OwnChannel(id), "recall:"+p.encoder.Origin+" "+keys.Key(name),
+			field, published, wire.OwnChannel(id), "recall:"+e.Origin+" "+keys.Key(name),
 		)
 	}
 	s.runScript(name, dropOrphaned, latest, args, func(answer wire.Reply, err error) {

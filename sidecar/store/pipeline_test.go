@@ -3,20 +3,17 @@ package store
 import (
 	"bufio"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -77,19 +74,6 @@ func confirmation(kind string, channels ...string) (text string) {
 	return text
 }
 
-// pipeOf returns the pipe of a store that is up. OnUp comes a moment before there is one.
-func pipeOf(s *Store) *pipeline {
-	c := s.commands
-	for {
-		c.mu.Lock()
-		p := c.pipe
-		c.mu.Unlock()
-		if p != nil {
-			return p
-		}
-	}
-}
-
 // What is asked does not wait for the answers that are due: a round trip is paid once.
 // This Redis answers nothing until it has everything.
 func TestNothingWaitsForAnswers(t *testing.T) {
@@ -98,7 +82,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	pipeOf(r.Store)
+	r.awaitWired()
 	for i := range asked {
 		r.Do([]redisop.Op{takeOp(fmt.Sprint(i), 1)})
 	}
@@ -119,32 +103,6 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	}
 }
 
-// A Redis that is near is not asked for more than it can be at: what is asked meanwhile
-// is one run.
-func TestNearbyOneRunFollowsAnother(t *testing.T) {
-	url, greeted := greet(t)
-	r := connected(t, url, func(c *Config) { c.Timeout = patience })
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	p := pipeOf(r.Store)
-	r.Store.commands.mu.Lock()
-	p.minRTT = localRTT
-	r.Store.commands.mu.Unlock()
-	for i := range localInFlight + 10 {
-		r.Do([]redisop.Op{takeOp(fmt.Sprint(i), 1)})
-	}
-	in := bufio.NewReader(conn)
-	for i := range localInFlight {
-		if args := must(readCommand(in)); args[2] != "2" || args[3] != fmt.Sprint(i) {
-			t.Fatalf("command %d: %q", i, args)
-		}
-	}
-	io.WriteString(conn, "*1\r\n:1700000000000001\r\n")
-	if args := must(readCommand(in)); args[2] != "20" || args[3] != fmt.Sprint(localInFlight) {
-		t.Fatalf("behind the first answer: %q, want the ten that waited for it", args)
-	}
-}
-
 // A connection that ends with much under way leaves each operation with one result:
 // NotSent where certainly nothing of it was sent.
 func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
@@ -153,7 +111,7 @@ func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
 	conn := recv(t, greeted, "connection") // of which nobody reads any more: what is asked piles up
 	big := strings.Repeat("x", 2000)
 	var ops []redisop.Op
-	for i := range maxFlight {
+	for i := range pipeline.DefaultBatches.InFlight {
 		ops = append(ops, takeOp(fmt.Sprintf("%s%d", big, i), 1))
 	}
 	r.Do(ops)
@@ -183,7 +141,7 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	pipeOf(r.Store)
+	r.awaitWired()
 	r.Do([]redisop.Op{takeOp("a", 1)})
 	r.Do([]redisop.Op{takeOp("b", 1)})
 	const answer = "*1\r\n:1700000000000001\r\n"
@@ -234,7 +192,7 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 			c.OnSubscribed, c.OnUnsubscribed = names("subscribed"), names("unsubscribed")
 		})
 		conn := recv(t, greeted, "connection")
-		pipeOf(r.Store)
+		r.awaitWired()
 		in := bufio.NewReader(conn)
 		expect := func(command string) {
 			t.Helper()
@@ -291,7 +249,7 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 		}
 	})
 	conn := recv(t, greeted, "connection")
-	pipeOf(r.Store)
+	r.awaitWired()
 	in := bufio.NewReader(conn)
 	r.Subscribe(0, "x")
 	must(readCommand(in))
@@ -308,39 +266,6 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	}
 }
 
-// A Redis that sends messages is alive, although a reply is overdue.
-func TestMessagesAreASignOfLife(t *testing.T) {
-	url, greeted := greet(t)
-	r := connected(t, url, func(c *Config) { c.Timeout = patience })
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	p := pipeOf(r.Store)
-	mu := &r.Store.commands.mu
-	r.Subscribe(0, "x")
-	in := bufio.NewReader(conn)
-	must(readCommand(in))
-	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
-	recv(t, r.subscribed, "subscription")
-	r.Do([]redisop.Op{takeOp("a", 1)})
-	must(readCommand(in))
-	mu.Lock()
-	late := protocol.Now() + p.patience
-	p.checkLiveness(late)
-	if p.liveness != overdue {
-		t.Errorf("liveness %d; want that the reply is overdue", p.liveness)
-	}
-	mu.Unlock()
-	for protocol.Now() == late-p.patience {
-	}
-	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
-	recv(t, r.messages, "message")
-	mu.Lock()
-	defer mu.Unlock()
-	if next := p.checkLiveness(late); p.liveness != waiting || next <= late {
-		t.Errorf("liveness %d, next check %d ns after the reply was overdue", p.liveness, next-late)
-	}
-}
-
 // A confirmation of what was not requested shows that replies and commands do not match.
 func TestConfirmationThatWasNotRequestedEndsTheConnection(t *testing.T) {
 	for _, sent := range []string{
@@ -352,7 +277,7 @@ func TestConfirmationThatWasNotRequestedEndsTheConnection(t *testing.T) {
 		url, greeted := greet(t)
 		r := connected(t, url, func(c *Config) { c.Timeout = patience })
 		conn := recv(t, greeted, "connection")
-		pipeOf(r.Store)
+		r.awaitWired()
 		if !strings.HasPrefix(sent, ">3\r\n"+bulk("subscribe")) {
 			r.Subscribe(0, "a")
 			must(readCommand(bufio.NewReader(conn)))
@@ -373,7 +298,7 @@ func TestUnrequestedUnsubscribeOfTheOwnChannelEndsTheConnection(t *testing.T) {
 		url, greeted := greet(t)
 		r := connected(t, url, func(c *Config) { c.Timeout = patience })
 		conn := recv(t, greeted, "connection")
-		pipeOf(r.Store)
+		r.awaitWired()
 		if isUnsubscribing {
 			in := bufio.NewReader(conn)
 			r.Subscribe(0, "a")
@@ -399,7 +324,7 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	pipeOf(r.Store)
+	r.awaitWired()
 	in := bufio.NewReader(conn)
 	for i := range 3 {
 		before := protocol.Now()
@@ -415,95 +340,7 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 	}
 }
 
-// While the connection is idle run sleeps until the next PING is due. A command that is sent
-// meanwhile makes it check earlier.
-func TestCommandOnIdleConnectionIsCheckedInTime(t *testing.T) {
-	url, greeted := greet(t)
-	r := connected(t, url, func(c *Config) { c.Timeout = idlePing / 2 })
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	p := pipeOf(r.Store)
-	mu := &r.Store.commands.mu
-	mu.Lock()
-	p.lastReply = protocol.Now() + int64(time.Hour)
-	if next := p.checkLiveness(p.lastReply + p.patience); p.liveness != idle || next != p.lastReply+int64(idlePing) {
-		t.Errorf("liveness %d, next check %d ns after the last reply; want idle, and the time of a PING", p.liveness, next-p.lastReply)
-	}
-	mu.Unlock()
-	r.Do([]redisop.Op{takeOp("a", 1)})
-	mu.Lock()
-	defer mu.Unlock()
-	if p.liveness == waiting && p.nextCheck > p.lastReply+p.patience {
-		t.Errorf("the next check is %d ns after the command, and its answer is due after %d", p.nextCheck-p.lastReply, p.patience)
-	}
-}
-
-// A reader that is late, because the host slept or a step of the loop took long, has not
-// seen the reply yet: Redis was not silent.
-func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
-	url, greeted := greet(t)
-	results, read := make(chan string), make(chan struct{})
-	defer close(read)
-	r := connected(t, url, func(c *Config) {
-		c.Timeout = patience
-		c.OnResults = func(rs []redisop.Result, _ *wire.Identity) {
-			results <- rs[0].Name
-			<-read
-		}
-	})
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	p := pipeOf(r.Store)
-	r.Do([]redisop.Op{takeOp("a", 1)})
-	r.Do([]redisop.Op{takeOp("b", 1)})
-	io.WriteString(conn, "*1\r\n:1\r\n")
-	recv(t, results, "result") // the reader waits in OnResults
-	io.WriteString(conn, "*1\r\n:1\r\n")
-	mu := &r.Store.commands.mu
-	for there := false; !there; {
-		mu.Lock()
-		there = rawio.HasUnread(p.wire.raw)
-		mu.Unlock()
-	}
-	mu.Lock()
-	for late := protocol.Now() + int64(patience); late < protocol.Now()+10*int64(patience); {
-		late = p.checkLiveness(late)
-	}
-	if err := p.out.Err(); err != nil {
-		t.Errorf("the connection was cut (%v) while an answer was waiting to be read", err)
-	}
-	mu.Unlock()
-	read <- struct{}{}
-	if name := recv(t, results, "result"); name != "b" {
-		t.Errorf("result of %q; want that of b", name)
-	}
-}
-
-// The first check that finds a reply overdue may come from a host that has just woken up.
-func TestOverdueConnectionIsCutAtSecondCheck(t *testing.T) {
-	url, greeted := greet(t)
-	r := connected(t, url, func(c *Config) { c.Timeout = patience })
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	p := pipeOf(r.Store)
-	r.Do([]redisop.Op{takeOp("a", 1)})
-	mu := &r.Store.commands.mu
-	mu.Lock()
-	again := p.checkLiveness(protocol.Now() + int64(patience))
-	if err := p.out.Err(); err != nil || p.liveness != overdue {
-		t.Errorf("cut at the first check: %v, liveness %d", err, p.liveness)
-	}
-	p.checkLiveness(again)
-	if err := p.out.Err(); !errors.Is(err, os.ErrDeadlineExceeded) || p.liveness != dead {
-		t.Errorf("%v, liveness %d; want that it is cut at the second check", err, p.liveness)
-	}
-	mu.Unlock()
-	if res := recv(t, r.results, "result")[0]; res.Outcome != redisop.Unknown {
-		t.Errorf("%+v", res)
-	}
-}
-
-// A connection is cut with commands.mu held: that must not wait for a peer that takes
+// A connection is cut with link.mu held: that must not wait for a peer that takes
 // nothing any more, not even to be told goodbye.
 func TestCutDoesNotWaitForThePeer(t *testing.T) {
 	cert := httptest.NewUnstartedServer(nil)
@@ -540,4 +377,28 @@ type counted struct {
 func (c *counted) Write(b []byte) (int, error) {
 	c.writes.Add(1)
 	return c.Conn.Write(b)
+}
+
+// A Redis that sends messages is alive, although a reply is overdue.
+func TestMessagesAreASignOfLife(t *testing.T) {
+	url, greeted := greet(t)
+	r := connected(t, url, func(c *Config) { c.Timeout = patience })
+	conn := recv(t, greeted, "connection")
+	defer conn.Close()
+	r.awaitWired()
+	r.Subscribe(0, "x")
+	in := bufio.NewReader(conn)
+	must(readCommand(in))
+	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
+	recv(t, r.subscribed, "subscription")
+	before := protocol.Now()
+	for protocol.Now() == before {
+	}
+	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
+	recv(t, r.messages, "message")
+	r.link.mu.Lock()
+	defer r.link.mu.Unlock()
+	if heard := r.link.wired.heardAt.Load(); heard <= before {
+		t.Errorf("heard %d ns before a message was sent", before-heard)
+	}
 }

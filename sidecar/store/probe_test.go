@@ -94,7 +94,7 @@ func TestACLForSomeLocksIsNotDegraded(t *testing.T) {
 func awaitProbes(t *testing.T, s *server, n int) {
 	t.Helper()
 	a := s.admin()
-	calls := func() string { return infoFields(a.Info(ctx, "commandstats").Val())["cmdstat_evalsha"] }
+	calls := func() string { return wire.InfoFields(a.Info(ctx, "commandstats").Val())["cmdstat_evalsha"] }
 	for last, end := calls(), time.Now().Add(patience); n > 0; {
 		if now := calls(); now != last {
 			last = now
@@ -159,69 +159,4 @@ func TestOneRefusedProbeIsNotDegraded(t *testing.T) {
 	}
 	isFull.Store(true)
 	r.awaitDegraded("maxmemory")
-}
-
-// A probe is refused if Redis permits its Take and not its Drop.
-func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
-	done, refused := wire.Reply{Kind: ':', Num: 1}, wire.Reply{Kind: '*', List: []wire.Reply{
-		{Kind: ':', Num: int64(wire.CodeRefused)}, {Kind: '$', Text: "NOPERM no permission to run the 'del' command"},
-	}}
-	for name, c := range map[string]struct {
-		list []wire.Reply
-		want bool
-	}{
-		"none":     {[]wire.Reply{done, done}, false},
-		"the Take": {[]wire.Reply{refused, done}, true},
-		"the Drop": {[]wire.Reply{done, refused}, true},
-	} {
-		if text := refusedProbe(wire.Reply{Kind: '*', List: c.list}); (text != "") != c.want {
-			t.Errorf("%s is refused: %q", name, text)
-		}
-	}
-}
-
-// A refusal that may pass is looked at again soon.
-func TestProbeFollowsSoonAfterARefusal(t *testing.T) {
-	const now, interval = int64(time.Hour), int64(time.Minute)
-	oom := wire.Reply{Kind: '-', Text: "OOM command not allowed when used memory > 'maxmemory'."}
-	p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}, now: now, readyConn: &readyConn{dial: &dialer{}}}
-	p.probe = probe{interval: interval}
-	for _, tt := range []struct {
-		answer wire.Reply
-		after  time.Duration
-	}{{wire.Reply{Kind: '*'}, time.Minute}, {oom, probeConfirm}, {oom, probeDegraded}, {wire.Reply{Kind: '*'}, time.Minute}} {
-		p.calls.push(call{form: probing})
-		p.onProbeReply(tt.answer)
-		if got := time.Duration(p.probe.next - now); got != tt.after {
-			t.Errorf("after %+v, the next probe is %v later, want %v", tt.answer, got, tt.after)
-		}
-	}
-}
-
-// A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
-// probe sent a second after the last one, and not after the interval.
-func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
-	const sentAt, interval = int64(time.Hour), int64(time.Minute)
-	for name, c := range map[string]struct {
-		why     string
-		outcome redisop.Outcome
-		want    int64
-	}{
-		"refused, and Redis serves":      {"", redisop.Refused, sentAt + int64(probeConfirm)},
-		"may be refused once":            {"", redisop.Retryable, sentAt + int64(probeConfirm)},
-		"served, and Redis serves":       {"", redisop.Done, sentAt + interval},
-		"served, and Redis is degraded":  {"it refuses", redisop.HeldByOther, sentAt + int64(probeConfirm)},
-		"refused, and Redis is degraded": {"it refuses", redisop.Refused, sentAt + interval},
-		"unknown":                        {"", redisop.Unknown, sentAt + interval},
-	} {
-		p := &pipeline{commands: &commands{wake: make(chan struct{}, 1)}}
-		p.probe = probe{interval: interval, sentAt: sentAt, next: sentAt + interval, why: c.why}
-		p.onResult(&redisop.Result{Kind: redisop.Take, Outcome: c.outcome})
-		if p.probe.next != c.want {
-			t.Errorf("%s: the next probe is %v after the last one, want %v", name, time.Duration(p.probe.next-sentAt), time.Duration(c.want-sentAt))
-		}
-		if isRefused := c.outcome == redisop.Refused; p.probe.isConclusive("") != isRefused {
-			t.Errorf("%s: a probe whose keys are denied is conclusive: %v, and the Take was refused: %v", name, !isRefused, isRefused)
-		}
-	}
 }

@@ -365,7 +365,7 @@ func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 		for locks, want := range map[int]string{15: "calls=0", 128: "calls=127"} {
 			s.admin().ConfigResetStat(ctx)
 			renewAll(t, r, s.admin(), locks)
-			got, _, _ := strings.Cut(infoFields(s.admin().Info(ctx, "commandstats").Val())["cmdstat_pexpireat"], ",")
+			got, _, _ := strings.Cut(wire.InfoFields(s.admin().Info(ctx, "commandstats").Val())["cmdstat_pexpireat"], ",")
 			if cmp.Or(got, "calls=0") != want {
 				t.Errorf("%d locks: PEXPIREAT has %s, want %s", locks, got, want)
 			}
@@ -882,14 +882,11 @@ func TestCounterIsLiftedToTheClockAndNeverSetBack(t *testing.T) {
 		r.one(takeOp("another", 1)) // the connection is in use
 		b.admin.Set(ctx, counterOf("behind"), r.id.Floor+1, 0)
 		b.admin.Set(ctx, counterOf("ahead"), ahead, 0)
-		r.commands.mu.Lock()
-		r.commands.pipe.encoder.Lifts = true
-		r.commands.mu.Unlock()
 		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
-		if res := r.one(takeOp("behind", 2)); res.Outcome != redisop.Done || res.Token <= before {
+		if res := r.oneLifted(takeOp("behind", 2)); res.Outcome != redisop.Done || res.Token <= before {
 			t.Errorf("got %+v, the time was %d", res, before)
 		}
-		if res := r.one(takeOp("ahead", 3)); res.Outcome != redisop.Done || res.Token != ahead+uint64(takeOp("ahead", 3).Reserve) {
+		if res := r.oneLifted(takeOp("ahead", 3)); res.Outcome != redisop.Done || res.Token != ahead+uint64(takeOp("ahead", 3).Reserve) {
 			t.Errorf("got %+v, the counter was %d", res, uint64(ahead))
 		}
 	})

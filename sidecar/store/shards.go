@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 // ShardState is one master of a Cluster, as far as the store knows it, or the slots that have none.
@@ -77,14 +78,12 @@ type clusterCounts struct {
 	changes, moved, ask, tryAgain atomic.Uint64
 }
 
-// onError counts an error that a node answered.
-func (c *clusterCounts) onError(code string) {
-	switch code {
-	case "MOVED":
-		c.moved.Add(1)
-	case "ASK":
-		c.ask.Add(1)
-	case "TRYAGAIN":
-		c.tryAgain.Add(1)
+// add adds what a link counted.
+func (c *clusterCounts) add(n pipeline.Redirects) {
+	if n == (pipeline.Redirects{}) {
+		return
 	}
+	c.moved.Add(n.Moved)
+	c.ask.Add(n.Ask)
+	c.tryAgain.Add(n.TryAgain)
 }

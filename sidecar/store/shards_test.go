@@ -85,13 +85,3 @@ func TestSingleRedisHasNoShards(t *testing.T) {
 		t.Errorf("it has the shards %+v", shards)
 	}
 }
-
-func TestRedirectsAreCountedByTheirKind(t *testing.T) {
-	s := Store{cluster: new(cluster)}
-	for _, text := range []string{"MOVED 1 a:1", "MOVED 2 a:1", "ASK 1 a:1", "TRYAGAIN later", "CLUSTERDOWN it is", "ERR MOVED"} {
-		s.cluster.counts.onError(wire.Code(text))
-	}
-	if got := s.Redirects(); got != (Redirects{Moved: 2, Ask: 1, TryAgain: 1}) {
-		t.Errorf("counted %+v", got)
-	}
-}

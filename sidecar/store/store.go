@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -121,10 +122,10 @@ type Config struct {
 
 // Store is the way to one Redis, or to the masters of a Cluster. Its methods never block, Close apart.
 type Store struct {
-	cfg      Config
-	dial     *dialer   // what the URL says
-	commands *commands // of the one Redis; nil: it is a Cluster
-	cluster  *cluster  // nil: it is one Redis
+	cfg     Config
+	dial    *dialer  // what the URL says
+	link    *link    // of the one Redis; nil: it is a Cluster
+	cluster *cluster // nil: it is one Redis
 
 	spareResults   resultPool
 	announceLogged atomic.Bool // that the name of the host is not permitted was logged
@@ -181,7 +182,7 @@ func Try(ctx context.Context, cfg Config, isEnough func(*Found) bool) (Found, er
 				return Found{}, err
 			}
 			s.close()
-			return Found{Address: s.dial.place(), RunID: s.id.RunID, Risk: s.riskNow()}, nil
+			return Found{Address: s.dial.place(), RunID: s.id.RunID, Risk: s.risk().String()}, nil
 		}
 	}
 	var part Found // some masters of a Cluster
@@ -233,8 +234,8 @@ func Open(cfg Config) (*Store, error) {
 		s.cluster.done.Go(s.cluster.run)
 		return s, nil
 	}
-	s.commands = newCommands(cfg, d, s.spareResults)
-	go s.commands.run()
+	s.link = newLink(cfg, d, s.spareResults)
+	go s.link.run()
 	return s, nil
 }
 
@@ -245,7 +246,7 @@ func (s *Store) Address() string {
 	if s.cluster != nil {
 		return s.dial.place()
 	}
-	return s.commands.server.Load().place()
+	return s.link.server.Load().place()
 }
 
 // Database is the number of the database.
@@ -253,10 +254,10 @@ func (s *Store) Database() int { return s.dial.options.DB }
 
 // Sentinels returns how many Sentinels there are, and answer; zero: the URL has none.
 func (s *Store) Sentinels() SentinelCount {
-	if s.commands == nil || s.commands.sentinels == nil {
+	if s.link == nil || s.link.sentinels == nil {
 		return SentinelCount{}
 	}
-	return s.commands.sentinels.counted()
+	return s.link.sentinels.counted()
 }
 
 // SlotOf returns the function that says which slot a lock has; nil: Redis is no Cluster.
@@ -287,9 +288,9 @@ func (s *Store) ShardAddress(n redisop.Shard) string {
 }
 
 // all calls yield with each connection.
-func (s *Store) all(yield func(*commands)) {
+func (s *Store) all(yield func(*link)) {
 	if s.cluster == nil {
-		yield(s.commands)
+		yield(s.link)
 		return
 	}
 	for _, c := range *s.cluster.shards.Load() {
@@ -300,9 +301,9 @@ func (s *Store) all(yield func(*commands)) {
 }
 
 // ofKey returns the connection to the server that has a key; nil: none is known.
-func (s *Store) ofKey(key string) *commands {
+func (s *Store) ofKey(key string) *link {
 	if s.cluster == nil {
-		return s.commands
+		return s.link
 	}
 	return s.cluster.ofKey(key)
 }
@@ -322,7 +323,7 @@ func (s *Store) Do(ops []redisop.Op) {
 		s.cluster.do(ops)
 		return
 	}
-	s.commands.do(ops)
+	s.link.do(ops)
 }
 
 // Recycle takes back results that OnResults brought. The caller does not use them again.
@@ -332,7 +333,7 @@ func (s *Store) Recycle(results []redisop.Result) { s.spareResults.put(results) 
 // those before them, if any does. Renewals, checks and what can wait do not count: they are sent beside
 // all others.
 func (s *Store) Unsent(yield func(n redisop.Shard, unsent int)) {
-	s.all(func(c *commands) {
+	s.all(func(c *link) {
 		if n := int(c.unsentOps.Load()); n > 0 {
 			yield(c.shard, n)
 		}
@@ -342,19 +343,19 @@ func (s *Store) Unsent(yield func(n redisop.Shard, unsent int)) {
 // RoundTrip is how long the last command took that Redis answered; 0: there was none. Of a Cluster, it is
 // the longest of its masters.
 func (s *Store) RoundTrip() (longest time.Duration) {
-	s.all(func(c *commands) { longest = max(longest, time.Duration(c.roundTrip.Load())) })
+	s.all(func(c *link) { longest = max(longest, time.Duration(c.roundTrip.Load())) })
 	return longest
 }
 
 // Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
 func (s *Store) Subscribe(n redisop.Shard, name string) {
-	s.shard(n, func(c *commands) { c.subscribe(name) })
+	s.shard(n, func(c *link) { c.subscribe(name) })
 }
 
 // Unsubscribe ends Subscribe. A callback that is under way may still arrive.
 func (s *Store) Unsubscribe(n redisop.Shard, name string) {
-	s.shard(n, func(c *commands) { c.unsubscribe(name) })
+	s.shard(n, func(c *link) { c.unsubscribe(name) })
 }
 
 // serverOf returns the way to the server that has a lock.
@@ -366,8 +367,8 @@ func (s *Store) serverOf(name string) *dialer {
 }
 
 // shard calls yield with the connection of a shard, if it has one.
-func (s *Store) shard(n redisop.Shard, yield func(*commands)) {
-	c := s.commands
+func (s *Store) shard(n redisop.Shard, yield func(*link)) {
+	c := s.link
 	if s.cluster != nil {
 		c = s.cluster.get(n)
 	}
@@ -387,8 +388,36 @@ func (s *Store) Close(ctx context.Context) error {
 		if s.cluster != nil {
 			err = s.cluster.close(ctx)
 		} else {
-			err = s.commands.close(ctx)
+			err = s.link.close(ctx)
 		}
 	})
 	return err
+}
+
+// IgnoredMessages is how many messages on the channel of this sidecar were ignored.
+func (s *Store) IgnoredMessages() (n uint64) {
+	s.all(func(l *link) {
+		l.mu.Lock()
+		total, _ := l.m.Ignored()
+		l.mu.Unlock()
+		n += total
+	})
+	return n
+}
+
+// OnKeysGone has the numbers of evicted keys read soon: keys of held locks are gone. It returns what the server of
+// a lock is known to do to keys of locks; "": nothing.
+func (s *Store) OnKeysGone(name string) string {
+	l := s.ofKey(s.dial.Keys.Key(name))
+	if l == nil {
+		return ""
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	evicts := l.m.Evicts()
+	if evicts != "" {
+		l.m.KeysGone(protocol.Now())
+		l.flush()
+	}
+	return evicts
 }

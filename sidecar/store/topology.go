@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A topology is what one node of a Cluster knows of it.
@@ -51,7 +52,7 @@ func parseTopology(text, asked string) (*topology, error) {
 		if !has("handshake") {
 			t.nodes[fields[0]] = true
 		}
-		address, ok := nodeAddress(fields[1], asked)
+		address, ok := wire.NodeAddress(fields[1], asked)
 		if !has("handshake") && (t.id == "" || fields[0] < t.id) {
 			t.id = fields[0]
 		}
@@ -115,29 +116,6 @@ func (t *topology) onMoving(field string) {
 	}
 }
 
-// nodeAddress returns the address of a node as CLUSTER NODES has it. asked is the address of the node
-// that answered.
-func nodeAddress(field, asked string) (address string, ok bool) {
-	addr, hostname, _ := strings.Cut(field, ",")
-	hostname, _, _ = strings.Cut(hostname, ",")
-	addr, _, _ = strings.Cut(addr, "@")
-	colon := strings.LastIndexByte(addr, ':') // an IPv6 address has no brackets
-	if colon < 0 {
-		return "", false
-	}
-	host, port := addr[:colon], addr[colon+1:]
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", false
-	}
-	if host == "" || host == "?" {
-		host = hostname
-	}
-	if host == "" || host == "?" {
-		host, _, _ = net.SplitHostPort(asked)
-	}
-	return net.JoinHostPort(strings.Trim(host, "[]"), port), host != ""
-}
-
 // hostAddress returns the address with the host name that CLUSTER NODES has of a node; false: it has none.
 func hostAddress(field string) (address string, ok bool) {
 	addr, names, _ := strings.Cut(field, ",")
@@ -148,26 +126,4 @@ func hostAddress(field string) (address string, ok bool) {
 		return "", false
 	}
 	return net.JoinHostPort(hostname, addr[colon+1:]), true
-}
-
-// A redirect is what a node of a Cluster answers for a slot that it does not serve: MOVED, because another
-// node has it, or ASK, because another node has these keys already.
-type redirect struct {
-	slot    uint16
-	address string // of that node
-}
-
-// parseRedirect reads the error "MOVED slot address" or "ASK slot address" of the node at an address.
-func parseRedirect(text, asked string) (r redirect, ok bool) {
-	fields := strings.Fields(text)
-	if len(fields) != 3 || fields[0] != "MOVED" && fields[0] != "ASK" {
-		return r, false
-	}
-	slot, err := strconv.ParseUint(fields[1], 10, 16)
-	if err != nil || slot >= redisop.Slots {
-		return r, false
-	}
-	r.slot = uint16(slot)
-	r.address, ok = nodeAddress(fields[2], asked)
-	return r, ok
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // nodeLine is a line of CLUSTER NODES.
@@ -168,8 +169,8 @@ var redirectCases = []struct {
 
 func TestParseRedirect(t *testing.T) {
 	for _, tt := range redirectCases {
-		r, ok := parseRedirect(tt.text, askedNode)
-		if ok != (tt.address != "") || ok && (r.address != tt.address || r.slot != tt.slot) {
+		r, ok := wire.ParseRedirect(tt.text, askedNode)
+		if ok != (tt.address != "") || ok && (r.Address != tt.address || r.Slot != tt.slot) {
 			t.Errorf("%q: %+v, %v; want %s, slot %d", tt.text, r, ok, tt.address, tt.slot)
 		}
 	}
@@ -231,14 +232,14 @@ func FuzzParseRedirect(f *testing.F) {
 		f.Add(tt.text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		r, ok := parseRedirect(text, askedNode)
+		r, ok := wire.ParseRedirect(text, askedNode)
 		if !ok {
 			return
 		}
-		if r.slot >= redisop.Slots || !isAddress(r.address) {
+		if r.Slot >= redisop.Slots || !isAddress(r.Address) {
 			t.Fatalf("%q is %+v", text, r)
 		}
-		again, ok := parseRedirect(fmt.Sprintf("MOVED %d %s", r.slot, r.address), askedNode)
+		again, ok := wire.ParseRedirect(fmt.Sprintf("MOVED %d %s", r.Slot, r.Address), askedNode)
 		if !ok || again != r {
 			t.Fatalf("%+v is read again as %+v, %v", r, again, ok)
 		}

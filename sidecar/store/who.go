@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -45,7 +46,7 @@ var who = wire.NewScript(whoText)
 // text of the script, if it does not know that.
 func (s *Store) Key(name string, done func(Key, error)) {
 	args := []string{"1", s.dial.Keys.Key(name), s.dial.Keys.Queue(name), strconv.Itoa(protocol.MaxOwners)}
-	s.runScript(name, who, 0, func(*pipeline) []string { return args }, func(answer wire.Reply, err error) {
+	s.runScript(name, who, 0, func(*pipeline.Params) []string { return args }, func(answer wire.Reply, err error) {
 		if err == nil {
 			err = refusal([]wire.Reply{answer})
 		}

@@ -173,7 +173,7 @@ func TestScriptThatFailedIsNotRunAgain(t *testing.T) {
 	r := connected(t, s.userURL("nohlen", "~*", "&*", "+@all", "-hlen"))
 	r.key("a") // Redis learns the script
 	runs := func() string {
-		stats := infoFields(s.admin().Info(ctx, "commandstats").Val())
+		stats := wire.InfoFields(s.admin().Info(ctx, "commandstats").Val())
 		return stats["cmdstat_script|load"] + stats["cmdstat_eval"]
 	}
 	before := runs()

@@ -12,15 +12,15 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a probe whose slot is on its way is not refused",
-		in:   "sidecar/store (*pipeline).onProbeReply",
+		in:   "sidecar/store/pipeline (*Machine).onProbe",
 		find: `(word == "ASK" || word == "TRYAGAIN")`,
 		put:  "false",
 		by:   test("sidecar/store", "TestProbeOfAnOpenSlotIsNoRefusal"),
 	},
 	{
 		rule: "a recall that another node sent is a copy",
-		in:   "sidecar/store (*pipeline).onMessage",
-		find: "if p.commands.cluster != nil && from.IsKnown && p.origin.IsKnown && !from.IsSame(p.origin) {",
+		in:   "sidecar/store/pipeline (*Machine).onMessage",
+		find: "if m.cfg.IsNode && from.IsKnown && m.Origin.IsKnown && !from.IsSame(m.Origin) {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestCopiesOfARecallAreNotDelivered"),
 	},
@@ -103,9 +103,9 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a move that is received while a connection is taken into use ends it",
-		in:   "sidecar/store (*commands).onConnected",
-		find: "c.leave(p, c.movedTo) // onMoved",
-		put:  "_ = p // onMoved",
+		in:   "sidecar/store (*link).onConnected",
+		find: "l.leave(w, l.movedTo)",
+		put:  "",
 		by:   test("sidecar/store", "TestMoveWhileAConnectionIsTakenIntoUseEndsIt"),
 	},
 	{
@@ -117,9 +117,9 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "other Sentinels need a reload",
-		in:   "sidecar/store (*commands).readLogin",
-		find: "d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || !d.hasSentinelsOf(c.dial) || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)",
-		put:  "d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)",
+		in:   "sidecar/store (*link).readLogin",
+		find: "!d.hasSentinelsOf(l.dial)",
+		put:  "false",
 		by:   test("sidecar/store", "TestOtherSentinelsNeedAReload"),
 	},
 	{
@@ -138,15 +138,15 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a message of a Sentinel ends the connection to a server that was replaced",
-		in:   "sidecar/store (*commands).leave",
-		find: "if p.dial.options.Addr != master {",
+		in:   "sidecar/store (*link).leave",
+		find: "if w.dial.options.Addr != master {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
 	},
 	{
 		rule: "a message that names the server in use ends no connection",
-		in:   "sidecar/store (*commands).leave",
-		find: "if p.dial.options.Addr != master {",
+		in:   "sidecar/store (*link).leave",
+		find: "if w.dial.options.Addr != master {",
 		put:  "if true {",
 		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
 	},
@@ -159,23 +159,23 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "what a master executes after a failover was announced is not done",
-		in:   "sidecar/store (*pipeline).onResults",
-		find: "notSynced(p.results[at:], nil, why)",
+		in:   "sidecar/store/pipeline (*Machine).onRun",
+		find: "notSynced(results, nil, why)",
 		put:  "_ = why",
 		by:   test("sidecar/store", "TestNothingIsDoneAfterAFailoverIsAnnounced"),
 	},
 	{
 		rule: "a transfer by a master that is replaced proves nothing",
-		in:   "sidecar/store (*pipeline).onMessage",
-		find: "!p.isWithholding()",
-		put:  "p.durability.replicas == 0",
+		in:   "sidecar/store/pipeline (*Machine).onMessage",
+		find: "!m.isWithholding()",
+		put:  "m.cfg.Replicas == 0",
 		by:   test("sidecar/store", "TestNothingIsDoneAfterAFailoverIsAnnounced"),
 	},
 	{
 		rule: "an announced failover is about one server",
-		in:   "sidecar/store (*pipeline).failover",
-		find: "c.failingOver == p.dial.options.Addr",
-		put:  "p != nil",
+		in:   "sidecar/store/pipeline (*Machine).failover",
+		find: "m.failingOver == m.At",
+		put:  "true",
 		by:   test("sidecar/store", "TestNothingIsDoneAfterAFailoverIsAnnounced"),
 	},
 	{
@@ -282,35 +282,35 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a master that needs fewer replicas than it has is named",
-		in:   "sidecar/store (*replication).risk",
+		in:   "sidecar/store/pipeline (*Replication).risk",
 		find: "r.needed >= n",
 		put:  "r.needed >= 1",
 		by:   test("sidecar/store", "TestNumberOfReplicasThatIsWrongIsNamed/it_needs_one_of_two"),
 	},
 	{
 		rule: "fewer replicas that confirm than there are make a risk",
-		in:   "sidecar/store (*replication).risk",
-		find: "d.replicas >= n",
-		put:  "d.replicas > 0",
+		in:   "sidecar/store/pipeline (*Replication).risk",
+		find: "durable >= n",
+		put:  "durable > 0",
 		by:   test("sidecar/store", "TestNumberOfReplicasThatIsWrongIsNamed/one_of_two_confirms"),
 	},
 	{
 		rule: "a setting that is 1 or more is right for one replica only",
-		in:   "sidecar/store (*replication).risk",
-		find: "if n == 0 || d.replicas >= n || r.minimum == minimumRead && r.needed >= n || r.minimum == minimumSet && n == 1 {",
-		put:  "if n == 0 || d.replicas >= n || r.minimum == minimumRead && r.needed >= n || r.minimum == minimumSet {",
+		in:   "sidecar/store/pipeline (*Replication).risk",
+		find: "r.minimum == minimumSet && n == 1",
+		put:  "r.minimum == minimumSet",
 		by:   test("sidecar/store", "TestNumberOfReplicasThatIsWrongIsNamed/the_setting_cannot_be_read"),
 	},
 	{
 		rule: "replicas that come while the connection lasts count",
-		in:   "sidecar/store (*pipeline).onPong",
-		find: "p.onReplicas(len(answer.List[2].List))",
-		put:  "p.onReplicas(p.replication.replicas)",
+		in:   "sidecar/store/pipeline (*Machine).onPong",
+		find: "len(answer.List[2].List)",
+		put:  "m.Replication.Replicas",
 		by:   test("sidecar/store", "TestNumberOfReplicasIsReadAgain"),
 	},
 	{
 		rule: "a setting that an operator has changed counts",
-		in:   "sidecar/store (*pipeline).onMinimum",
+		in:   "sidecar/store/pipeline (*Machine).onMinimum",
 		find: "answer.Kind == '%'",
 		put:  "answer.Kind == '*'",
 		by:   test("sidecar/store", "TestNumberOfReplicasIsReadAgain"),
@@ -345,8 +345,8 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a node without a host is at that of the node that answered",
-		in:   "sidecar/store nodeAddress",
-		find: "host, _, _ = net.SplitHostPort(asked)",
+		in:   "sidecar/store/wire NodeAddress",
+		find: "host = hostOf(asked)",
 		put:  "_ = asked",
 		by:   test("sidecar/store", "TestParseTopology"),
 	},
@@ -359,7 +359,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a redirect to a slot that there is not is refused",
-		in:   "sidecar/store parseRedirect",
+		in:   "sidecar/store/wire ParseRedirect",
 		find: "if err != nil || slot >= redisop.Slots {",
 		put:  "if err != nil {",
 		by:   test("sidecar/store", "TestParseRedirect"),
@@ -405,21 +405,21 @@ var topologyMutants = []mutant{
 		find: `if moves {
 		m.n++
 		m.last = protocol.Now()
-		cl.epochs[r.slot] = 0 // the node that it names may not know of that itself yet
-		cl.setOwner(r.slot, n)
+		cl.epochs[r.Slot] = 0
+		cl.setOwner(r.Slot, n)
 	}`,
 		put: `if m.n++; moves {
 		m.last = protocol.Now()
-		cl.epochs[r.slot] = 0 // the node that it names may not know of that itself yet
-		cl.setOwner(r.slot, n)
+		cl.epochs[r.Slot] = 0
+		cl.setOwner(r.Slot, n)
 	}`,
 		by: test("sidecar/store", "TestMovedMovesASlotSoOften"),
 	},
 	{
 		rule: "MOVED moves a slot whatever the epoch",
 		in:   "sidecar/store (*cluster).onMoved",
-		find: "cl.epochs[r.slot] = 0 //",
-		put:  "_ = 0 //",
+		find: "cl.epochs[r.Slot] = 0",
+		put:  "",
 		by:   test("sidecar/store", "TestMovedCountsWhateverTheEpoch"),
 	},
 	{
@@ -433,27 +433,22 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a route is delivered before the results of what was not executed",
-		in:   "sidecar/store (*pipeline).deliver",
-		find: `p.follow()
-	if p.durability.withholds {
-		if len(p.messages) > 0 {
-			p.setAside(delivery{})
-		}
-		return
+		in:   "sidecar/store/pipeline (*Machine).gather",
+		find: `for _, r := range m.redirects {
+		m.deliveries = append(m.deliveries, Delivery{Kind: Moved, Redirect: r})
 	}`,
-		put: `defer p.follow()
-	if p.durability.withholds {
-		if len(p.messages) > 0 {
-			p.setAside(delivery{})
+		put: `redirects := m.redirects
+	defer func() {
+		for _, r := range redirects {
+			m.deliveries = append(m.deliveries, Delivery{Kind: Moved, Redirect: r})
 		}
-		return
-	}`,
+	}()`,
 		by: test("sidecar/store", "TestMovedOperationIsSentToTheOtherNode"),
 	},
 	{
 		rule: "the floor of the new owner of a slot is lifted",
-		in:   "sidecar/store (*commands).onSlotsCame",
-		find: "p.lift(now, floor.Above(now))",
+		in:   "sidecar/store/pipeline (*Machine).Lift",
+		find: "m.lift(now, floor)",
 		put:  "_ = now",
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
@@ -466,9 +461,9 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "the floor of a connection that is taken into use is lifted again",
-		in:   "sidecar/store (*commands).onConnected",
-		find: "c.cluster.floorAt(now) > p.id.Above(now)",
-		put:  "false",
+		in:   "sidecar/store (*link).onConnected",
+		find: "floor > g.ID.Above(now)",
+		put:  "floor < 0",
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
 	{
@@ -487,10 +482,10 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "the question for the topology waits on no connection",
-		in:   "sidecar/store (*commands).askAtOnce",
-		find: "p == nil || c.closing || c.hasQueued() || c.queries.len() > 0",
-		put:  "p == nil || c.closing || c.queries.len() > 0",
-		by:   test("sidecar/store", "TestQueryAtOnceDoesNotWait"),
+		in:   "sidecar/store/pipeline (*Machine).AskAtOnce",
+		find: "m.isFinishing || m.hasQueued() || m.queries.len() > 0",
+		put:  "m.isFinishing || m.queries.len() > 0",
+		by:   test("sidecar/store/pipeline", "TestQueriesWaitForOperations"),
 	},
 	{
 		rule: "hosts do not ask all at once when a master fails",
@@ -522,8 +517,8 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "no two connections of a host have one number",
-		in:   "sidecar/store (*commands).onConnected",
-		find: "c.number = c.cluster.conns.Add(1)",
+		in:   "sidecar/store (*link).onConnected",
+		find: "l.number = l.cluster.conns.Add(1)",
 		put:  "_ = 1",
 		by:   test("sidecar/store", "TestConnectionsOfAClusterHaveNumbersOfTheirOwn"),
 	},
@@ -536,43 +531,43 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "asked operations go one by one",
-		in:   "sidecar/store (*commands).pump",
-		find: "c.asking.pop(c.batch[:0], 1)",
-		put:  "c.asking.pop(c.batch[:0], batchOthers)",
+		in:   "sidecar/store/pipeline (*Machine).pump",
+		find: "m.asking.pop(m.batch[:0], 1)",
+		put:  "m.asking.pop(m.batch[:0], m.cfg.Batches.Others)",
 		by:   test("sidecar/store", "TestAskedOperationsGoOneByOne"),
 	},
 	{
 		rule: "an asked operation follows ASKING",
-		in:   "sidecar/store (*pipeline).queueAsking",
-		find: `p.queuePermission(now)
-	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)`,
-		put: "p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)",
+		in:   "sidecar/store/pipeline (*Machine).runAsking",
+		find: `m.ask(now, asking, "asking")
+	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)`,
+		put: "m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)",
 		by:  test("sidecar/store", "TestAskedOperationsGoOneByOne"),
 	},
 	{
 		rule: "ASK that answers ASKING is not followed",
-		in:   "sidecar/store (*pipeline).onResults",
+		in:   "sidecar/store/pipeline (*Machine).onRun",
 		find: `word == "ASK" && !cl.isAsking`,
 		put:  `word == "ASK"`,
 		by:   test("sidecar/store", "TestAskThatAnswersAskingIsNotFollowed"),
 	},
 	{
 		rule: "an asked script is sent again behind ASKING",
-		in:   "sidecar/store (*pipeline).loadScript",
+		in:   "sidecar/store/pipeline (*Machine).teach",
 		find: "if cl.isAsking {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestAskedScriptThatIsNotKnownIsSentAgainBehindAsking"),
 	},
 	{
 		rule: "an asked operation of a closed node has a result",
-		in:   "sidecar/store (*commands).doAsking",
-		find: "if c.closed {",
+		in:   "sidecar/store (*link).doAsking",
+		find: "if l.closed {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestAskNamesANodeThatIsClosed"),
 	},
 	{
 		rule: "TRYAGAIN splits a run",
-		in:   "sidecar/store (*pipeline).onResults",
+		in:   "sidecar/store/pipeline (*Machine).onRun",
 		find: `wire.OutcomeOf(word) == redisop.Refused || word == "TRYAGAIN"`,
 		put:  "wire.OutcomeOf(word) == redisop.Refused  && true",
 		by:   test("sidecar/store", "TestTryAgainSplitsARun"),
@@ -593,16 +588,16 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "MOVED of a query moves the slot",
-		in:   "sidecar/store (*pipeline).onQueryReply",
-		find: "p.noteRedirect(answer.Text)",
+		in:   "sidecar/store/pipeline (*Machine).onQuery",
+		find: "m.noteRedirect(answer.Text)",
 		put:  "_ = answer",
 		by:   test("sidecar/store", "TestQueryThatIsMovedMovesTheSlot"),
 	},
 	{
 		rule: "the lock of a probe is one of the node",
-		in:   "sidecar/store (*pipeline).chooseProbeLock",
-		find: "cl == nil || cl.has(p.commands.shard, keys.Key(p.probe.lock))",
-		put:  "cl != nil || cl.has(p.commands.shard, keys.Key(p.probe.lock))",
+		in:   "sidecar/store (*link).chooseProbeLock",
+		find: "cl == nil || cl.has(l.shard, keys.Key(l.probing))",
+		put:  "cl != nil || cl.has(l.shard, keys.Key(l.probing))",
 		by:   test("sidecar/store", "TestProbeLockIsOneOfTheNode"),
 	},
 	{
@@ -622,8 +617,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a question about a key that has gone ahead of its slot follows it",
 		in:   "sidecar/store (*Store).runScript",
-		find: "to.runScript(sc, latest, true, args, done)",
-		put:  "to.runScript(sc, latest, false, args, done)",
+		find: "IsAsking: true",
+		put:  "IsAsking: false",
 		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),
 	},
 	{
@@ -670,8 +665,8 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a subscription that left with its slot has the topology asked",
-		in:   "sidecar/store (*pipeline).onSlotLeft",
-		find: "p.commands.cluster.refresh()",
+		in:   "sidecar/store (*link).hand",
+		find: "l.cluster.refresh()",
 		put:  "",
 		by:   test("sidecar/store", "TestSubscriptionThatLeavesHasANodeAsked"),
 	},
@@ -713,17 +708,15 @@ var topologyMutants = []mutant{
 	{
 		rule: "the clock of the new owner of a slot is asked for",
 		in:   "sidecar/store (*cluster).deliverRoutes",
-		find: `lifted[r.Shard] = true
-			c.onSlotsCame(&floor)`,
-		put: `lifted[r.Shard] = true
-			c.liftFloor(&floor)`,
-		by: test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveItsClock"),
+		find: "c.liftFloor(&floor, true)",
+		put:  "c.liftFloor(&floor, false)",
+		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveItsClock"),
 	},
 	{
 		rule: "the clock of an owner that is just being connected is asked for",
-		in:   "sidecar/store (*commands).onSlotsCame",
-		find: "c.mustAskClock = true",
-		put:  "c.mustAskClock = false",
+		in:   "sidecar/store/pipeline (*Machine).Lift",
+		find: "m.asksClock = m.asksClock || asksClock",
+		put:  "",
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveItsClock"),
 	},
 	{
@@ -731,14 +724,14 @@ var topologyMutants = []mutant{
 		in:   "sidecar/store/wire (*Encoder).TokensAbove",
 		find: "return 1<<53 - 1",
 		put:  "return e.Floor",
-		by:   test("sidecar/store", "TestClockIsAskedForAgainIfSlotsCameSince"),
+		by:   test("sidecar/store/pipeline", "TestClockIsAskedForAgainIfSlotsCameSince"),
 	},
 	{
 		rule: "a clock is asked for again if slots came since",
-		in:   "sidecar/store (*pipeline).onClock",
-		find: "if p.encoder.Lifts = false; p.mustAskAgain {",
-		put:  "if p.encoder.Lifts = false; false {",
-		by:   test("sidecar/store", "TestClockIsAskedForAgainIfSlotsCameSince"),
+		in:   "sidecar/store/pipeline (*Machine).onClock",
+		find: "if m.encoder.Lifts = false; m.asksAgain {",
+		put:  "if m.encoder.Lifts = false; false {",
+		by:   test("sidecar/store/pipeline", "TestClockIsAskedForAgainIfSlotsCameSince"),
 	},
 	{
 		rule: "a counter that is ahead of the clock is not set back",
@@ -798,23 +791,23 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "replicas confirm what is asked at the node that gets a slot",
-		in:   "sidecar/store (*pipeline).queueAsking",
+		in:   "sidecar/store/pipeline (*Machine).runAsking",
 		find: `{
-	p.queuePermission(now)
-	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
-	p.queueWait(now)
+	m.ask(now, asking, "asking")
+	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
+	m.queueWait(now)
 }`,
 		put: `{
-	p.queuePermission(now)
-	p.queueCommand(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
+	m.ask(now, asking, "asking")
+	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
 }`,
 		by: test("sidecar/store", "TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt"),
 	},
 	{
 		rule: "a counter that is used before its slot has come is lifted to the clock",
-		in:   "sidecar/store (*pipeline).queueCommand",
-		find: "p.encoder.Lifts = lifts || cl.isAsking",
-		put:  "p.encoder.Lifts = lifts",
+		in:   "sidecar/store/pipeline (*Machine).runScript",
+		find: "m.encoder.Lifts = lifts || cl.isAsking",
+		put:  "m.encoder.Lifts = lifts",
 		by:   test("sidecar/store", "TestTokenThatIsAskedForIsLiftedToTheClock"),
 	},
 	{

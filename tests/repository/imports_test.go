@@ -131,6 +131,15 @@ var bans = []ban{
 		why:    "what Redis is sent and answers are values: they know no connection",
 	},
 	{
+		from: "sidecar/store/pipeline", to: []string{"./..."},
+		except: []string{"./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "a Machine knows no Cluster, no Sentinel and no socket: its owner tells it what it has to know",
+	},
+	{
+		from: "sidecar/store/pipeline", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
+		why: "the simulation drives the same Machine without a network",
+	},
+	{
 		from: "sidecar/store/wire", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
 		why: "the simulation makes and reads the same bytes without a network",
 	},
@@ -224,7 +233,7 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// The lock table, the policy, the wheel, what Redis is sent, the simulation and the model of the scripts are given the
+// The lock table, the policy, the wheel, the store's Machine, the simulation and the model of the scripts are given the
 // time and start no goroutine: the same inputs give the same effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
@@ -232,7 +241,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/policy", "sidecar/store/wire", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/policy", "sidecar/store/wire", "sidecar/store/pipeline", "internal/sim", "internal/sim/redis"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

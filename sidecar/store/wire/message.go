@@ -115,3 +115,22 @@ func (k *Keyspace) Message(text string) (redisop.Message, Origin, bool) {
 	m.Name = name
 	return m, from, true
 }
+
+// IsUUID reports whether a text is a uuid in its usual form: 36 characters.
+func IsUUID(text string) bool {
+	if len(text) != 36 {
+		return false
+	}
+	for i := range text {
+		c := text[i]
+		switch isHex := c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'; {
+		case i == 8 || i == 13 || i == 18 || i == 23:
+			if c != '-' {
+				return false
+			}
+		case !isHex:
+			return false
+		}
+	}
+	return true
+}

@@ -1,4 +1,4 @@
-package store
+package pipeline
 
 // maxIdleLane is how many items an empty lane has room for: 1.1 MiB of operations.
 const maxIdleLane = 1 << 14

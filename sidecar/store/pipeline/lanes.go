@@ -1,4 +1,4 @@
-package store
+package pipeline
 
 import "github.com/locksidecar/locksidecar/sidecar/redisop"
 

@@ -1,0 +1,603 @@
+package pipeline
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+)
+
+const ourUUID = "11111111-2222-8333-8444-555555555555"
+
+func takeOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+}
+
+// driven is a Machine with a connection, which a test drives by values.
+type driven struct {
+	*Machine
+	t   testing.TB
+	now int64
+}
+
+// drive returns a Machine that was just connected, with a server that is far.
+func drive(t testing.TB, change ...func(*Config, *Greeting)) *driven {
+	t.Helper()
+	c := Config{UUID: ourUUID, Keys: wire.NewKeyspace(""), Timeout: 2 * time.Second, Batches: DefaultBatches}
+	d := &driven{t: t, now: int64(time.Hour)}
+	g := Greeting{
+		Server: wire.Server{Address: "redis:1", Keys: c.Keys}, HasQueues: true, Loads: true,
+		ID: wire.Identity{Floor: 1 << 50, FloorAt: d.now}, Clock: 1 << 50, ClockAt: d.now,
+	}
+	for _, f := range change {
+		f(&c, &g)
+	}
+	d.Machine = New(c)
+	d.Up(d.now, &g)
+	d.isQuiet()
+	return d
+}
+
+// do sends operations.
+func (d *driven) do(ops ...redisop.Op) { d.Do(d.now, ops) }
+
+// commands returns what was made since the last call.
+func (d *driven) commands() (commands []string) {
+	d.t.Helper()
+	r := wire.NewReplies(strings.NewReader(string(d.TakeBytes(nil))))
+	for {
+		command, err := r.Next()
+		if err != nil {
+			return commands
+		}
+		var words []string
+		for _, w := range command.List {
+			words = append(words, w.Text)
+		}
+		commands = append(commands, strings.Join(words, " "))
+	}
+}
+
+// answer takes in replies and pushes. It returns the first error.
+func (d *driven) answer(text string) error {
+	r := wire.NewReplies(strings.NewReader(text))
+	for {
+		reply, err := r.Next()
+		if err != nil {
+			return nil
+		}
+		if err := d.Reply(d.now, &reply); err != nil {
+			return err
+		}
+	}
+}
+
+// rest returns what is delivered after all that was received is taken in, in words.
+func (d *driven) rest() (delivered []string) {
+	d.t.Helper()
+	if err := d.Rest(d.now); err != nil {
+		d.t.Errorf("the connection ends: %v", err)
+	}
+	for _, x := range d.TakeDeliveries(nil) {
+		switch x.Kind {
+		case Results:
+			for _, r := range x.Results {
+				delivered = append(delivered, fmt.Sprint(r.Name, " ", r.Outcome))
+			}
+		case Messages:
+			delivered = append(delivered, fmt.Sprint(len(x.Messages), " messages"))
+		default:
+			delivered = append(delivered, fmt.Sprint("kind ", x.Kind, " ", x.Names, x.Text))
+		}
+	}
+	return delivered
+}
+
+func (d *driven) isQuiet() {
+	d.t.Helper()
+	if got := d.rest(); len(got) > 0 {
+		d.t.Errorf("delivered %q, want nothing", got)
+	}
+}
+
+func bulk(text string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text) }
+
+const token = "*1\r\n:1700000000000001\r\n"
+
+// A Redis that is near is not asked for more than it can be at: what is asked meanwhile is one run.
+func TestNearbyOneRunFollowsAnother(t *testing.T) {
+	d := drive(t)
+	d.minRTT = d.cfg.Batches.NearRTT
+	near := d.cfg.Batches.NearCalls
+	for i := range near + 10 {
+		d.do(takeOp(fmt.Sprint(i), 1))
+	}
+	if got := d.commands(); len(got) != near {
+		t.Fatalf("%d commands, want %d: %q", len(got), near, got)
+	}
+	if err := d.answer(token); err != nil {
+		t.Fatal(err)
+	}
+	d.rest()
+	if got := d.commands(); len(got) != 1 || strings.Fields(got[0])[2] != "20" {
+		t.Fatalf("behind the first answer: %.100q, want one run of the ten that waited for it", got)
+	}
+}
+
+// A Redis that sends messages is alive, although a reply is overdue.
+func TestMessagesAreASignOfLife(t *testing.T) {
+	d := drive(t)
+	d.do(takeOp("a", 1))
+	late := d.now + int64(d.cfg.Timeout)
+	if isDead := d.Advance(late, 0, false); isDead || d.liveness != overdue {
+		t.Errorf("dead: %v, liveness %d; want that the reply is overdue", isDead, d.liveness)
+	}
+	if isDead := d.Advance(late, d.now+1, false); isDead || d.liveness != owing || d.Next() <= late {
+		t.Errorf("dead: %v, liveness %d, next check %d ns after the reply was overdue", isDead, d.liveness, d.Next()-late)
+	}
+}
+
+// While the connection is idle, nothing is due until the next PING. A command that is sent meanwhile makes that earlier.
+func TestCommandOnIdleConnectionIsCheckedInTime(t *testing.T) {
+	d := drive(t)
+	patience := int64(d.cfg.Timeout)
+	begin := d.now
+	if d.Advance(begin+patience, 0, false); d.liveness != idle || d.Next() != begin+int64(idlePing) {
+		t.Errorf("liveness %d, next check %d ns after the last reply; want idle, and the time of a PING", d.liveness, d.Next()-begin)
+	}
+	d.now = begin + patience
+	d.do(takeOp("a", 1))
+	if d.liveness != owing || d.Next() > d.now+patience {
+		t.Errorf("the next check is %d ns after the command, and its answer is due after %d", d.Next()-d.now, patience)
+	}
+	d = drive(t)
+	if d.Advance(d.now+int64(idlePing), 0, false); !slices.Equal(d.commands(), []string{"role"}) {
+		t.Error("an idle connection is not pinged")
+	}
+}
+
+// A reader that is late, because the host slept or a step of the loop took long, has not seen the reply yet: Redis was
+// not silent.
+func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
+	d := drive(t)
+	d.do(takeOp("a", 1))
+	late := d.now + int64(d.cfg.Timeout)
+	for range 100 {
+		if d.Advance(late, 0, true) {
+			t.Fatal("the connection is cut while an answer is waiting to be read")
+		}
+		late = d.Next()
+	}
+}
+
+// The first check that finds a reply overdue may come from a host that has just woken up.
+func TestOverdueConnectionIsCutAtSecondCheck(t *testing.T) {
+	d := drive(t)
+	d.do(takeOp("a", 1))
+	if d.Advance(d.now+int64(d.cfg.Timeout), 0, false) || d.liveness != overdue {
+		t.Errorf("cut at the first check, liveness %d", d.liveness)
+	}
+	if !d.Advance(d.Next(), 0, false) {
+		t.Error("it is not cut at the second check")
+	}
+	d.Cut()
+	if d.do(takeOp("b", 1)); len(d.commands()) != 1 {
+		t.Error("a command was made after the cut")
+	}
+	d.Down(1<<20, "silent")
+	d.Refuse("down")
+	var got []string
+	for _, x := range d.TakeDeliveries(nil) {
+		for _, r := range x.Results {
+			got = append(got, fmt.Sprint(r.Name, " ", r.Outcome))
+		}
+	}
+	if want := []string{fmt.Sprint("a ", redisop.Unknown), fmt.Sprint("b ", redisop.NotSent)}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// What was certainly not sent was not carried out, and what may have been sent may have been.
+func TestDownTellsWhatWasSent(t *testing.T) {
+	d := drive(t)
+	d.do(takeOp("a", 1))
+	sent := int64(len(d.TakeBytes(nil)))
+	d.do(takeOp("b", 1))
+	for _, tt := range []struct {
+		sent int64
+		want []redisop.Outcome
+	}{{0, []redisop.Outcome{redisop.NotSent, redisop.NotSent}}, {1, []redisop.Outcome{redisop.Unknown, redisop.NotSent}}, {sent, []redisop.Outcome{redisop.Unknown, redisop.NotSent}}, {sent + 1, []redisop.Outcome{redisop.Unknown, redisop.Unknown}}} {
+		d := drive(t)
+		d.do(takeOp("a", 1))
+		d.do(takeOp("b", 1))
+		d.Down(tt.sent, "down")
+		var got []redisop.Outcome
+		for _, x := range d.TakeDeliveries(nil) {
+			for _, r := range x.Results {
+				got = append(got, r.Outcome)
+			}
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%d bytes were sent: %v, want %v", tt.sent, got, tt.want)
+		}
+	}
+}
+
+func durable(c *Config, _ *Greeting) { c.Replicas = 1 }
+
+// Redis executes nothing of a connection while it waits for replicas, so nothing is sent to it, however far it is. A
+// script that is sent again has a WAIT of its own, with the time of its own lease.
+func TestOneWaitIsInFlight(t *testing.T) {
+	d := drive(t, durable)
+	short := takeOp("a", 1)
+	short.LeaseMS = 2000
+	d.do(short)
+	d.do(takeOp("b", 1))
+	if got := d.commands(); len(got) != 2 || got[1] != "wait 1 200" {
+		t.Errorf("%.60q", got)
+	}
+	if err := d.answer("-NOSCRIPT No matching script\r\n:1\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	d.isQuiet()
+	if got := d.commands(); len(got) != 3 || !strings.HasPrefix(got[0], "script load") || got[2] != "wait 1 200" {
+		t.Errorf("%.60q", got)
+	}
+	if err := d.answer("+OK\r\n" + token + ":1\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.rest(); !slices.Equal(got, []string{fmt.Sprint("a ", redisop.Done)}) {
+		t.Errorf("%q", got)
+	}
+	if got := d.commands(); len(got) != 2 || got[1] != "wait 1 400" {
+		t.Errorf("%.60q", got)
+	}
+}
+
+// Confirmations of subscriptions keep their place.
+func TestSubscriptionsAreDeliveredAfterTheResultsBeforeThem(t *testing.T) {
+	d := drive(t, durable)
+	channel := d.cfg.Keys.Channel("watched")
+	d.do(takeOp("a", 1))
+	d.Subscribe("watched")
+	d.isQuiet()
+	if err := d.answer(token + ">3\r\n" + bulk("subscribe") + bulk(channel) + ":1\r\n"); err == nil {
+		t.Fatal("a confirmation before the answer to WAIT is taken for that of a later command")
+	}
+	d = drive(t, durable)
+	d.runScript(d.now, call{script: wire.AcquireRelease}, []redisop.Op{takeOp("a", 1)})
+	d.Subscribe("watched")
+	d.requestChannels(d.now, d.channels.next())
+	d.queueWait(d.now)
+	if err := d.answer(token + ">3\r\n" + bulk("subscribe") + bulk(channel) + ":1\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	d.isQuiet()
+	if err := d.answer(":1\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.rest(), []string{fmt.Sprint("a ", redisop.Done), fmt.Sprint("kind ", Subscribed, " [watched]")}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestTimeOfAWait(t *testing.T) {
+	for _, tt := range []struct {
+		leaseMS       uint32
+		timeout, want time.Duration
+	}{
+		{30_000, 2 * time.Second, maxWait},
+		{0, 2 * time.Second, maxWait},
+		{2000, 2 * time.Second, 200 * time.Millisecond},
+		{2005, 2 * time.Second, 200 * time.Millisecond},
+		{50, 2 * time.Second, minWait}, // others share it
+		{30_000, 100 * time.Millisecond, 50 * time.Millisecond},
+	} {
+		if got := waitWithin(tt.leaseMS, tt.timeout); got != tt.want {
+			t.Errorf("lease %d ms, timeout %v: %v, want %v", tt.leaseMS, tt.timeout, got, tt.want)
+		}
+	}
+}
+
+// The slot leaves the node while it is being asked to end a subscription: the push looks like a
+// confirmation, and then the node answers MOVED. The next reply is still that of the next command.
+func TestUnsubscribeThatMeetsTheMoveOfItsSlot(t *testing.T) {
+	for _, answers := range []string{
+		">3\r\n" + bulk("sunsubscribe") + bulk("CHANNEL") + ":0\r\n" + "-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
+		">3\r\n" + bulk("sunsubscribe") + bulk("CHANNEL") + ":0\r\n+PONG\r\n",
+		"-MOVED 1 127.0.0.1:1\r\n+PONG\r\n",
+		"-MOVED 1 127.0.0.1:1\r\n-NOPERM this user has no permissions to run the 'ping' command\r\n",
+	} {
+		d := drive(t, func(c *Config, g *Greeting) { c.IsNode, g.IsSharded = true, true })
+		channel := d.cfg.Keys.Channel("lock")
+		d.Subscribe("lock")
+		d.rest()
+		if err := d.answer(">3\r\n" + bulk("ssubscribe") + bulk(channel) + ":1\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		d.Unsubscribe("lock")
+		d.rest()
+		if got := d.commands(); len(got) != 3 || !strings.HasPrefix(got[1], "sunsubscribe") || got[2] != "ping" {
+			t.Fatalf("%q", got)
+		}
+		d.do(takeOp("lock", 1))
+		if err := d.answer(strings.ReplaceAll(answers, bulk("CHANNEL"), bulk(channel))); err != nil {
+			t.Errorf("%q: %v", answers, err)
+		}
+		if d.calls.len() != 1 || d.calls.front().kind != running || d.channels.inFlight != 0 {
+			t.Errorf("%q: %d calls are without an answer, want the one after it; %d requests", answers, d.calls.len(), d.channels.inFlight)
+		}
+	}
+}
+
+// The danger: a slot comes after Redis has read its clock for the one before.
+func TestClockIsAskedForAgainIfSlotsCameSince(t *testing.T) {
+	d := drive(t)
+	for range 3 {
+		d.Lift(d.now, 0, true)
+	}
+	if floor := d.encoder.TokensAbove(); floor < 1<<53-1 {
+		t.Errorf("a counter of %d would not be lifted", floor)
+	}
+	times := 0
+	for d.AsksClock() {
+		for _, c := range d.commands() {
+			if c == "time" {
+				times++
+			}
+		}
+		if err := d.answer("*2\r\n" + bulk("1800000000") + bulk("7")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if times != 2 || d.ID.Above(d.now) != 1800000000_000007 || d.encoder.Floor != 1800000000_000007 {
+		t.Errorf("the clock was asked for %d times, want twice; floor %d", times, d.encoder.Floor)
+	}
+}
+
+// A counter that is used behind ASKING has come before its slot: it is lifted to the clock.
+func TestCounterIsLiftedBehindAsking(t *testing.T) {
+	d := drive(t, func(c *Config, _ *Greeting) { c.IsNode = true })
+	d.DoAsking(d.now, []redisop.Op{takeOp("a", 1)})
+	d.do(takeOp("a", 2))
+	lifted := fmt.Sprint(int64(1<<53 - 1))
+	if got := d.commands(); len(got) != 3 || got[0] != "asking" || !strings.Contains(got[1], lifted) || strings.Contains(got[2], lifted) {
+		t.Errorf("%q", got)
+	}
+}
+
+// The tokens of a transfer that is accepted are granted. After Redis has lost its counter, new ones are above them.
+func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
+	d := drive(t)
+	d.encoder.Floor = 0
+	m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: 1<<50 + 900_000, Tokens: 32}
+	if d.checkTokens(d.now, &m); m.Tokens != 32 || d.ID.Above(d.now) != int64(m.LastToken) || d.encoder.Floor != 0 {
+		t.Errorf("%+v, floor %d of %d", m, d.ID.Above(d.now), d.encoder.Floor)
+	}
+	last := uint64(1<<50 + 1_100_000)
+	for _, m := range []redisop.Message{
+		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: 32},
+		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: math.MaxInt64, Tokens: 32},
+		{Kind: redisop.Transferred, LastToken: 1<<50 + 950_000, Tokens: 32},
+	} {
+		if d.checkTokens(d.now, &m); m.Tokens != 0 || d.ID.Above(d.now) != 1<<50+900_000 || d.encoder.Floor != 0 {
+			t.Errorf("%+v, floor %d of %d", m, d.ID.Above(d.now), d.encoder.Floor)
+		}
+	}
+}
+
+// After Redis has lost its counters, tokens of this connection are above its floor. A transfer whose first token is not
+// is granted with none of its tokens.
+func TestTokensOfATransferAreAboveTheFloor(t *testing.T) {
+	const last, tokens = 1<<50 + 900_000, 32
+	for floor, want := range map[int64]uint16{last - tokens: tokens, last - tokens + 1: 0, last: 0, last + 1: 0} {
+		d := drive(t)
+		d.encoder.Floor = floor
+		m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: tokens}
+		if d.checkTokens(d.now, &m); m.Tokens != want {
+			t.Errorf("with a floor of %d below the last token: %d tokens, want %d", last-floor, m.Tokens, want)
+		}
+	}
+}
+
+func TestFloodIsLoggedOnceInTenMinutes(t *testing.T) {
+	var m ignored
+	second := int64(time.Second)
+	lines := func(begin, n int64) (lines int) {
+		for i := range n {
+			if m.add(begin + i*second/n) {
+				lines++
+			}
+		}
+		return lines
+	}
+	for _, tt := range []struct {
+		at   int64 // s
+		n    int64 // messages in a second from then on
+		want int
+	}{{10, ignoredMost, 0}, {20, 5 * ignoredMost, 1}, {21, 5 * ignoredMost, 0}, {619, 5 * ignoredMost, 0}, {700, 5 * ignoredMost, 1}} {
+		if got := lines(tt.at*second, tt.n); got != tt.want {
+			t.Errorf("%d messages in a second at %d s: %d lines, want %d", tt.n, tt.at, got, tt.want)
+		}
+	}
+}
+
+func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
+	done, refused := wire.Reply{Kind: ':', Num: 1}, wire.Reply{Kind: '*', List: []wire.Reply{
+		{Kind: ':', Num: int64(wire.CodeRefused)}, {Kind: '$', Text: "NOPERM no permission to run the 'del' command"},
+	}}
+	for name, c := range map[string]struct {
+		list []wire.Reply
+		want bool
+	}{
+		"none":     {[]wire.Reply{done, done}, false},
+		"the Take": {[]wire.Reply{refused, done}, true},
+		"the Drop": {[]wire.Reply{done, refused}, true},
+	} {
+		if text := refusedProbe(&wire.Reply{Kind: '*', List: c.list}); (text != "") != c.want {
+			t.Errorf("%s is refused: %q", name, text)
+		}
+	}
+}
+
+func probed(c *Config, _ *Greeting) { c.ProbeInterval = time.Minute }
+
+// A refusal that may pass is looked at again soon.
+func TestProbeFollowsSoonAfterARefusal(t *testing.T) {
+	const oom = "-OOM command not allowed when used memory > 'maxmemory'.\r\n"
+	d := drive(t, probed)
+	for _, tt := range []struct {
+		answer string
+		after  time.Duration
+	}{{"*0\r\n", time.Minute}, {oom, probeConfirm}, {oom, probeDegraded}, {"*0\r\n", time.Minute}} {
+		d.probe.next = d.now
+		d.Advance(d.now, 0, false)
+		if got := d.commands(); len(got) < 2 {
+			t.Fatalf("no probe is sent: %q", got)
+		}
+		if err := d.answer("*0\r\n" + tt.answer); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(d.probe.next - d.now); got != tt.after || d.Next() > d.probe.next {
+			t.Errorf("after %q, the next probe is %v later, want %v", tt.answer, got, tt.after)
+		}
+		for !d.isIdle() {
+			if err := d.answer("+PONG\r\n"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.rest()
+	}
+}
+
+// A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
+// probe sent a second after the last one, and not after the interval.
+func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
+	const sentAt, interval = int64(time.Hour), int64(time.Minute)
+	for name, c := range map[string]struct {
+		why     string
+		outcome redisop.Outcome
+		want    int64
+	}{
+		"refused, and Redis serves":      {"", redisop.Refused, sentAt + int64(probeConfirm)},
+		"may be refused once":            {"", redisop.Retryable, sentAt + int64(probeConfirm)},
+		"served, and Redis serves":       {"", redisop.Done, sentAt + interval},
+		"served, and Redis is degraded":  {"it refuses", redisop.HeldByOther, sentAt + int64(probeConfirm)},
+		"refused, and Redis is degraded": {"it refuses", redisop.Refused, sentAt + interval},
+		"unknown":                        {"", redisop.Unknown, sentAt + interval},
+	} {
+		d := drive(t, probed)
+		d.probe = probe{interval: interval, sentAt: sentAt, next: sentAt + interval, why: c.why}
+		d.noteResult(&redisop.Result{Kind: redisop.Take, Outcome: c.outcome})
+		if d.probe.next != c.want || d.Next() > c.want {
+			t.Errorf("%s: the next probe is %v after the last one, want %v", name, time.Duration(d.probe.next-sentAt), time.Duration(c.want-sentAt))
+		}
+		if isRefused := c.outcome == redisop.Refused; d.probe.isConclusive("") != isRefused {
+			t.Errorf("%s: a probe whose keys are denied is conclusive: %v, and the Take was refused: %v", name, !isRefused, isRefused)
+		}
+	}
+}
+
+// While Redis is away, questions of people do not fill the memory.
+func TestQueriesThatWaitAreBounded(t *testing.T) {
+	m := New(Config{})
+	for range maxQueries {
+		if why := m.Ask(1, &Query{}); why != "" {
+			t.Fatal(why)
+		}
+	}
+	if why := m.Ask(1, &Query{}); !strings.Contains(why, "too many questions") || m.queries.len() != maxQueries {
+		t.Errorf("%q; %d queries wait", why, m.queries.len())
+	}
+}
+
+// Operations of locks that wait are sent before questions of people. The question which master has which slot does not
+// wait on a connection: it can be asked elsewhere.
+func TestQueriesWaitForOperations(t *testing.T) {
+	nodes := &Query{Commands: [][]string{{"cluster", "nodes"}}}
+	for _, waits := range []bool{true, false} {
+		d := drive(t)
+		d.minRTT = d.cfg.Batches.NearRTT
+		if waits {
+			for i := range d.cfg.Batches.NearCalls + 1 {
+				d.do(takeOp(fmt.Sprint(i), 1))
+			}
+		}
+		if sent := d.AskAtOnce(d.now, nodes); sent == waits || (d.queryCalls == 1) == waits || d.queries.len() != 0 {
+			t.Errorf("an operation waits: %v; sent at once: %v", waits, sent)
+		}
+		d.Ask(d.now, &Query{Commands: [][]string{{"ping"}}})
+		if (d.queries.len() > 0) != waits {
+			t.Errorf("an operation waits: %v; %d queries wait", waits, d.queries.len())
+		}
+	}
+}
+
+// Questions of people take a bounded part of the connection.
+func TestQueriesInFlightAreBounded(t *testing.T) {
+	d := drive(t)
+	for range maxQueryCalls + 10 {
+		d.Ask(d.now, &Query{Commands: [][]string{{"ping"}}})
+	}
+	if d.queryCalls != maxQueryCalls || d.queries.len() != 10 {
+		t.Errorf("%d commands are in flight, %d queries wait", d.queryCalls, d.queries.len())
+	}
+}
+
+// A query that was not sent in time is not sent.
+func TestQueryExpires(t *testing.T) {
+	m := New(Config{Keys: wire.NewKeyspace(""), UUID: ourUUID, Timeout: time.Second, Batches: DefaultBatches})
+	q := &Query{Commands: [][]string{{"ping"}}, Latest: 10}
+	m.Ask(5, q)
+	m.Up(11, &Greeting{})
+	if expired := m.TakeExpired(); len(expired) != 1 || expired[0] != q || m.HasBytes() {
+		t.Errorf("%d queries expired", len(expired))
+	}
+}
+
+// A script of a query that Redis does not know is loaded, or sent as a text if the user may not load it.
+func TestScriptOfAQueryIsTaught(t *testing.T) {
+	script := wire.NewScript("return 1")
+	for _, tt := range []struct {
+		name    string
+		answers []string
+		want    []string
+	}{
+		{"it is known", []string{":7\r\n"}, []string{"evalsha"}},
+		{"it is loaded", []string{"-NOSCRIPT x\r\n", "+OK\r\n:7\r\n"}, []string{"evalsha", "script", "evalsha"}},
+		{"it may not be loaded", []string{"-NOSCRIPT x\r\n", "-NOPERM x\r\n-NOSCRIPT x\r\n", ":7\r\n"}, []string{"evalsha", "script", "evalsha", "eval"}},
+	} {
+		d := drive(t)
+		q := &Query{Script: script, Args: func(*Params) []string { return []string{"0"} }}
+		d.Ask(d.now, q)
+		var got []string
+		for _, a := range tt.answers {
+			for _, c := range d.commands() {
+				got = append(got, strings.Fields(c)[0])
+			}
+			if err := d.answer(a); err != nil {
+				t.Fatal(err)
+			}
+			d.Rest(d.now)
+		}
+		deliveries := d.TakeDeliveries(nil)
+		if !slices.Equal(got, tt.want) || len(deliveries) != 1 || deliveries[0].Query != q || len(q.Replied()) != 1 || q.Replied()[0].Num != 7 {
+			t.Errorf("%s: %q, %+v", tt.name, got, deliveries)
+		}
+	}
+}
+
+func TestRedirectsAreCountedByTheirKind(t *testing.T) {
+	m := New(Config{IsNode: true})
+	for _, text := range []string{"MOVED 1 a:1", "MOVED 2 a:1", "ASK 1 a:1", "TRYAGAIN later", "CLUSTERDOWN it is", "ERR MOVED"} {
+		m.count(text)
+	}
+	if got := m.TakeRedirects(); got != (Redirects{Moved: 2, Ask: 1, TryAgain: 1}) || m.TakeRedirects() != (Redirects{}) {
+		t.Errorf("counted %+v", got)
+	}
+}
