@@ -1,6 +1,9 @@
 package pipeline
 
-import "github.com/locksidecar/locksidecar/sidecar/redisop"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+)
 
 // gather appends what was answered to the deliveries, in its order. It is called before a result is noted that came
 // after a message. The owner sends operations where MOVED and ASK say, and the lock table gets the route of a slot that
@@ -62,4 +65,14 @@ func (m *Machine) setAside() {
 		d.withheld = append(d.withheld, Delivery{Kind: Messages, Messages: m.messages})
 		m.messages = nil
 	}
+}
+
+// takeRaised returns the identity if its floor was raised since the last call.
+func (m *Machine) takeRaised() *wire.Identity {
+	if !m.isRaised {
+		return nil
+	}
+	m.isRaised = false
+	id := m.ID
+	return &id
 }

@@ -26,17 +26,6 @@ import (
 //
 // A script that is sent again (see loadScript and split) is executed after the WAIT of its batch, so
 // another WAIT follows it.
-type durability struct {
-	owed     bool          // scripts were made, and no WAIT after them
-	lease    uint32        // the shortest of their operations, ms; 0: they have none
-	inFlight bool          // a WAIT has no answer
-	within   time.Duration // that it waits, at most
-	why      string        // the last WAIT was not satisfied; "": it was
-
-	withholds bool       // a result was taken in whose WAIT has no answer
-	withheld  []Delivery // before the results and messages of the connection, oldest first
-	unawaited []int      // those of the connection's results, by index, that are of a Drop with CanWait
-}
 
 // maxWait bounds the time of a WAIT. It is below locktable.Config.TryWithin, so that an acquire that
 // does not wait is refused with what the replicas did.
@@ -45,22 +34,6 @@ const maxWait = 400 * time.Millisecond
 // minWait is the least time of a WAIT: many operations share it, and one with a lease that is shorter is
 // not to have the others fail. Its own validity counts from when it was sent.
 const minWait = 100 * time.Millisecond
-
-// note notes operations that are being queued, and reports whether a WAIT is to follow.
-func (d *durability) note(ops []redisop.Op) (isOwed bool) {
-	for i := range ops {
-		op := &ops[i]
-		if !wire.IsCovered(op) {
-			continue
-		}
-		isOwed = true
-		if op.Kind != redisop.Drop && (d.lease == 0 || op.LeaseMS < d.lease) {
-			d.lease = op.LeaseMS
-		}
-	}
-	d.owed = d.owed || isOwed
-	return isOwed
-}
 
 // waitWithin is for how long a WAIT waits after operations whose shortest lease is that. A renewal that is
 // not confirmed is sent again often enough before the lease ends.
@@ -135,31 +108,6 @@ func (m *Machine) release(now int64) {
 	clear(d.withheld)
 	d.withheld, d.unawaited, d.withholds = d.withheld[:0], d.unawaited[:0], false
 	m.queueWait(now)
-}
-
-// notSynced makes the results that say what Redis has into NotSynced.
-func notSynced(results []redisop.Result, unawaited []int, why string) {
-	for i := range results {
-		r := &results[i]
-		if len(unawaited) > 0 && unawaited[0] == i {
-			unawaited = unawaited[1:]
-			continue
-		}
-		r.Unsynced = r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther
-		if isWrite := r.Kind == redisop.Take || r.Kind == redisop.Renew || r.Kind == redisop.Drop; isWrite && r.Outcome == redisop.Done {
-			r.Outcome, r.Msg = redisop.NotSynced, why
-		}
-	}
-}
-
-// withhold notes results from an index on: those of ops, which a WAIT follows if isOwed.
-func (d *durability) withhold(ops []redisop.Op, from int, isOwed bool) {
-	d.withholds = d.withholds || isOwed
-	for i := range ops {
-		if ops[i].CanWait {
-			d.unawaited = append(d.unawaited, from+i)
-		}
-	}
 }
 
 // withheldUnknown returns the results that were taken in and not delivered when the connection ended. Whether the

@@ -2,10 +2,17 @@ package pipeline
 
 import (
 	"cmp"
+	"math"
+	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
+
+// The end of a connection is noticed at once, because other hosts may reconnect to a Redis that lost the locks before
+// this one does. A connection that ends without a packet is found by a ping, while it owes nothing, and was silent for
+// so long.
+const idlePing = 5 * time.Second
 
 // ping makes a command that any Redis answers at once: ROLE, because a master that is demoted may keep its clients;
 // PING, if this user may not ask for the role.
@@ -15,6 +22,37 @@ func (m *Machine) ping(now int64) {
 		word = "ping"
 	}
 	m.ask(now, pinging, word)
+}
+
+// checkLiveness finds out whether the connection is overdue, at the second check, and has it pinged when it has been
+// idle for long. heardAt is when Redis last sent anything; hasUnread: some of it was not taken in yet. It is to be
+// called again at next, or when a command is sent on an idle connection.
+func (m *Machine) checkLiveness(now, heardAt int64, hasUnread bool) (next int64, isDead bool) {
+	if heardAt > m.lastReply {
+		m.lastReply = heardAt
+		if m.liveness == overdue {
+			m.liveness = owing
+		}
+	}
+	if m.liveness == idle && now >= m.lastReply+int64(idlePing) {
+		m.ping(now)
+	}
+	patience := int64(m.cfg.Timeout)
+	quiet := now - m.lastReply
+	switch {
+	case m.liveness == dead:
+		return math.MaxInt64, false
+	case m.liveness == idle && quiet >= patience:
+		return m.lastReply + int64(idlePing), false
+	case m.liveness == idle: // a command may be sent at any time
+		return m.lastReply + min(patience, int64(idlePing)), false
+	case quiet < patience:
+		return m.lastReply + patience, false
+	case m.liveness == owing, hasUnread:
+		m.liveness = overdue
+		return now + patience/8, false
+	}
+	return math.MaxInt64, true
 }
 
 // onPong takes the answer of ping: any reply shows that Redis is alive. A replica is left.

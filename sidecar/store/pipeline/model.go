@@ -252,3 +252,47 @@ const (
 	LacksOptional        // Names are permissions that locks do without
 	Flooded              // another program floods the channel of this sidecar
 )
+
+// probe is whether Redis executes what locks need: see probe.go.
+type probe struct {
+	encoder  wire.Encoder
+	interval int64 // ns; 0: no probes
+
+	inFlight bool
+	sentAt   int64  // of the last one
+	next     int64  // when the next one is sent, while none is in flight
+	refusals int    // in a row
+	why      string // Redis is degraded; "": it serves
+	lacks    string // the same, because this user may not execute a command
+
+	// Without a key prefix, an ACL may permit the locks of clients and not that of the probe.
+	// These decide then; see isConclusive.
+	passed      bool // a probe was executed on this connection
+	takeServed  bool // a Take was, since the last probe that was
+	takeRefused bool // the same
+}
+
+const (
+	// probeLease is how long the lock stays if Redis permits the Take and not the Drop.
+	probeLease = time.Second
+
+	// probeConfirm is the time between a refusal that may pass and the next probe, and the least
+	// time between two probes.
+	probeConfirm = time.Second
+
+	// probeDegraded is the time between two probes of a degraded Redis.
+	probeDegraded = 5 * time.Second
+)
+
+// durability is what waits for replicas: see durable.go.
+type durability struct {
+	owed     bool          // scripts were made, and no WAIT after them
+	lease    uint32        // the shortest of their operations, ms; 0: they have none
+	inFlight bool          // a WAIT has no answer
+	within   time.Duration // that it waits, at most
+	why      string        // the last WAIT was not satisfied; "": it was
+
+	withholds bool       // a result was taken in whose WAIT has no answer
+	withheld  []Delivery // before the results and messages of the connection, oldest first
+	unawaited []int      // those of the connection's results, by index, that are of a Drop with CanWait
+}

@@ -27,35 +27,6 @@ import (
 //
 // Before it, the commands of all scripts are tried: renewals, and an acquire that meets another host's
 // lock, need more than the probe. A Redis that does not permit one of them is degraded at once, by its name.
-type probe struct {
-	encoder  wire.Encoder
-	interval int64 // ns; 0: no probes
-
-	inFlight bool
-	sentAt   int64  // of the last one
-	next     int64  // when the next one is sent, while none is in flight
-	refusals int    // in a row
-	why      string // Redis is degraded; "": it serves
-	lacks    string // the same, because this user may not execute a command
-
-	// Without a key prefix, an ACL may permit the locks of clients and not that of the probe.
-	// These decide then; see isConclusive.
-	passed      bool // a probe was executed on this connection
-	takeServed  bool // a Take was, since the last probe that was
-	takeRefused bool // the same
-}
-
-const (
-	// probeLease is how long the lock stays if Redis permits the Take and not the Drop.
-	probeLease = time.Second
-
-	// probeConfirm is the time between a refusal that may pass and the next probe, and the least
-	// time between two probes.
-	probeConfirm = time.Second
-
-	// probeDegraded is the time between two probes of a degraded Redis.
-	probeDegraded = 5 * time.Second
-)
 
 // beginProbes prepares the probes of a connection. The first one is sent at once.
 func (m *Machine) beginProbes() {

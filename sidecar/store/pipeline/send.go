@@ -101,3 +101,10 @@ func (m *Machine) probeBy(at int64) {
 		m.dueAt(m.probe.next)
 	}
 }
+
+// setLiveness leaves a dead connection dead.
+func (m *Machine) setLiveness(l liveness) {
+	if m.liveness != dead {
+		m.liveness = l
+	}
+}

@@ -71,16 +71,6 @@ func (m *Machine) raiseFloor(now int64, last uint64) {
 	}
 }
 
-// takeRaised returns the identity if its floor was raised since the last call.
-func (m *Machine) takeRaised() *wire.Identity {
-	if !m.isRaised {
-		return nil
-	}
-	m.isRaised = false
-	id := m.ID
-	return &id
-}
-
 // checkTokens takes the tokens out of a transfer that this sidecar must not grant unseen. It draws its own then. These
 // are tokens that are not above the floor of this connection: another sidecar drew them, whose floor may be lower. And
 // those that are ahead of Redis's clock: a message can be forged, and must not raise the floors of other locks. The
