@@ -167,6 +167,21 @@ func (b *browser) rows(table string) []row {
 	return list
 }
 
+// open opens a page. On a busy host, the daemon may answer that its loop did not answer in time: then again.
+func (b *browser) open(url string, before ...chromedp.Action[chromedp.Void]) {
+	b.Helper()
+	b.mu.Lock()
+	requests, reports := len(b.requests), len(b.reports)
+	b.mu.Unlock()
+	harness.Eventually(b.T, "the page of a daemon that answers", func() bool {
+		b.mu.Lock()
+		b.requests, b.reports = b.requests[:requests], b.reports[:reports]
+		b.mu.Unlock()
+		b.do(append(before, chromedp.Navigate(url))...)
+		return !strings.Contains(eval[string](b, `document.body.innerText`), "the daemon does not answer")
+	})
+}
+
 // listed is a lock as ls --json has it.
 type listed struct {
 	Name, State, User, Cmd string
@@ -230,7 +245,7 @@ func TestPageShowsWhatLsPrints(t *testing.T) {
 	harness.Eventually(t, "the lock is forgotten", func() bool { return len(ls(t, d)) == 3 })
 
 	locks := ls(t, d)
-	b.do(chromedp.Navigate(url + "?refresh=no"))
+	b.open(url + "?refresh=no")
 	saveScreenshot(t, "page.png", get(b, chromedp.FullScreenshot(100)))
 
 	shown := b.rows("lock-table")
@@ -358,8 +373,8 @@ func TestPageOfALockIsFoundByALink(t *testing.T) {
 	waiting.Go(func() { _, _ = client.Lock(ctx, name) })
 	harness.Eventually(t, "the client waits", func() bool { return harness.Waiters(t, d, name) == 1 })
 
-	b.do(chromedp.Navigate(url + "?refresh=no"))
-	b.do(chromedp.Navigate(eval[string](b, `document.querySelector("#lock-table a").href`) + "&refresh=no"))
+	b.open(url + "?refresh=no")
+	b.open(eval[string](b, `document.querySelector("#lock-table a").href`) + "&refresh=no")
 	saveScreenshot(t, "lock.png", get(b, chromedp.FullScreenshot(100)))
 	if title := eval[string](b, `document.querySelector("h1").innerText`); title != "Lock "+name {
 		t.Errorf("the page is of %q", title)
@@ -386,7 +401,7 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 	if _, err := harness.Dial(t, d).Lock(t.Context(), "invoice:42"); err != nil {
 		t.Fatal(err)
 	}
-	b.do(chromedp.Navigate(url + "?refresh=no"))
+	b.open(url + "?refresh=no")
 	var reached []string
 	for range 14 {
 		b.do(chromedp.KeyEvent(kb.Tab))
@@ -400,7 +415,8 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 		t.Errorf("the Tab key reaches %q, want %q", reached, want)
 	}
 	// Enter follows a link: the page then loads itself again, and can be told to stop that.
-	b.do(chromedp.Navigate(url+"?refresh=no"), chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
+	b.open(url + "?refresh=no")
+	b.do(chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
 	harness.Eventually(t, "the page loads itself again", func() bool {
 		return eval[string](b, `(document.querySelector("meta[http-equiv=refresh]") || {content: ""}).content`) == "5"
 	})
@@ -422,7 +438,7 @@ func TestPageOfALockDrawsItsQueue(t *testing.T) {
 		harness.Eventually(t, "the client waits", func() bool { return harness.Waiters(t, d, name) == n+1 })
 	}
 	for _, width := range []int64{1280, 390} {
-		b.do(chromedp.EmulateViewport(width, 800), chromedp.Navigate(url+"lock?refresh=no&name="+name))
+		b.open(url+"lock?refresh=no&name="+name, chromedp.EmulateViewport(width, 800))
 		saveScreenshot(t, "queue-"+strconv.FormatInt(width, 10)+".png", get(b, chromedp.FullScreenshot(100)))
 		texts := eval[[]string](b, `[...document.querySelectorAll(".queue li")].map(e => e.innerText)`)
 		if len(texts) != 1+len(waiters) {
@@ -480,7 +496,7 @@ func TestNothingIsWiderThanANarrowWindow(t *testing.T) {
 	)
 	for name, path := range map[string]string{"page": "?refresh=no", "lock": "lock?refresh=no&name=" + long} {
 		for _, width := range []int64{320, 390, 640} {
-			b.do(chromedp.EmulateViewport(width, 844), chromedp.Navigate(url+path))
+			b.open(url+path, chromedp.EmulateViewport(width, 844))
 			saveScreenshot(t, fmt.Sprintf("dark-%s-%d.png", name, width), get(b, chromedp.FullScreenshot(100)))
 			if sizes := eval[[]int](b, `[document.documentElement.scrollWidth, innerWidth]`); sizes[0] > sizes[1] || sizes[1] != int(width) {
 				t.Errorf("%s: the page is %d pixels wide in a window of %d", name, sizes[0], sizes[1])
@@ -523,7 +539,7 @@ func TestPageSaysWhatIsWrong(t *testing.T) {
 	url := "http://" + regexp.MustCompile(`address=(127\.0\.0\.1:\d+)`).FindStringSubmatch(d.Log.String())[1] + "/"
 	redis.Stop()
 	d.Log.AwaitWords(t, "redis is down")
-	b.do(chromedp.Navigate(url + "?refresh=no"))
+	b.open(url + "?refresh=no")
 	title := get(b, chromedp.Title())
 	verdict := eval[string](b, `document.querySelector(".verdict").innerText`)
 	saveScreenshot(t, "not-well.png", get(b, chromedp.FullScreenshot(100)))
