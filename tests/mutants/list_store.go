@@ -305,8 +305,8 @@ var storeMutants = []mutant{
 	{
 		rule: "after a reconnect all channels are subscribed again",
 		in:   "sidecar/store/pipeline (*channels).onDisconnect",
-		find: `for ch := range c.want {
-		c.dirty[ch] = struct{}{}
+		find: `for _, ch := range slices.Sorted(maps.Keys(c.want)) {
+		c.mark(ch)
 	}`,
 		put: "",
 		by:  test("sidecar/store", "TestOneConnectionAndNoMore"),

@@ -48,6 +48,11 @@ var bans = []ban{
 		why:    "the simulation drives the lock table alone: its Redis, network and clients are its own",
 	},
 	{
+		from: "internal/sim/explore/pipeline", to: []string{"./..."},
+		except: []string{"./internal/sim/explore/pipeline", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "the exploration of a connection drives the Machine of the store alone",
+	},
+	{
 		from: "internal/sim/...", to: []string{"net", "net/...", "testing", "os/exec", "log/slog", "github.com/redis/..."},
 		why: "the simulation does no I/O: a seed decides everything",
 	},

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -27,7 +28,7 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		}
 		return string(text), cmd.ProcessState.ExitCode()
 	}
-	steps := []string{"sim", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "fence", "redisson", "topology", "failovers", "types", "release", "bench", "page", "systemd", "fresh"}
+	steps := []string{"sim", "orders", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "fence", "redisson", "topology", "failovers", "types", "release", "bench", "page", "systemd", "fresh"}
 
 	out, status := run("case $1 in diff) echo a difference; exit 3;; fuzz) exit 124;; esac\n")
 	_, screen, _ := strings.Cut(out, "\nnightly of ")
@@ -51,12 +52,12 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		t.Errorf("the end of the output of a failed step is not shown:\n%s", out)
 	}
 	// A step with a seed is run again with it.
-	fields := strings.Fields(lines[3])
+	fields := strings.Fields(lines[2+slices.Index(steps, "diff")])
 	if again := "DIFF_FROM=" + fields[len(fields)-1]; !strings.Contains(lines[len(lines)-2], again) {
 		t.Errorf("the command that runs a failed step again lacks %s:\n%s", again, screen)
 	}
 	calls := read(t, filepath.Join(dir, "calls"))
-	for _, target := range []string{"sim", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-fence", "test-old-redisson", "topology", "failovers", "test-systemd", "test-long", "verify-types", "release-check", "bench-smoke", "test-page", "test-fresh"} {
+	for _, target := range []string{"sim", "orders", "diff", "mutants", "chaos", "fuzz", "storm", "conform", "test-fence", "test-old-redisson", "topology", "failovers", "test-systemd", "test-long", "verify-types", "release-check", "bench-smoke", "test-page", "test-fresh"} {
 		if !strings.Contains(calls, "make "+target) {
 			t.Errorf("make %s was not called:\n%s", target, calls)
 		}

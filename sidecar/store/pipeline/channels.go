@@ -1,6 +1,10 @@
 package pipeline
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -20,6 +24,7 @@ type channels struct {
 
 	want  map[string]string   // by channel: the name that has it
 	dirty map[string]struct{} // channels to compare again: wanted against requested
+	order fifo[string]        // the same, in their order
 	later []string            // channels to compare again at the next check of the connection
 
 	// Of the present connection.
@@ -64,7 +69,7 @@ func (c *channels) subscribe(name string) {
 	}
 	ch := c.keys.Channel(name)
 	c.want[ch] = name
-	c.dirty[ch] = struct{}{}
+	c.mark(ch)
 }
 
 func (c *channels) unsubscribe(name string) {
@@ -73,7 +78,15 @@ func (c *channels) unsubscribe(name string) {
 	}
 	ch := c.keys.Channel(name)
 	delete(c.want, ch)
-	c.dirty[ch] = struct{}{}
+	c.mark(ch)
+}
+
+// mark has a channel compared again.
+func (c *channels) mark(ch string) {
+	if _, isDirty := c.dirty[ch]; !isDirty {
+		c.dirty[ch] = struct{}{}
+		c.order.push(ch)
+	}
 }
 
 // appendWanted appends the name for which a channel is wanted, if there is one.
@@ -92,7 +105,9 @@ func (c *channels) next() *request {
 		return nil
 	}
 	var r *request
-	for ch := range c.dirty {
+	for range c.order.len() {
+		ch := *c.order.front()
+		c.order.drop(1)
 		a, known := c.asked[ch]
 		subscribed := known && !a.by.unsubscribe
 		_, wanted := c.want[ch]
@@ -104,7 +119,8 @@ func (c *channels) next() *request {
 		case r == nil:
 			r = &request{unsubscribe: !wanted, isSharded: c.isSharded}
 		case r.unsubscribe == wanted:
-			continue // it is for the next request
+			c.order.push(ch) // it is for the next request
+			continue
 		}
 		// A confirmed subscription is requested again: each call of Subscribe is confirmed, in
 		// order with messages and results.
@@ -124,7 +140,7 @@ func (c *channels) next() *request {
 // check has the channels compared again that Redis could not be asked for.
 func (c *channels) check() {
 	for _, ch := range c.later {
-		c.dirty[ch] = struct{}{}
+		c.mark(ch)
 	}
 	c.later = nil
 }
@@ -227,8 +243,8 @@ func (c *channels) onDisconnect() (names []string) {
 	}
 	clear(c.asked)
 	c.inFlight, c.later = 0, nil
-	for ch := range c.want {
-		c.dirty[ch] = struct{}{}
+	for _, ch := range slices.Sorted(maps.Keys(c.want)) {
+		c.mark(ch)
 	}
 	return names
 }
@@ -255,4 +271,16 @@ func appendRequest(dst []byte, r *request) []byte {
 		dst = wire.AppendPing(dst)
 	}
 	return dst
+}
+
+// describe is Describe.
+func (c *channels) describe(dst []byte) []byte {
+	for _, ch := range slices.Sorted(maps.Keys(c.want)) {
+		dst = fmt.Appendf(dst, " want %s", ch)
+	}
+	dst = fmt.Appendf(dst, " dirty %v", c.order.head(c.order.len()))
+	for _, ch := range slices.Sorted(maps.Keys(c.asked)) {
+		dst = fmt.Appendf(dst, " asked %s %t %t", ch, c.asked[ch].by.unsubscribe, c.asked[ch].confirmed)
+	}
+	return fmt.Appendf(dst, " later %v flight %d", c.later, c.inFlight)
 }

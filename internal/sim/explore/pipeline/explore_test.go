@@ -1,0 +1,38 @@
+package pipeline
+
+import (
+	"flag"
+	"testing"
+)
+
+var limit = flag.Int("explore.states", 20_000, "states of each world, at most")
+
+// worlds are small: each has what some rule needs.
+var worlds = map[string]Budget{
+	"batches and cuts":       {Batches: 3, Cuts: 2},
+	"forgotten scripts":      {Batches: 3, Cuts: 1, Flushes: 2},
+	"scripts by text":        {Batches: 2, Cuts: 1, Flushes: 2, NoLoad: true},
+	"a channel":              {Batches: 2, Cuts: 1, Wants: 3},
+	"replicas":               {Batches: 2, Cuts: 1, Flushes: 1, Lags: 1, Replicas: 1},
+	"replicas and a channel": {Batches: 2, Cuts: 1, Wants: 2, Lags: 1, Replicas: 1},
+	"a script between":       {Batches: 1, Flushes: 1, Wants: 3, Replicas: 1},
+	"a slot that moves":      {Batches: 3, Cuts: 1, Moves: 3, IsNode: true},
+	"all of it":              {Batches: 5, Cuts: 1, Flushes: 1, Moves: 2, Wants: 1, IsNode: true},
+}
+
+// In each order, the store keeps its contract with the lock table.
+func TestExplorePipeline(t *testing.T) {
+	for name, b := range worlds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := Explore(b, *limit)
+			t.Logf("%d states, %d settled, at most %d actions", found.States, found.Settled, found.Deepest)
+			if found.Why != "" {
+				t.Error(found.Why)
+			}
+			if found.Settled == 0 {
+				t.Error("no world settles")
+			}
+		})
+	}
+}
