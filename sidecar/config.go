@@ -15,6 +15,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -190,6 +191,7 @@ const _ = uint(state.MaxKeyPrefix - store.MaxKeyPrefix)
 
 // table returns the configuration of the lock table, without its journal and its seed.
 func (c *Config) table() locktable.Config {
+	expected, _ := settings.ExpectedHolds(c.ExpectedHold) // it was checked
 	return locktable.Config{
 		Lease:      c.Lease,
 		TryWithin:  c.TryWithin,
@@ -201,21 +203,10 @@ func (c *Config) table() locktable.Config {
 		Durable:    c.Replicas > 0,
 
 		Contest:      contest.Config{Turn: c.Turn, Alternate: c.Alternate, Linger: c.Linger, NoLinger: c.NoLinger},
-		Fair:         namePatterns(c.Fair),
-		NamePatterns: namePatterns(c.MetricsNames),
-		Expected:     c.expected(),
+		Fair:         settings.NamePatterns(c.Fair),
+		NamePatterns: settings.NamePatterns(c.MetricsNames),
+		Expected:     expected,
 	}
-}
-
-// expected returns ExpectedHold as the lock table has it. It was checked.
-func (c *Config) expected() []locktable.ExpectedHold {
-	var all []locktable.ExpectedHold
-	for _, text := range c.ExpectedHold {
-		if e, err := parseExpectedHold(text); err == nil {
-			all = append(all, e)
-		}
-	}
-	return all
 }
 
 // policy compiles the entries; nil: there are none.
@@ -284,11 +275,11 @@ func (c *Config) setDefaults() error {
 
 	var errs []error
 	refuse := func(setting, format string, args ...any) {
-		errs = append(errs, refuseValue(setting, fmt.Errorf(format, args...)))
+		errs = append(errs, settings.Refuse(setting, fmt.Errorf(format, args...)))
 	}
 	// Before the state is opened: with a prefix that is wrong it would not be taken over.
 	if err := store.CheckKeyPrefix(c.KeyPrefix); err != nil {
-		errs = append(errs, refuseValue("key_prefix", err))
+		errs = append(errs, settings.Refuse("key_prefix", err))
 	}
 	if c.Lease < minLease || c.Lease > maxLease {
 		refuse("lease", "lease %v: choose %v to %v", c.Lease, minLease, maxLease)
@@ -319,10 +310,11 @@ func (c *Config) setDefaults() error {
 		if err == nil && network == "unix" && isSameSocket(path, c.socketPath()) {
 			err = fmt.Errorf("metrics %q: clients of locks connect to this socket; choose another path", c.Metrics)
 		}
-		errs = append(errs, refuseValue("metrics", err))
+		errs = append(errs, settings.Refuse("metrics", err))
 	}
-	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), refuseValue("fair", checkPatterns("fair", c.Fair)),
-		refuseValue("metrics_names", checkMetricsNames(c.MetricsNames)), refuseValue("expected_hold", checkExpectedHolds(c.ExpectedHold)))
+	_, expected := settings.ExpectedHolds(c.ExpectedHold)
+	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), settings.Refuse("fair", settings.CheckPatterns("fair", c.Fair)),
+		settings.Refuse("metrics_names", settings.CheckMetricsNames(c.MetricsNames)), settings.Refuse("expected_hold", expected))
 	for _, m := range []struct {
 		what string
 		n    int

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -31,7 +32,7 @@ func (c *Config) setHostDefaults() error {
 	switch c.OtherHosts {
 	case OtherHostsNone, OtherHostsShow, OtherHostsForceRelease:
 	default:
-		return refuseValue("other_hosts", fmt.Errorf("other-hosts %q: choose %s, %s or %s", c.OtherHosts, OtherHostsNone, OtherHostsShow, OtherHostsForceRelease))
+		return settings.Refuse("other_hosts", fmt.Errorf("other-hosts %q: choose %s, %s or %s", c.OtherHosts, OtherHostsNone, OtherHostsShow, OtherHostsForceRelease))
 	}
 	if c.HostName == "" {
 		c.HostName, _ = os.Hostname()
@@ -40,7 +41,7 @@ func (c *Config) setHostDefaults() error {
 		}
 	}
 	if why := store.CheckHostName(c.HostName); why != "" {
-		return refuseValue("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
+		return settings.Refuse("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
 	}
 	return nil
 }

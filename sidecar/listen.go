@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,7 +88,7 @@ func errListening(path string, pid int64) error {
 	if pid > 0 {
 		who += fmt.Sprintf(" (pid %d)", pid)
 	}
-	return inUse("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
+	return settings.InUse("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
 }
 
 // listenPrivately makes a socket that only this user can connect to, until bind has set its
@@ -116,4 +118,64 @@ func groupID(name string) (int, error) {
 		return 0, fmt.Errorf("socket group %q: there is no such group on this host", name)
 	}
 	return n, nil
+}
+
+// checkSocket returns the error that acquireSocketLock or listen would return if no other
+// process had the socket.
+func checkSocket(c *Config) error {
+	if err := checkSocketPath(c.Socket); err != nil {
+		return err
+	}
+	if c.SocketGroup != "" {
+		gid, err := groupID(c.SocketGroup)
+		if err != nil {
+			return err
+		}
+		if groups, err := unix.Getgroups(); err == nil && unix.Geteuid() != 0 && gid != unix.Getegid() && !slices.Contains(groups, gid) {
+			return errSocketGroup(c.Socket, unix.EPERM)
+		}
+	}
+	if _, err := os.Lstat(c.Socket); err == nil {
+		return checkSocketFile(c.Socket) // systemd may have made it, in a directory that only root can write to
+	}
+	for dir := filepath.Dir(c.Socket); ; dir = filepath.Dir(dir) {
+		err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+		if errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
+			continue // Listen would make it
+		}
+		if err != nil {
+			return errSocketDir(c.Socket, &fs.PathError{Op: "access", Path: dir, Err: err})
+		}
+		return nil
+	}
+}
+
+// checkSocketFile returns an error if the file at a path is not a socket.
+func checkSocketFile(path string) error {
+	switch st, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("socket %s: %w", path, err)
+	case st.Mode().Type() != fs.ModeSocket:
+		if st.IsDir() {
+			return fmt.Errorf("socket %s: it is a directory; name a file in it, such as %s", path, filepath.Join(path, "locksidecar.sock"))
+		}
+		return fmt.Errorf("socket %s: there is a file that is not a socket; remove it, or choose another socket", path)
+	}
+	return nil
+}
+
+func checkSocketPath(path string) error {
+	if len(path) > 107 {
+		return fmt.Errorf("socket %s: a socket's path has at most 107 bytes, this one has %d; choose a shorter one", path, len(path))
+	}
+	return nil
+}
+
+func errSocketGroup(path string, err error) error {
+	return fmt.Errorf("group of socket %s: %w; this user must be root or in that group", path, err)
+}
+
+func errSocketDir(path string, err error) error {
+	return fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
 }

@@ -13,9 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"golang.org/x/sys/unix"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // MetricsServer is the Server header of every answer over the metrics listener.
@@ -45,15 +44,15 @@ func metricsAddress(setting string) (network, address string, err error) {
 	return "tcp", net.JoinHostPort(host, port), nil
 }
 
-// openMetrics opens the listener of the setting Metrics. It returns only SettingErrors: an error
+// openMetrics opens the listener of the setting Metrics. It returns settings.Errors only: an error
 // that may pass is logged, because a restart must not end the holds if another program took the
 // port meanwhile.
 func (s *Server) openMetrics() (err error) {
 	if s.metrics, err = listenMetrics(&s.cfg); err == nil {
 		return nil
 	}
-	var refused *SettingError
-	if err = asSettingError(err); errors.As(err, &refused) {
+	var refused *settings.Error
+	if err = settings.AsError(err); errors.As(err, &refused) {
 		return err
 	}
 	s.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
@@ -173,12 +172,4 @@ func isMetricsServer(network, address string) bool {
 	}
 	answer, _ := io.ReadAll(io.LimitReader(c, 4096))
 	return strings.Contains(string(answer), "\r\nServer: "+MetricsServer+"\r\n")
-}
-
-// checkMetricsNames checks the setting MetricsNames.
-func checkMetricsNames(patterns []string) error {
-	if len(patterns) > locktable.MaxNamePatterns {
-		return fmt.Errorf("metrics-names: there are %d patterns; choose at most %d, because each of them makes some 60 time series", len(patterns), locktable.MaxNamePatterns)
-	}
-	return checkPatterns("metrics-names", patterns)
 }

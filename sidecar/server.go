@@ -20,6 +20,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -62,17 +63,17 @@ type Server struct {
 
 // Listen makes the socket. Clients can connect from then on and are served once
 // Serve runs. Its errors say what to do; those that stay until a person changes a setting
-// are SettingErrors.
+// are settings.Errors.
 func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	if err := checkFDLimit(); err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
 	if s.policy, err = cfg.policy(); err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	s.inbox.init()
 	s.commands.init()
@@ -91,7 +92,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	// does not disturb the one that serves already.
 	socketLock, err := acquireSocketLock(&s.cfg)
 	if err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	defer func() {
 		if err != nil && socketLock != nil {
@@ -99,7 +100,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	if err = s.openState(); err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	defer func() {
 		if err != nil && s.state != nil {
@@ -136,7 +137,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnAnswer:   s.asker.onAnswer,
 	})
 	if err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	defer func() {
 		if err != nil {
@@ -155,7 +156,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	listener, err := listen(&s.cfg)
 	if err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	if s.state != nil {
 		if why := s.state.Unidentified(); why != "" {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"golang.org/x/sys/unix"
 )
 
@@ -85,7 +86,7 @@ func lockSocket(socket string) (*socketLock, error) {
 		l.writePID()
 		return l, nil
 	}
-	return nil, inUse("lock file %s is replaced again and again; find out by which process, or choose a socket in a directory that only the sidecar's user can write to", path)
+	return nil, settings.InUse("lock file %s is replaced again and again; find out by which process, or choose a socket in a directory that only the sidecar's user can write to", path)
 }
 
 // openLockFile opens the file, or makes it. A file that the daemon must not write to is an
@@ -196,12 +197,12 @@ func lockError(err error, socket string, fd int, st unix.Stat_t) error {
 	pid, ok := flockHolder(&st)
 	if !ok {
 		text, _ := readPID(fd, st.Size)
-		return inUse("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
+		return settings.InUse("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
 	}
 	if uid, ok := userOf(pid); ok && uid != 0 && int(uid) != unix.Geteuid() {
-		return inUse("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, processName(pid), path, unix.Geteuid())
+		return settings.InUse("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, processName(pid), path, unix.Geteuid())
 	}
-	return inUse("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
+	return settings.InUse("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
 }
 
 // flockHolder returns the process that has locked a file with flock(2), if it is visible in the

@@ -25,6 +25,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/monitor"
+	daemonsettings "github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 type serveCmd struct {
@@ -226,7 +227,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		cfg.Redis, target.shown = own.URL(), own.Kind()
 	}
 	server, err := sidecar.Listen(cfg)
-	var refused *sidecar.SettingError
+	var refused *daemonsettings.Error
 	if errors.As(err, &refused) {
 		return coded{exitUsage, c.resolver.placeValues(err)}
 	}

@@ -1079,10 +1079,10 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "an error that may pass does not keep the daemon from being started again",
-		in:   "sidecar asSettingError",
+		in:   "sidecar/settings AsError",
 		find: "errors.As(err, &errno)",
 		put:  "false && errors.As(err, &errno)",
-		by:   test("sidecar", "TestOnlyErrorsThatStayAreSettingErrors"),
+		by:   test("sidecar/settings", "TestOnlyErrorsThatStayAreSettingErrors"),
 	},
 	{
 		rule: "a check on reload uses the socket of the socket unit",

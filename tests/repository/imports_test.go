@@ -117,6 +117,11 @@ var bans = []ban{
 		why: "the policy reads no file and no directory of users: the daemon tells it who a peer is",
 	},
 	{
+		from: "sidecar/settings", to: []string{"./...", "net", "net/...", "log/slog", "github.com/redis/..."},
+		except: []string{"./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "a value is refused for what it says: nothing that it names is looked at",
+	},
+	{
 		from: "sidecar/redisurl", to: []string{"./...", "github.com/..."}, except: []string{"./sidecar/redisurl"},
 		why: "commands and the store read the same URLs: this package knows neither",
 	},
@@ -215,15 +220,15 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// The lock table, the policy, the wheel, the simulation and the model of the scripts are given the
-// time and start no goroutine: the same inputs give the same effects.
+// The lock table, the policy, the checks of settings, the wheel, the simulation and the model of the
+// scripts are given the time and start no goroutine: the same inputs give the same effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
 		"time.Now": true, "time.Since": true, "time.Until": true, "time.Sleep": true,
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/policy", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/policy", "sidecar/settings", "internal/sim", "internal/sim/redis"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

@@ -1,4 +1,4 @@
-package sidecar
+package settings
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 // maxNamePattern is how many bytes a pattern of names may have: it may become a label of metrics.
 const maxNamePattern = 64
 
-// checkPatterns checks a setting that is a list of patterns of names.
-func checkPatterns(setting string, patterns []string) error {
+// CheckPatterns checks a setting that is a list of patterns of names.
+func CheckPatterns(setting string, patterns []string) error {
 	seen := make(map[string]bool)
 	for _, p := range patterns {
 		if fault := locktable.NamePattern(p).Fault(maxNamePattern); fault != "" {
@@ -26,7 +26,8 @@ func checkPatterns(setting string, patterns []string) error {
 	return nil
 }
 
-func namePatterns(patterns []string) []locktable.NamePattern {
+// NamePatterns returns patterns as the lock table has them.
+func NamePatterns(patterns []string) []locktable.NamePattern {
 	var named []locktable.NamePattern
 	for _, p := range patterns {
 		named = append(named, locktable.NamePattern(p))
@@ -47,18 +48,27 @@ func parseExpectedHold(text string) (locktable.ExpectedHold, error) {
 	return locktable.ExpectedHold{Names: locktable.NamePattern(text[:at]), Most: most}, nil
 }
 
-// checkExpectedHolds checks the setting ExpectedHold.
-func checkExpectedHolds(all []string) error {
+// ExpectedHolds parses the setting ExpectedHold.
+func ExpectedHolds(all []string) ([]locktable.ExpectedHold, error) {
 	if len(all) > locktable.MaxNamePatterns {
-		return fmt.Errorf("expected-hold: there are %d patterns; choose at most %d", len(all), locktable.MaxNamePatterns)
+		return nil, fmt.Errorf("expected-hold: there are %d patterns; choose at most %d", len(all), locktable.MaxNamePatterns)
 	}
+	var holds []locktable.ExpectedHold
 	var patterns []string
 	for _, text := range all {
 		e, err := parseExpectedHold(text)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		patterns = append(patterns, string(e.Names))
+		holds, patterns = append(holds, e), append(patterns, string(e.Names))
 	}
-	return checkPatterns("expected-hold", patterns)
+	return holds, CheckPatterns("expected-hold", patterns)
+}
+
+// CheckMetricsNames checks the setting MetricsNames.
+func CheckMetricsNames(patterns []string) error {
+	if len(patterns) > locktable.MaxNamePatterns {
+		return fmt.Errorf("metrics-names: there are %d patterns; choose at most %d, because each of them makes some 60 time series", len(patterns), locktable.MaxNamePatterns)
+	}
+	return CheckPatterns("metrics-names", patterns)
 }
