@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
@@ -18,7 +19,7 @@ func (c Config) Check() error {
 	if err := c.setDefaults(); err != nil {
 		return settings.AsError(err)
 	}
-	errs := []error{checkFDLimit(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
+	errs := []error{peers.CheckFDLimit(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
 	if !c.isInherited() {
 		errs = append(errs, checkSocket(&c))
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
@@ -207,7 +208,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			greeted = true
 			c.readUntil(time.Time{})
 			if c.peer.PID > 0 {
-				c.peer.Cmd, c.process = s.commands.read(c.peer.PID), processOf(c.pidfd, c.peer.PID)
+				c.peer.Cmd, c.process = s.commands.Read(c.peer.PID), peers.ProcessOf(c.pidfd, c.peer.PID)
 			}
 			c.policyPeer, c.denial = s.readPolicyPeer(c)
 			if c.policyPeer != nil {

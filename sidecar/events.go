@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -237,10 +238,8 @@ func (l *loop) onEvents(cl *session, m *protocol.Events) {
 // checkFollowers returns why a user may not have one more request that waits for events; "": it
 // may.
 func (l *loop) checkFollowers(uid int64) string {
-	unreserved, share, own := maxFollowers, maxFollowers, 0
-	if !isPrivileged(uid) {
-		unreserved, share = locktable.Unreserved(maxFollowers), locktable.Share(maxFollowers)
-	}
+	unreserved, share := peers.Shares(uid, maxFollowers)
+	own := 0
 	for i := range l.followers {
 		if l.followers[i].session.peer.UID == uid {
 			own++

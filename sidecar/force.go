@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
 
 // Who ended a hold by force, or was not permitted to, is in the log and in the events of the host of
@@ -66,9 +67,9 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
 	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hostOf(from + ":")}
 	if by := r.By; by != nil {
-		row.PID, row.UID, row.Cmd = by.PID, by.UID, printable([]byte(by.Cmd), false)
+		row.PID, row.UID, row.Cmd = by.PID, by.UID, peers.Printable([]byte(by.Cmd), false)
 		if row.RemoteHost == "" {
-			row.RemoteHost = printable([]byte(by.Host), false)
+			row.RemoteHost = peers.Printable([]byte(by.Host), false)
 		}
 	}
 	client := requester{row.PID, row.UID, row.Cmd, row.RemoteHost, from}

@@ -257,18 +257,3 @@ func TestAnswerThatDoesNotFitIsRefused(t *testing.T) {
 		}
 	}
 }
-
-func TestCgroupIsReadFromItsOwnField(t *testing.T) {
-	const ours = "12:cpu:/x\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service\n"
-	for _, tt := range []struct{ text, want string }{
-		{"0::/system.slice/backup.service\n", "/system.slice/backup.service"},
-		{ours + "0::/init.scope\n", "/user.slice/user-1000.slice/user@1000.service"},
-		{ours + "0::/user.slice/x:name=systemd:/system.slice/backup.service\n", "/user.slice/user-1000.slice/user@1000.service"},
-		{"0::/a:b (deleted)\n", "/a:b"},
-		{"", ""},
-	} {
-		if got := cgroupIn(tt.text); got != tt.want {
-			t.Errorf("in %q the cgroup is %q, want %q", tt.text, got, tt.want)
-		}
-	}
-}

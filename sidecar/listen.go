@@ -13,8 +13,9 @@ import (
 	"strconv"
 	"syscall"
 
-	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // acquireSocketLock locks the socket for this process; nil: systemd made the socket, and passes

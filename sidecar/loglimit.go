@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
 
 // A client can break the protocol, or lose locks, as often as it likes, and must not fill the
@@ -98,7 +99,7 @@ type lineKind struct {
 func (k *lineKind) hasRoom(n int) bool {
 	switch k.use {
 	case audit:
-		return isPrivileged(k.uid) || n <= maxAuditLines
+		return peers.IsPrivileged(k.uid) || n <= maxAuditLines
 	case auditByHost:
 		return n <= maxAuditLines
 	}
@@ -110,7 +111,7 @@ func (k *lineKind) context() context.Context {
 	if !k.use.isAudit() {
 		return context.Background()
 	}
-	return AuditContext(context.Background(), k.use == audit && isPrivileged(k.uid))
+	return AuditContext(context.Background(), k.use == audit && peers.IsPrivileged(k.uid))
 }
 
 // lineCount counts the lines of one kind.

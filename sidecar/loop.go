@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -44,7 +45,7 @@ type loop struct {
 	finishing        atomic.Bool // finish has locked running, and sleeps with it
 	table            *locktable.Table
 	store            *store.Store
-	pids             *pidWatch
+	pids             *peers.Watch
 	state            *state.File // nil: nothing is kept for a successor
 	sessions         map[locktable.SessionID]*session
 	ledger           policy.Ledger

@@ -13,8 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // MetricsServer is the Server header of every answer over the metrics listener.

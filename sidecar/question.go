@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -56,10 +56,7 @@ type asker struct {
 func (a *asker) begin(uid int64) *protocol.Err {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	unreserved, share := maxQuestions, maxQuestions
-	if !isPrivileged(uid) {
-		unreserved, share = locktable.Unreserved(maxQuestions), locktable.Share(maxQuestions)
-	}
+	unreserved, share := peers.Shares(uid, maxQuestions)
 	if a.total >= unreserved || a.byUser[uid] >= share {
 		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("clients of this sidecar wait for %d answers of other hosts, user %d for %d of them; try again in a moment", a.total, uid, a.byUser[uid])}
 	}
@@ -232,7 +229,7 @@ func (s *Server) tryHosts(ctx context.Context, c *conn, req protocol.Request) (p
 	if s.cfg.OtherHosts == OtherHostsNone {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: "this sidecar has nothing to do with other hosts: its setting other_hosts is none"}
 	}
-	if !isPrivileged(uid) {
+	if !peers.IsPrivileged(uid) {
 		switch req.(type) {
 		case *protocol.HostForceRelease:
 			return nil, &protocol.Err{Code: protocol.Denied, Msg: "only root and the sidecar's user may force locks of other hosts free; ask as one of them, or on that host"}

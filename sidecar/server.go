@@ -19,6 +19,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -32,13 +33,16 @@ const probeInterval = time.Minute
 // the releases.
 const stopWithin = 2 * time.Second
 
+// At most so many refused clients at a time get a moment to read the reason.
+const maxRefusals = 16
+
 // Server is one sidecar.
 type Server struct {
 	// Immutable after Listen.
 	endpoint *endpoint
 
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
-	commands commandReader
+	commands *peers.Commands
 	surveyor surveyor
 	asker    asker
 	paces    paces
@@ -68,7 +72,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, settings.AsError(err)
 	}
-	if err := checkFDLimit(); err != nil {
+	if err := peers.CheckFDLimit(); err != nil {
 		return nil, settings.AsError(err)
 	}
 	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
@@ -76,7 +80,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, settings.AsError(err)
 	}
 	s.inbox.init()
-	s.commands.init()
+	s.commands = peers.NewCommands()
 	s.redisIsUp, s.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
 	s.ended = make(chan struct{})
 	s.running.Lock() // until run
@@ -163,13 +167,13 @@ func Listen(cfg Config) (_ *Server, err error) {
 			s.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
 		}
 	}
-	if s.overflowUID = overflowUID(); s.overflowUID >= 0 {
+	if s.overflowUID = peers.OverflowUID(); s.overflowUID >= 0 {
 		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.overflowUID)
 	}
 	s.ledger.SharedUID = s.overflowUID
 	s.endpoint = newEndpoint(&s.cfg, listener, socketLock)
 	s.recordServing()
-	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
+	if s.pids, err = peers.NewWatch(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
 		s.endpoint.close()
 		return nil, err
 	}
@@ -436,7 +440,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}
 	s.readers.Wait()
-	s.pids.close()
+	s.pids.Close()
 	for s.step(); s.inbox.hasInput(); { // the last requests of the readers
 		s.step()
 	}
@@ -513,13 +517,14 @@ func (s *Server) accept(l *net.UnixListener) error {
 func (s *Server) admit(c *conn) (why *protocol.Err) {
 	defer func() {
 		if why != nil {
-			closePidfd(&c.pidfd)
+			peers.ClosePidfd(&c.pidfd)
 		}
 	}()
-	highest, err := c.identify()
+	p, highest, err := peers.Identify(c.raw)
+	c.peer.PID, c.peer.UID, c.gid, c.pidfd = p.PID, p.UID, p.GID, p.Pidfd
 	switch {
-	case isResourceExhausted(err), err == nil && uint64(highest) >= clientFDLimit():
-		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", fdLimit())}
+	case peers.IsResourceExhausted(err), err == nil && uint64(highest) >= peers.ClientFDLimit():
+		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", peers.FDLimit())}
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
 	}
@@ -529,7 +534,7 @@ func (s *Server) admit(c *conn) (why *protocol.Err) {
 
 // passing reports whether accept may work again after this error.
 func passing(err error) bool {
-	return isResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
+	return peers.IsResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
 }
 
 // Ping returns when the loop has handled an event.

@@ -12,11 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
@@ -44,14 +43,7 @@ type session struct {
 }
 
 // unwatch gives the pidfd back, which also takes it out of the epoll set.
-func (c *session) unwatch() { closePidfd(&c.pidfd) }
-
-func closePidfd(fd *int) {
-	if *fd >= 0 {
-		unix.Close(*fd)
-		*fd = -1
-	}
-}
+func (c *session) unwatch() { peers.ClosePidfd(&c.pidfd) }
 
 // ticket is what proves that a client is the one that opened a session: only this
 // sidecar and its successors can make it, and it is good for one user.
@@ -109,7 +101,7 @@ func (l *loop) endRefusedClaim(now int64, c *conn, ticket, why string) string {
 	id, _ := strconv.ParseUint(number, 10, 64)
 	cl := l.sessions[locktable.SessionID(id)]
 	if cl == nil || cl.phase != locktable.SessionAbsent || l.sessionForTicket(ticket, cl.peer.UID) != cl ||
-		cl.peer.PID != c.peer.PID || compareProcess(cl.process, c.process) != peerWatched {
+		cl.peer.PID != c.peer.PID || peers.Compare(cl.process, c.process) != peers.Watched {
 		return ""
 	}
 	if cl.peer.UID != c.peer.UID {
@@ -141,21 +133,21 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	l.table.Restore(now, &recovered.Snapshot)
 	dead, unseen, unknown := 0, 0, 0
 	// A client that comes back needs two descriptors more, until the one of here is closed.
-	below := clientFDLimit() / 2
+	below := peers.ClientFDLimit() / 2
 	for i := range recovered.Sessions {
 		r := &recovered.Sessions[i]
 		l.last = max(l.last, r.ID)
 		cl := &session{id: r.ID, peer: r.Peer, process: r.Process, pidfd: -1, since: now, resumable: r.Resumable, phase: r.RestoredPhase()}
 		l.sessions[r.ID] = cl
-		process := peerUnwatched // in another pid namespace
+		process := peers.Unwatched // in another pid namespace
 		if r.Peer.PID > 0 {
-			cl.pidfd, process = findProcess(r.Peer.PID, r.Process, below)
+			cl.pidfd, process = peers.Find(r.Peer.PID, r.Process, below)
 		}
 		switch {
-		case process == peerEnded, process == peerExecuted:
+		case process == peers.Ended, process == peers.Executed:
 			dead++
 			why := "its process ended while no sidecar ran"
-			if process == peerExecuted {
+			if process == peers.Executed {
 				why = executedWhy
 			}
 			l.close(now, cl, why)
@@ -167,7 +159,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		l.watch(cl)
 		cl.until = now + int64(l.resumeTimeout(cl))
 		switch {
-		case process == peerUnproven:
+		case process == peers.Unproven:
 			unknown++
 		case cl.pidfd < 0 && r.Peer.PID > 0:
 			unseen++
@@ -179,7 +171,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	l.armAbsence()
 	if unseen > 0 {
 		l.log.Error("too few files may be open to watch every client's process; those that do not come back within resume-unseen lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
-			"clients", unseen, "limit", fdLimit())
+			"clients", unseen, "limit", peers.FDLimit())
 	}
 	if unknown > 0 {
 		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
@@ -268,8 +260,7 @@ func (s *Server) endExecuted(stop <-chan struct{}) {
 		return
 	}
 	absent = slices.DeleteFunc(absent, func(cl *session) bool {
-		_, program := readProcess(cl.peer.PID)
-		return !hasExecuted(cl.process.Program, program)
+		return !peers.HasExecuted(cl.peer.PID, cl.process.Program)
 	})
 	if len(absent) == 0 {
 		return
@@ -289,7 +280,7 @@ func (l *loop) watch(cl *session) {
 	if cl.pidfd < 0 {
 		return
 	}
-	if err := l.pids.add(cl.id, cl.pidfd); err != nil {
+	if err := l.pids.Add(cl.id, cl.pidfd); err != nil {
 		l.log.Warn("cannot watch a client's process; its death shows when its connection ends", "session", cl.id, "pid", cl.peer.PID, "error", err)
 	}
 }
@@ -343,7 +334,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	}
 	if err.Code != "" {
 		err.ID = m.ID
-		closePidfd(&c.pidfd)
+		peers.ClosePidfd(&c.pidfd)
 		l.closeAfterFlush(c, &err)
 		return
 	}
@@ -420,7 +411,7 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 	cl := c.session
 	switch {
 	case cl == nil:
-		closePidfd(&c.pidfd)
+		peers.ClosePidfd(&c.pidfd)
 	case cl.phase == locktable.SessionDraining:
 		l.close(now, cl, "its process ended")
 	case c.isDraining.Load() && !c.isOver, cl.phase.IsOver():
@@ -428,7 +419,7 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 		l.awaitResume(cl)
 	default:
 		why := "its connection ended"
-		if l.table.Holds(cl.id) > 0 && processIsEnding(cl.pidfd, cl.peer.PID) {
+		if l.table.Holds(cl.id) > 0 && peers.IsEnding(cl.pidfd, cl.peer.PID) {
 			why = "its process ended" // the pidfd reports it after this
 		}
 		l.close(now, cl, why)
@@ -449,7 +440,7 @@ func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	}
 	l.closeAfterFlush(c, fault)
 	if cl == nil {
-		closePidfd(&c.pidfd)
+		peers.ClosePidfd(&c.pidfd)
 		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code), diagnosis}, "", "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
 		return
 	}

@@ -8,8 +8,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/peers"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // socketLock is the right of one process to serve a socket: an exclusive flock(2) on a file
@@ -200,7 +202,7 @@ func lockError(err error, socket string, fd int, st unix.Stat_t) error {
 		return settings.InUse("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
 	}
 	if uid, ok := userOf(pid); ok && uid != 0 && int(uid) != unix.Geteuid() {
-		return settings.InUse("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, processName(pid), path, unix.Geteuid())
+		return settings.InUse("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, peers.NameOf(pid), path, unix.Geteuid())
 	}
 	return settings.InUse("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
 }

@@ -60,14 +60,14 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the log has every forced release of root and of the sidecar's user",
 		in:   "sidecar (*lineKind).hasRoom",
-		find: "isPrivileged(k.uid) || n <= maxAuditLines",
+		find: "peers.IsPrivileged(k.uid) || n <= maxAuditLines",
 		put:  "n <= maxAuditLines",
 		by:   test("sidecar", "TestLogHasEveryForcedReleaseOfThePrivileged"),
 	},
 	{
 		rule: "a user who forces the release of his own locks does not fill the log",
 		in:   "sidecar (*lineKind).hasRoom",
-		find: "isPrivileged(k.uid) || n <= maxAuditLines",
+		find: "peers.IsPrivileged(k.uid) || n <= maxAuditLines",
 		put:  "true",
 		by:   test("sidecar", "TestLogHasEveryForcedReleaseOfThePrivileged"),
 	},
@@ -611,8 +611,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a client does not get the last descriptors",
 		in:   "sidecar (*Server).admit",
-		find: "case isResourceExhausted(err), err == nil && uint64(highest) >= clientFDLimit():",
-		put:  "case isResourceExhausted(err), err == nil && uint64(highest) >= fdLimit():",
+		find: "case peers.IsResourceExhausted(err), err == nil && uint64(highest) >= peers.ClientFDLimit():",
+		put:  "case peers.IsResourceExhausted(err), err == nil && uint64(highest) >= peers.FDLimit():",
 		by:   check{"tests/clientfaults", "^TestDaemonAtItsLimitOfDescriptorsServesItsClients$"},
 	},
 	{
@@ -800,10 +800,10 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "a process that is about to end is the reason of a crash, although its connection ended first",
-		in:   "sidecar processIsEnding",
+		in:   "sidecar/peers IsEnding",
 		find: "hasEnded(pidfd) || isExiting(statFields(pid)) || hasEnded(pidfd)",
 		put:  "false",
-		by:   test("sidecar", "TestEndOfAProcessIsFoundBeforeItIsReported"),
+		by:   test("sidecar/peers", "TestEndOfAProcessIsFoundBeforeItIsReported"),
 	},
 	{
 		rule: "what a process sent is read before its end ends its session",
@@ -906,7 +906,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a client that ended while no daemon ran holds nothing",
 		in:   "sidecar (*loop).restore",
-		find: "case process == peerEnded, process == peerExecuted:",
+		find: "case process == peers.Ended, process == peers.Executed:",
 		put:  "case process == peerExecuted:",
 		by:   test("sidecar", "TestClientThatDiedDuringARestartHoldsNothing"),
 	},
@@ -933,17 +933,17 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "a process with another pidfd is not the client",
-		in:   "sidecar compareProcess",
+		in:   "sidecar/peers Compare",
 		find: "if was.Pidfd != now.Pidfd {",
 		put:  "if false {",
-		by:   test("sidecar", "TestReusedPIDIsNotTheClient"),
+		by:   test("sidecar/peers", "TestReusedPIDIsNotTheClient"),
 	},
 	{
 		rule: "a process with another start time is not the client",
-		in:   "sidecar compareProcess",
+		in:   "sidecar/peers Compare",
 		find: "if was.Start != now.Start {",
 		put:  "if false {",
-		by:   test("sidecar", "TestReusedPIDIsNotTheClient"),
+		by:   test("sidecar/peers", "TestReusedPIDIsNotTheClient"),
 	},
 	{
 		rule: "an absent lock says for how long it is renewed",
@@ -971,24 +971,24 @@ var sidecarMutants = []mutant{
 		rule: "only the process of a session ends it with its ticket",
 		in:   "sidecar (*loop).endRefusedClaim",
 		find: `cl == nil || cl.phase != locktable.SessionAbsent || l.sessionForTicket(ticket, cl.peer.UID) != cl ||
-		cl.peer.PID != c.peer.PID || compareProcess(cl.process, c.process) != peerWatched`,
+		cl.peer.PID != c.peer.PID || peers.Compare(cl.process, c.process) != peers.Watched`,
 		put: `cl == nil || cl.phase != locktable.SessionAbsent || l.sessionForTicket(ticket, cl.peer.UID) != cl ||
 		false`,
 		by: test("sidecar", "TestTicketShownInVainFreesNothingBeforeTheDeadline"),
 	},
 	{
 		rule: "a process that has executed another program since holds nothing",
-		in:   "sidecar findProcess",
-		find: "case f == peerWatched && hasExecuted(was.Program, now.Program):",
+		in:   "sidecar/peers Find",
+		find: "case f == Watched && isAnother(was.Program, now.Program):",
 		put:  "case false:",
-		by:   test("sidecar", "TestProcessThatExecutesAnotherProgramIsRecognized"),
+		by:   test("sidecar/peers", "TestProcessThatExecutesAnotherProgramIsRecognized"),
 	},
 	{
 		rule: "what is not known of a program says nothing",
-		in:   "sidecar hasExecuted",
+		in:   "sidecar/peers isAnother",
 		find: "was != 0 && now != 0 && was != now",
 		put:  "was != now",
-		by:   test("sidecar", "TestExecIsFoundByWhatOnlyExecChanges"),
+		by:   test("sidecar/peers", "TestExecIsFoundByWhatOnlyExecChanges"),
 	},
 	{
 		rule: "exec after a restart ends the session that did not come back",
@@ -1065,10 +1065,10 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "command lines that cannot be read occupy a few threads",
-		in:   "sidecar (*commandReader).read",
+		in:   "sidecar/peers (*Commands).Read",
 		find: "case r.slots <- struct{}{}:",
-		put:  "case func() chan struct{} { r.slots = make(chan struct{}, maxCommandReads); return r.slots }() <- struct{}{}:",
-		by:   test("sidecar", "TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession"),
+		put:  "case func() chan struct{} { r.slots = make(chan struct{}, MaxCommandReads); return r.slots }() <- struct{}{}:",
+		by:   test("sidecar/peers", "TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession"),
 	},
 	{
 		rule: "no other user connects to a socket before its mode is set",
@@ -1150,14 +1150,14 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the command line of a process of another host has no control characters in the events",
 		in:   "sidecar (*loop).auditForceByHost",
-		find: "printable([]byte(by.Cmd), false)",
+		find: "peers.Printable([]byte(by.Cmd), false)",
 		put:  "by.Cmd",
 		by:   test("sidecar", "TestEventOfAnotherHostHasNoControlCharacters"),
 	},
 	{
 		rule: "the name that another host gives itself has no control characters in the events",
 		in:   "sidecar (*loop).auditForceByHost",
-		find: "printable([]byte(by.Host), false)",
+		find: "peers.Printable([]byte(by.Host), false)",
 		put:  "by.Host",
 		by:   test("sidecar", "TestEventOfAnotherHostHasNoControlCharacters"),
 	},
@@ -1258,17 +1258,17 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the cgroup of another process is not that of a client that ended",
-		in:   "sidecar (*Server).readPolicyPeer",
-		find: "if hasEnded(c.pidfd) {",
-		put:  "if false {",
-		by:   test("sidecar", "TestCgroupIsThatOfTheClientThatConnected"),
+		in:   "sidecar/peers CgroupOf",
+		find: "err != nil || hasEnded(pidfd)",
+		put:  "err != nil",
+		by:   test("sidecar/peers", "TestCgroupIsThatOfTheClientThatConnected"),
 	},
 	{
 		rule: "a process that is not watched costs no descriptor",
-		in:   "sidecar findProcess",
+		in:   "sidecar/peers Find",
 		find: "unix.Close(fd)",
 		put:  "_ = fd",
-		by:   test("sidecar", "TestProcessThatIsNotWatchedHasNoDescriptor"),
+		by:   test("sidecar/peers", "TestProcessThatIsNotWatchedHasNoDescriptor"),
 	},
 	{
 		rule: "events that are not written yet are bounded",

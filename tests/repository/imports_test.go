@@ -117,6 +117,11 @@ var bans = []ban{
 		why: "the policy reads no file and no directory of users: the daemon tells it who a peer is",
 	},
 	{
+		from: "sidecar/peers", to: []string{"./..."},
+		except: []string{"./sidecar/peers", "./sidecar/state", "./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "processes and users are what the kernel shows: neither the daemon's sockets nor Redis are needed to know them",
+	},
+	{
 		from: "sidecar/settings", to: []string{"./...", "net", "net/...", "log/slog", "github.com/redis/..."},
 		except: []string{"./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "a value is refused for what it says: nothing that it names is looked at",

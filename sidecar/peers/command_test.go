@@ -1,10 +1,7 @@
-package sidecar
+package peers
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,21 +11,19 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/embedded"
 )
 
-// blocking is a commandReader whose reads of negative pids block until release.
+// blocking is a Commands whose reads of negative pids block until release.
 type blocking struct {
-	commandReader
+	*Commands
 	release     chan struct{}
 	now, most   atomic.Int32 // reads in progress, and the most at one time
 	interrupted atomic.Int32 // reads that blocked and were released
 }
 
 func newBlocking() *blocking {
-	b := &blocking{release: make(chan struct{})}
-	b.init()
-	b.line = func(pid int64) string {
+	b := &blocking{Commands: NewCommands(), release: make(chan struct{})}
+	b.Line = func(pid int64) string {
 		n := b.now.Add(1)
 		defer b.now.Add(-1)
 		for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {
@@ -39,7 +34,7 @@ func newBlocking() *blocking {
 		}
 		return fmt.Sprintf("line of %d", pid)
 	}
-	b.name = func(pid int64) string { return fmt.Sprintf("[%d]", pid) }
+	b.Name = func(pid int64) string { return fmt.Sprintf("[%d]", pid) }
 	return b
 }
 
@@ -50,7 +45,7 @@ func TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession(t *testing.T) {
 		read := func(pid int64, want string, within time.Duration) {
 			t.Helper()
 			began := time.Now()
-			if got := b.read(pid); got != want {
+			if got := b.Read(pid); got != want {
 				t.Errorf("the command of %d is %q, want %q", pid, got, want)
 			}
 			if took := time.Since(began); took > within {
@@ -58,9 +53,9 @@ func TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession(t *testing.T) {
 			}
 		}
 		read(1, "line of 1", 0)
-		for i := range int64(maxCommandReads) {
+		for i := range int64(MaxCommandReads) {
 			read(-1-i, fmt.Sprintf("[%d]", -1-i), commandTimeout)
-			if i < maxCommandReads-1 {
+			if i < MaxCommandReads-1 {
 				read(2, "line of 2", 0) // other sessions do not wait
 			}
 		}
@@ -69,7 +64,7 @@ func TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession(t *testing.T) {
 			read(-9, "[-9]", 0)
 			read(3, "[3]", 0)
 		}
-		if n := b.now.Load(); n != maxCommandReads {
+		if n := b.now.Load(); n != MaxCommandReads {
 			t.Errorf("%d reads are in progress", n)
 		}
 		// One read ends, and its slot is free for others.
@@ -92,7 +87,7 @@ func TestManyCommandLinesAreReadByFewReaders(t *testing.T) {
 		var lines, names atomic.Int32
 		for range 100 {
 			go func() {
-				if strings.HasPrefix(b.read(-1), "line") {
+				if strings.HasPrefix(b.Read(-1), "line") {
 					lines.Add(1)
 				} else {
 					names.Add(1)
@@ -100,12 +95,12 @@ func TestManyCommandLinesAreReadByFewReaders(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if n := b.now.Load(); n != maxCommandReads {
+		if n := b.now.Load(); n != MaxCommandReads {
 			t.Errorf("%d reads are in progress", n)
 		}
 		close(b.release)
 		synctest.Wait()
-		if lines.Load() != 100 || b.most.Load() != maxCommandReads {
+		if lines.Load() != 100 || b.most.Load() != MaxCommandReads {
 			t.Errorf("%d lines and %d names were read, by %d readers at one time", lines.Load(), names.Load(), b.most.Load())
 		}
 	})
@@ -116,10 +111,10 @@ func TestProcessNameIsThatOfTheKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := processName(int64(os.Getpid())), "["+strings.TrimSpace(string(comm))+"]"; got != want {
+	if got, want := NameOf(int64(os.Getpid())), "["+strings.TrimSpace(string(comm))+"]"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := processName(1 << 30); got != "" {
+	if got := NameOf(1 << 30); got != "" {
 		t.Errorf("a process that there is not has the name %q", got)
 	}
 	if got := commandLine(int64(os.Getpid())); !strings.HasPrefix(got, filepath.Base(os.Args[0])) {
@@ -158,66 +153,4 @@ func TestCommandsShowTheProgramAndTheJob(t *testing.T) {
 			t.Errorf("%.60q: %q (%d bytes), want %q", tt.args, got, len(got), tt.want)
 		}
 	}
-}
-
-// A daemon serves clients whose command lines block the reader.
-//
-// Shows docs/guarantees.md: Blocks the reading of its command line.
-func TestClientIsServedThoughReadingItsCommandLineBlocks(t *testing.T) {
-	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer redis.Close()
-	s, err := Listen(Config{Socket: filepath.Join(t.TempDir(), "s"), Redis: redis.URL(), State: StateNone, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	release, reads := make(chan struct{}), atomic.Int32{}
-	s.commands.line = func(int64) string {
-		reads.Add(1)
-		<-release
-		return "late"
-	}
-	s.commands.name = func(int64) string { return "[name]" }
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(ctx) }()
-	for i := range 3 * maxCommandReads {
-		nc, err := net.Dial("unix", s.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		frames, dec := protocol.NewReader(nc), protocol.ReplyDecoder{}
-		ask := func(m protocol.Request, ok protocol.OK) {
-			t.Helper()
-			if _, err := nc.Write(m.Append(nil)); err != nil {
-				t.Fatal(err)
-			}
-			body, err := frames.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if m, err := dec.Decode(body); err != nil {
-				t.Fatal(err)
-			} else if a, is := m.(*protocol.Answer); !is || a.Unpack(ok) != nil {
-				t.Fatalf("client %d got %+v", i, m)
-			}
-		}
-		name, info := fmt.Sprint("lock-", i), protocol.InfoOK{}
-		ask(protocol.Hello{ID: 1, V: protocol.Version, Client: "test"}, new(protocol.HelloOK))
-		ask(protocol.Acquire{ID: 2, Name: name, WaitMS: protocol.Forever}, new(protocol.AcquireOK))
-		if ask(protocol.Info{ID: 3, Name: name}, &info); info.Lock == nil || info.Lock.Cmd != "[name]" {
-			t.Errorf("client %d: %+v", i, info.Lock)
-		}
-	}
-	if n := reads.Load(); n != maxCommandReads {
-		t.Errorf("%d reads were begun", n)
-	}
-	cancel()
-	if err := <-served; err != nil { // it does not wait for the readers
-		t.Error(err)
-	}
-	close(release)
 }

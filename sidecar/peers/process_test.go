@@ -1,4 +1,4 @@
-package sidecar
+package peers
 
 import (
 	"errors"
@@ -11,12 +11,13 @@ import (
 	"syscall"
 	"testing"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const anyDescriptor = 1 << 20
 
@@ -27,22 +28,22 @@ func TestReusedPIDIsNotTheClient(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		was, now p
-		want     peerState
+		want     State
 	}{
-		{"the same pidfd", p{Pidfd: 7, Start: 1}, p{Pidfd: 7, Start: 1}, peerWatched},
-		{"the same pidfd, no /proc", p{Pidfd: 7}, p{Pidfd: 7}, peerWatched},
-		{"the same pidfd, no /proc now", p{Pidfd: 7, Start: 1}, p{Pidfd: 7}, peerWatched},
-		{"another pidfd", p{Pidfd: 7, Start: 1}, p{Pidfd: 8, Start: 1}, peerEnded},
-		{"another pidfd, no /proc", p{Pidfd: 7}, p{Pidfd: 8}, peerEnded},
-		{"the same start, Linux before 6.9", p{Start: 1}, p{Start: 1}, peerWatched},
-		{"another start, Linux before 6.9", p{Start: 1}, p{Start: 2}, peerEnded},
-		{"no /proc now", p{Start: 1}, p{}, peerUnproven},
-		{"no /proc before", p{}, p{Start: 1}, peerUnproven},
-		{"no /proc before, and the pidfd only now", p{}, p{Pidfd: 7, Start: 1}, peerUnproven},
-		{"the pidfd only before", p{Pidfd: 7}, p{Start: 1}, peerUnproven},
-		{"nothing", p{}, p{}, peerUnproven},
+		{"the same pidfd", p{Pidfd: 7, Start: 1}, p{Pidfd: 7, Start: 1}, Watched},
+		{"the same pidfd, no /proc", p{Pidfd: 7}, p{Pidfd: 7}, Watched},
+		{"the same pidfd, no /proc now", p{Pidfd: 7, Start: 1}, p{Pidfd: 7}, Watched},
+		{"another pidfd", p{Pidfd: 7, Start: 1}, p{Pidfd: 8, Start: 1}, Ended},
+		{"another pidfd, no /proc", p{Pidfd: 7}, p{Pidfd: 8}, Ended},
+		{"the same start, Linux before 6.9", p{Start: 1}, p{Start: 1}, Watched},
+		{"another start, Linux before 6.9", p{Start: 1}, p{Start: 2}, Ended},
+		{"no /proc now", p{Start: 1}, p{}, Unproven},
+		{"no /proc before", p{}, p{Start: 1}, Unproven},
+		{"no /proc before, and the pidfd only now", p{}, p{Pidfd: 7, Start: 1}, Unproven},
+		{"the pidfd only before", p{Pidfd: 7}, p{Start: 1}, Unproven},
+		{"nothing", p{}, p{}, Unproven},
 	} {
-		if got := compareProcess(c.was, c.now); got != c.want {
+		if got := Compare(c.was, c.now); got != c.want {
 			t.Errorf("%s: %v then and %v now is %d, want %d", c.what, c.was, c.now, got, c.want)
 		}
 	}
@@ -70,7 +71,7 @@ func TestExecIsFoundByWhatOnlyExecChanges(t *testing.T) {
 		{"no /proc now", p(state.Forked, 3, 5), program{}, false},
 		{"no /proc before", program{}, p(state.Executed, 3, 5), false},
 	} {
-		if got := hasExecuted(c.was, c.now); got != c.want {
+		if got := isAnother(c.was, c.now); got != c.want {
 			t.Errorf("%s: %v then and %v now has executed another program: %v", c.what, c.was, c.now, got)
 		}
 	}
@@ -105,20 +106,20 @@ func TestProcessThatExecutesAnotherProgramIsRecognized(t *testing.T) {
 		}
 	}
 	awaitOutput("runs\n")
-	was := processOf(fd, pid)
+	was := ProcessOf(fd, pid)
 	if was.Program.Origin != state.Executed || was.Program.Text == 0 {
 		t.Fatalf("what is known of its program: %+v", was.Program)
 	}
-	mustFind(t, "before", pid, was, anyDescriptor, peerWatched)
+	mustFind(t, "before", pid, was, anyDescriptor, Watched)
 	fmt.Fprint(in, "go\nx")
 	awaitOutput("x")
-	mustFind(t, "after", pid, was, anyDescriptor, peerExecuted)
+	mustFind(t, "after", pid, was, anyDescriptor, Executed)
 	was.Program.Stack = 0 // as for a daemon of another user
-	mustFind(t, "after, by its text", pid, was, anyDescriptor, peerExecuted)
+	mustFind(t, "after, by its text", pid, was, anyDescriptor, Executed)
 	was.Program.Text, was.Program.Origin = 0, state.Forked
-	mustFind(t, "after, by its flags", pid, was, anyDescriptor, peerExecuted)
+	mustFind(t, "after, by its flags", pid, was, anyDescriptor, Executed)
 	was.Program = state.Program{}
-	mustFind(t, "after, with nothing known", pid, was, anyDescriptor, peerWatched)
+	mustFind(t, "after, with nothing known", pid, was, anyDescriptor, Watched)
 }
 
 // startProcess starts a process that runs until the test ends it.
@@ -135,13 +136,13 @@ func startProcess(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-func mustFind(t *testing.T, what string, pid int64, was state.Process, below uint64, want peerState) {
+func mustFind(t *testing.T, what string, pid int64, was state.Process, below uint64, want State) {
 	t.Helper()
-	fd, got := findProcess(pid, was, below)
-	if got != want || (fd >= 0) != (want == peerWatched) {
+	fd, got := Find(pid, was, below)
+	if got != want || (fd >= 0) != (want == Watched) {
 		t.Errorf("%s: %d and descriptor %d, want %d", what, got, fd, want)
 	}
-	closePidfd(&fd)
+	ClosePidfd(&fd)
 }
 
 func TestProcessIsFoundAgainUntilItEnds(t *testing.T) {
@@ -152,20 +153,20 @@ func TestProcessIsFoundAgainUntilItEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	was := processOf(fd, pid)
+	was := ProcessOf(fd, pid)
 	if was.Start == 0 {
 		t.Fatalf("what is known of a process: %+v", was)
 	}
 	start := state.Process{Start: was.Start}
-	mustFind(t, "the same", pid, was, anyDescriptor, peerWatched)
-	mustFind(t, "the same, without its pidfd", pid, start, anyDescriptor, peerWatched)
-	mustFind(t, "too few descriptors", pid, was, 0, peerUnwatched)
-	mustFind(t, "another one", pid, state.Process{Start: was.Start + 1}, anyDescriptor, peerEnded)
-	mustFind(t, "nothing known", pid, state.Process{}, anyDescriptor, peerUnproven)
+	mustFind(t, "the same", pid, was, anyDescriptor, Watched)
+	mustFind(t, "the same, without its pidfd", pid, start, anyDescriptor, Watched)
+	mustFind(t, "too few descriptors", pid, was, 0, Unwatched)
+	mustFind(t, "another one", pid, state.Process{Start: was.Start + 1}, anyDescriptor, Ended)
+	mustFind(t, "nothing known", pid, state.Process{}, anyDescriptor, Unproven)
 	if was.Pidfd == 0 {
 		t.Log("this kernel has one inode for all pidfds")
 	} else {
-		mustFind(t, "another pidfd", pid, state.Process{Pidfd: was.Pidfd + 1, Start: was.Start}, anyDescriptor, peerEnded)
+		mustFind(t, "another pidfd", pid, state.Process{Pidfd: was.Pidfd + 1, Start: was.Start}, anyDescriptor, Ended)
 	}
 
 	if err := cmd.Process.Kill(); err != nil {
@@ -174,21 +175,21 @@ func TestProcessIsFoundAgainUntilItEnds(t *testing.T) {
 	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != nil {
 		t.Fatal(err)
 	}
-	mustFind(t, "a zombie", pid, was, anyDescriptor, peerEnded)
-	mustFind(t, "a zombie of which nothing is known", pid, state.Process{}, anyDescriptor, peerEnded)
-	if p := processOf(fd, pid); p.Start != 0 || p.Pidfd != was.Pidfd {
+	mustFind(t, "a zombie", pid, was, anyDescriptor, Ended)
+	mustFind(t, "a zombie of which nothing is known", pid, state.Process{}, anyDescriptor, Ended)
+	if p := ProcessOf(fd, pid); p.Start != 0 || p.Pidfd != was.Pidfd {
 		t.Errorf("of a process that has ended this is known: %+v, and before %+v", p, was)
 	}
 	cmd.Wait()
-	mustFind(t, "gone", pid, was, anyDescriptor, peerEnded)
+	mustFind(t, "gone", pid, was, anyDescriptor, Ended)
 }
 
 // A process that is not watched costs no descriptor: after a restart there may be very many.
 func TestProcessThatIsNotWatchedHasNoDescriptor(t *testing.T) {
 	pid := int64(startProcess(t).Process.Pid)
 	for range 3 {
-		mustFind(t, "too few descriptors", pid, processOf(-1, pid), 0, peerUnwatched)
-		mustFind(t, "nothing known", pid, state.Process{}, anyDescriptor, peerUnproven)
+		mustFind(t, "too few descriptors", pid, ProcessOf(-1, pid), 0, Unwatched)
+		mustFind(t, "nothing known", pid, state.Process{}, anyDescriptor, Unproven)
 	}
 	infos, err := filepath.Glob("/proc/self/fdinfo/*")
 	if err != nil || len(infos) == 0 {
@@ -239,18 +240,18 @@ func TestHiddenProcessIsFoundByItsPidfd(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	var before, hidden state.Process
-	var same, bare peerState
+	var same, bare State
 	if _, err := fmt.Sscanf(string(out), "%d %d %d %d %d %d", &before.Pidfd, &before.Start, &hidden.Pidfd, &hidden.Start, &same, &bare); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	if before.Start == 0 || hidden.Start != 0 || hidden.Pidfd != before.Pidfd {
 		t.Errorf("known before: %+v; known when it is hidden: %+v", before, hidden)
 	}
-	if want := map[bool]peerState{true: peerWatched, false: peerUnproven}[before.Pidfd != 0]; same != want {
+	if want := map[bool]State{true: Watched, false: Unproven}[before.Pidfd != 0]; same != want {
 		t.Errorf("a hidden process is found as %d, want %d", same, want)
 	}
-	if bare != peerUnproven {
-		t.Errorf("a hidden process of which only the start was known is found as %d, want %d", bare, peerUnproven)
+	if bare != Unproven {
+		t.Errorf("a hidden process of which only the start was known is found as %d, want %d", bare, Unproven)
 	}
 }
 
@@ -266,7 +267,7 @@ func lookAtHiddenProcess() {
 	if err != nil {
 		fail(err)
 	}
-	before := processOf(fd, pid)
+	before := ProcessOf(fd, pid)
 	if err := unix.Mount("proc", "/proc", "proc", 0, "hidepid=2"); err != nil {
 		fmt.Println(err)
 		os.Exit(exitNoPrivateProc)
@@ -276,9 +277,9 @@ func lookAtHiddenProcess() {
 			fail(err)
 		}
 	}
-	hidden := processOf(fd, pid)
-	_, same := findProcess(pid, before, anyDescriptor)
-	_, bare := findProcess(pid, state.Process{Start: before.Start}, anyDescriptor)
+	hidden := ProcessOf(fd, pid)
+	_, same := Find(pid, before, anyDescriptor)
+	_, bare := Find(pid, state.Process{Start: before.Start}, anyDescriptor)
 	fmt.Println(before.Pidfd, before.Start, hidden.Pidfd, hidden.Start, same, bare)
 }
 
@@ -292,7 +293,7 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	if processIsEnding(pidfd, pid) {
+	if IsEnding(pidfd, pid) {
 		t.Error("a process that lives is taken for one that ends")
 	}
 	if fields := statFields(pid); len(fields) < 20 || isExiting(fields) {
@@ -305,14 +306,14 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 	if !isExiting(statFields(pid)) {
 		t.Errorf("the kernel does not show that a process ends: %q", statFields(pid))
 	}
-	if !processIsEnding(pidfd, pid) {
+	if !IsEnding(pidfd, pid) {
 		t.Error("the end of a zombie is not found")
 	}
 	cmd.Wait()
-	if !processIsEnding(pidfd, pid) {
+	if !IsEnding(pidfd, pid) {
 		t.Error("the end of a process that is gone is not found")
 	}
-	if processIsEnding(-1, int64(os.Getpid())) || processIsEnding(-1, pid) {
+	if IsEnding(-1, int64(os.Getpid())) || IsEnding(-1, pid) {
 		t.Error("a process that is not watched is known to end")
 	}
 	for text, want := range map[string]bool{
@@ -324,39 +325,6 @@ func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
 	} {
 		if got := isExiting(statFieldsIn([]byte(text))); got != want {
 			t.Errorf("%q: %v", text, got)
-		}
-	}
-}
-
-// The cgroup of a process that has its pid from a client that ended is not taken for that of the client.
-func TestCgroupIsThatOfTheClientThatConnected(t *testing.T) {
-	s := new(Server)
-	s.policy = compilePolicy(t, policy.Entry{Name: "unit", Cgroups: []string{"/"}, Acquire: "deny"})
-	cmd := startProcess(t)
-	ended, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(ended)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(ended), Events: unix.POLLIN}}, -1); err != nil {
-		t.Fatal(err)
-	}
-	lives, err := unix.PidfdOpen(os.Getpid(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(lives)
-	own := cgroupOf(int64(os.Getpid()))
-	for what, tt := range map[string]struct {
-		pidfd int
-		want  string
-	}{"a client that lives": {lives, own}, "a client that ended": {ended, ""}, "a client that is not watched": {-1, ""}} {
-		c := &conn{pidfd: tt.pidfd, peer: locktable.Peer{PID: int64(os.Getpid()), UID: 1000}}
-		if peer, refusal := s.readPolicyPeer(c); refusal != nil || peer.Cgroup != tt.want {
-			t.Errorf("%s: %+v, %+v, want the cgroup %q", what, peer, refusal, tt.want)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package sidecar
+package peers
 
 import (
 	"errors"
@@ -13,36 +13,32 @@ import (
 //
 // Descriptors are not counted. The kernel assigns the lowest free number, so the reserve is
 // free as long as no descriptor of a client has one of the highest numbers.
-const (
-	reservedFDs = 64
+const reservedFDs = 64
 
-	// At most so many refused clients at a time get a moment to read the reason.
-	maxRefusals = 16
-)
-
-// clientFDLimit returns the lowest number that a client's descriptor must not have. Another
+// ClientFDLimit returns the lowest number that a client's descriptor must not have. Another
 // process may change the limit at any time (prlimit).
-func clientFDLimit() uint64 {
-	n := fdLimit()
+func ClientFDLimit() uint64 {
+	n := FDLimit()
 	return n - min(n, reservedFDs)
 }
 
-func fdLimit() uint64 {
+// FDLimit returns how many files this process may open.
+func FDLimit() uint64 {
 	var l unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &l) // it cannot fail
 	return l.Cur
 }
 
-// checkFDLimit returns an error if the limit allows hardly any client.
-func checkFDLimit() error {
-	if n := fdLimit(); n < 2*reservedFDs {
+// CheckFDLimit returns an error if the limit allows hardly any client.
+func CheckFDLimit() error {
+	if n := FDLimit(); n < 2*reservedFDs {
 		return fmt.Errorf("at most %d files may be open: a sidecar needs %d, and two for each client; raise the limit (LimitNOFILE= of the unit, ulimit -n)", n, 2*reservedFDs)
 	}
 	return nil
 }
 
-// isResourceExhausted reports whether an error is a lack of descriptors or memory.
-func isResourceExhausted(err error) bool {
+// IsResourceExhausted reports whether an error is a lack of descriptors or memory.
+func IsResourceExhausted(err error) bool {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
 		if errors.Is(err, e) {
 			return true

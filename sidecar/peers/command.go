@@ -1,4 +1,4 @@
-package sidecar
+package peers
 
 import (
 	"fmt"
@@ -13,31 +13,33 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// commandReader reads the command lines of clients' processes, which operators see with the
+// Commands reads the command lines of clients' processes, which operators see with the
 // locks.
 //
 // The kernel reads a command line from the memory of the process, and waits for that memory
 // without a limit: for a page from a FUSE file system, or for a lock that the process holds on
 // its memory map. A client can block it, and with it the thread of the reader, forever. So at
-// most maxCommandReads reads are in progress at one time, and a session waits for
+// most MaxCommandReads reads are in progress at one time, and a session waits for
 // commandTimeout at most. Then it uses the short name of the process, which is in the memory
 // of the kernel.
-type commandReader struct {
-	line func(pid int64) string // may block forever
-	name func(pid int64) string
+type Commands struct {
+	Line func(pid int64) string // reads a command line; may block forever
+	Name func(pid int64) string // reads the short name
 
 	slots chan struct{} // has an element for each read in progress
 	stuck atomic.Int32  // how many of them the session has given up
 }
 
 const (
-	maxCommandReads = 4
-	commandTimeout  = 100 * time.Millisecond
+	// MaxCommandReads is how many command lines are read at one time.
+	MaxCommandReads = 4
+
+	commandTimeout = 100 * time.Millisecond
 )
 
-func (r *commandReader) init() {
-	r.line, r.name = commandLine, processName
-	r.slots = make(chan struct{}, maxCommandReads)
+// NewCommands makes a reader.
+func NewCommands() *Commands {
+	return &Commands{Line: commandLine, Name: NameOf, slots: make(chan struct{}, MaxCommandReads)}
 }
 
 // Phases of one read. The session and the reading goroutine compete to end inProgress.
@@ -50,22 +52,22 @@ const (
 	givenUp // the session goes on without it; it counts in stuck until it is done
 )
 
-// read returns the command line of a process, or its name in brackets.
-func (r *commandReader) read(pid int64) string {
+// Read returns the command line of a process, or its name in brackets.
+func (r *Commands) Read(pid int64) string {
 	if int(r.stuck.Load()) == cap(r.slots) {
-		return r.name(pid)
+		return r.Name(pid)
 	}
 	timeout := time.NewTimer(commandTimeout)
 	defer timeout.Stop()
 	select {
 	case r.slots <- struct{}{}:
 	case <-timeout.C:
-		return r.name(pid)
+		return r.Name(pid)
 	}
 	var phase atomic.Int32
 	line := make(chan string, 1)
 	go func() {
-		line <- r.line(pid)
+		line <- r.Line(pid)
 		if !phase.CompareAndSwap(inProgress, done) {
 			r.stuck.Add(-1)
 		}
@@ -74,14 +76,14 @@ func (r *commandReader) read(pid int64) string {
 	select {
 	case s := <-line:
 		if s == "" {
-			return r.name(pid)
+			return r.Name(pid)
 		}
 		return s
 	case <-timeout.C:
 		if phase.CompareAndSwap(inProgress, givenUp) {
 			r.stuck.Add(1)
 		}
-		return r.name(pid)
+		return r.Name(pid)
 	}
 }
 
@@ -98,9 +100,9 @@ func describeCommand(b []byte, isMore bool) string {
 	args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
 	if len(args) == 1 {
 		if strings.ContainsRune(args[0], ' ') { // perhaps a process that has overwritten its arguments
-			return printable([]byte(args[0]), isMore)
+			return Printable([]byte(args[0]), isMore)
 		}
-		return printable([]byte(baseName(args[0])), isMore)
+		return Printable([]byte(baseName(args[0])), isMore)
 	}
 	args[0] = baseName(args[0])
 	if args[0] == "locksidecar" && args[1] == "run" {
@@ -110,7 +112,7 @@ func describeCommand(b []byte, isMore bool) string {
 			args = append([]string{"locksidecar", "run", "--"}, command...)
 		}
 	}
-	return printable([]byte(strings.Join(args, " ")), isMore)
+	return Printable([]byte(strings.Join(args, " ")), isMore)
 }
 
 // baseName returns the last part of a path; the whole text if it is empty.
@@ -121,10 +123,10 @@ func baseName(path string) string {
 	return path
 }
 
-// processName returns the short name of a process, in brackets as ps(1) shows it; "": it cannot
+// NameOf returns the short name of a process, in brackets as ps(1) shows it; "": it cannot
 // be read.
-func processName(pid int64) string {
-	name := printable(startOfFile(fmt.Sprintf("/proc/%d/comm", pid)), false)
+func NameOf(pid int64) string {
+	name := Printable(startOfFile(fmt.Sprintf("/proc/%d/comm", pid)), false)
 	if name == "" {
 		return ""
 	}
@@ -147,9 +149,9 @@ func startOfFile(path string) []byte {
 	return b[:n]
 }
 
-// printable returns a text for people of at most protocol.MaxCmd bytes of UTF-8. An ellipsis at its
+// Printable returns a text for people of at most protocol.MaxCmd bytes of UTF-8. An ellipsis at its
 // end says that there is more.
-func printable(b []byte, isMore bool) string {
+func Printable(b []byte, isMore bool) string {
 	s := strings.Map(func(r rune) rune {
 		if r < 0x20 || r >= 0x7f && r < 0xa0 {
 			return ' '

@@ -1,4 +1,6 @@
-package sidecar
+// Package peers knows the processes of clients and their users, as the kernel shows them: who has
+// connected, whether a process is still the one that it was, when it ends, and which command it runs.
+package peers
 
 import (
 	"bytes"
@@ -7,106 +9,114 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
-// identify reads which process called connect; another one may have the socket by now. The
-// pidfd is −1 if the process cannot be watched. highest is the highest number of the
-// descriptors of the connection.
-func (c *conn) identify() (highest int, err error) {
+// Peer is the process that called connect, as the kernel has it.
+type Peer struct {
+	PID, UID, GID int64
+	Pidfd         int // −1: the process cannot be watched
+}
+
+// Identify reads which process called connect; another one may have the socket by now. highest is
+// the highest number of the descriptors of the connection. The caller closes the pidfd, also if
+// there is an error.
+func Identify(raw syscall.RawConn) (p Peer, highest int, err error) {
+	p.Pidfd = -1
 	var cred *unix.Ucred
-	failed := c.raw.Control(func(fd uintptr) {
+	failed := raw.Control(func(fd uintptr) {
 		highest = int(fd)
 		if cred, err = unix.GetsockoptUcred(highest, unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
 			err = fmt.Errorf("reading the peer's credentials: %w", err)
 			return
 		}
-		c.peer.PID, c.peer.UID, c.gid = int64(cred.Pid), int64(cred.Uid), int64(cred.Gid)
+		p.PID, p.UID, p.GID = int64(cred.Pid), int64(cred.Uid), int64(cred.Gid)
 		var e error
-		if c.pidfd, e = unix.GetsockoptInt(highest, unix.SOL_SOCKET, unix.SO_PEERPIDFD); e != nil {
-			c.pidfd = -1
-			if cred.Pid > 0 && !isResourceExhausted(e) && !errors.Is(e, unix.ESRCH) {
+		if p.Pidfd, e = unix.GetsockoptInt(highest, unix.SOL_SOCKET, unix.SO_PEERPIDFD); e != nil {
+			p.Pidfd = -1
+			if cred.Pid > 0 && !IsResourceExhausted(e) && !errors.Is(e, unix.ESRCH) {
 				// Linux before 6.5. If the pid was reused since connect, the session
 				// ends only with the connection.
-				if c.pidfd, e = unix.PidfdOpen(int(cred.Pid), 0); e != nil {
-					c.pidfd = -1
+				if p.Pidfd, e = unix.PidfdOpen(int(cred.Pid), 0); e != nil {
+					p.Pidfd = -1
 				}
 			}
 		}
 		// A process that cannot be watched is served all the same. If only a descriptor is
 		// missing, the client is refused.
-		if isResourceExhausted(e) {
+		if IsResourceExhausted(e) {
 			err = e
 		}
 	})
 	if failed != nil {
 		err = failed
 	}
-	return max(highest, c.pidfd), err
+	return p, max(highest, p.Pidfd), err
 }
 
-// peerState is the state of a process that had a session before a restart.
-type peerState uint8
+// State is the state of a process that had a session before a restart.
+type State uint8
 
 const (
-	peerEnded     peerState = iota // the process has ended, even if another one has its pid
-	peerWatched                    // it runs, and there is a pidfd that reports its end
-	peerUnwatched                  // it may run, and there are too few descriptors to watch it
-	peerUnproven                   // a process has its pid, and it is not known which one
-	peerExecuted                   // it runs, and has executed another program since
+	Ended     State = iota // the process has ended, even if another one has its pid
+	Watched                // it runs, and there is a pidfd that reports its end
+	Unwatched              // it may run, and there are too few descriptors to watch it
+	Unproven               // a process has its pid, and it is not known which one
+	Executed               // it runs, and has executed another program since
 )
 
-// findProcess looks for the process that had this pid before the restart. The pidfd is −1 unless
+// Find looks for the process that had this pid before the restart. The pidfd is −1 unless
 // the process is watched; its number is less than below.
-func findProcess(pid int64, was state.Process, below uint64) (pidfd int, f peerState) {
+func Find(pid int64, was state.Process, below uint64) (pidfd int, f State) {
 	fd, err := unix.PidfdOpen(int(pid), 0)
 	switch {
 	case errors.Is(err, unix.ESRCH):
-		return -1, peerEnded
-	case isResourceExhausted(err):
-		return -1, peerUnwatched
+		return -1, Ended
+	case IsResourceExhausted(err):
+		return -1, Unwatched
 	case err != nil:
-		return -1, peerUnproven
+		return -1, Unproven
 	}
-	now := processOf(fd, pid)
-	switch f = compareProcess(was, now); {
+	now := ProcessOf(fd, pid)
+	switch f = Compare(was, now); {
 	case hasEnded(fd): // while the client ran, no other process could have its pid
-		f = peerEnded
-	case f == peerWatched && hasExecuted(was.Program, now.Program):
-		f = peerExecuted
-	case f == peerWatched && uint64(fd) >= below:
-		f = peerUnwatched
+		f = Ended
+	case f == Watched && isAnother(was.Program, now.Program):
+		f = Executed
+	case f == Watched && uint64(fd) >= below:
+		f = Unwatched
 	}
-	if f != peerWatched {
+	if f != Watched {
 		unix.Close(fd)
 		return -1, f
 	}
 	return fd, f
 }
 
-// compareProcess compares what identifies a process before the restart and now.
-func compareProcess(was, now state.Process) peerState {
+// Compare compares what identifies a process before the restart and now.
+func Compare(was, now state.Process) State {
 	switch {
 	case was.Pidfd != 0 && now.Pidfd != 0:
 		if was.Pidfd != now.Pidfd {
-			return peerEnded
+			return Ended
 		}
-		return peerWatched
+		return Watched
 	case was.Start != 0 && now.Start != 0:
 		if was.Start != now.Start {
-			return peerEnded
+			return Ended
 		}
-		return peerWatched
+		return Watched
 	}
-	return peerUnproven
+	return Unproven
 }
 
-// processOf returns what distinguishes the process with this pid, and with this pidfd if there
+// ProcessOf returns what distinguishes the process with this pid, and with this pidfd if there
 // is one, from later processes with the same pid.
-func processOf(pidfd int, pid int64) (p state.Process) {
+func ProcessOf(pidfd int, pid int64) (p state.Process) {
 	p.Start, p.Program = readProcess(pid)
 	if pidfd < 0 {
 		return p
@@ -117,9 +127,15 @@ func processOf(pidfd int, pid int64) (p state.Process) {
 	return p
 }
 
-// hasExecuted reports whether a process is known to have executed another program. The memory of the
-// former one is gone then, with everything that it knew of its locks. Only exec changes these values.
-func hasExecuted(was, now state.Program) bool {
+// HasExecuted reports whether a process is known to have executed another program. The memory of the
+// former one is gone then, with everything that it knew of its locks.
+func HasExecuted(pid int64, was state.Program) bool {
+	_, now := readProcess(pid)
+	return isAnother(was, now)
+}
+
+// isAnother reports whether a program is known to be another one: only exec changes these values.
+func isAnother(was, now state.Program) bool {
 	differ := func(was, now uint16) bool { return was != 0 && now != 0 && was != now }
 	return was.Origin == state.Forked && now.Origin == state.Executed ||
 		differ(was.Text, now.Text) || differ(was.Stack, now.Stack)
@@ -142,11 +158,11 @@ func hasEnded(pidfd int) bool {
 	return n == 1 && err == nil
 }
 
-// processIsEnding reports whether a process that is watched has ended, or is about to: the kernel
+// IsEnding reports whether a process that is watched has ended, or is about to: the kernel
 // closes the connections of a process before its pidfd reports the end. A process that is not
 // watched, pidfd −1, is not known to end. A process whose main thread has ended, and no other, is
 // taken for one that ends, so only texts may depend on this.
-func processIsEnding(pidfd int, pid int64) bool {
+func IsEnding(pidfd int, pid int64) bool {
 	if pidfd < 0 {
 		return false
 	}
