@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
@@ -71,7 +72,7 @@ type eventFile struct {
 	size     int64
 	buf      []byte
 	carried  []numberedEvent // the newest incidents, which the next file begins with
-	episodes errorEpisodes
+	episodes loglimit.Episodes
 }
 
 // openEventFile reads the events that the predecessor left, in their order, and begins to write. The
@@ -79,7 +80,7 @@ type eventFile struct {
 func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile, []numberedEvent) {
 	f := &eventFile{
 		path: statePath + ".events", header: eventFileMagic + "1 " + state.Boot() + "\n", log: log,
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}), episodes: make(errorEpisodes),
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}), episodes: make(loglimit.Episodes),
 	}
 	older, _, err := f.read(f.oldPath(), os.O_RDONLY, last)
 	var events []numberedEvent
@@ -267,7 +268,7 @@ func (f *eventFile) writeWaiting() {
 			f.carry(&events[i])
 		}
 		events = events[n:]
-		if err != nil && f.episodes.begins(err.Error()) {
+		if err != nil && f.episodes.Begins(time.Now(), err.Error()) {
 			f.log.Warn("events are not written, and a restart of the sidecar will forget them; locks are not affected", "file", f.path, "error", err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
 
@@ -27,7 +28,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
 	}
 	args := []any{"session", cl.id}
-	by := requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}
+	by := loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}
 	line := "client forced the release of a lock on another host"
 	unknown := "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
 	switch {
@@ -45,7 +46,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 			row.Msg += " of sidecar " + target.sidecar
 			args = append(args, "sidecar", target.sidecar)
 		}
-		l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, line, "", audit}, by, target.name, append(args, "hold", hold)...)
+		l.lines.Audit(now, loglimit.Info(cl.peer.UID, line, ""), by, target.name, append(args, "hold", hold)...)
 		l.record(row)
 		return
 	}
@@ -57,7 +58,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 	if refusal.Code == protocol.Unavailable {
 		line = unknown
 	}
-	if l.logAudit(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, by, target.name, append(args, "reason", refusal.Msg)...) {
+	if l.lines.Audit(now, loglimit.Warn(cl.peer.UID, line, string(refusal.Code)), by, target.name, append(args, "reason", refusal.Msg)...) {
 		l.record(row) // the others would push what happened out of the events
 	}
 }
@@ -72,16 +73,16 @@ func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease
 			row.RemoteHost = peers.Printable([]byte(by.Host), false)
 		}
 	}
-	client := requester{row.PID, row.UID, row.Cmd, row.RemoteHost, from}
+	client := loglimit.Requester{PID: row.PID, UID: row.UID, Cmd: row.Cmd, Host: row.RemoteHost, Sidecar: from}
 	if refusal == nil {
 		// Each ends a hold, so their number is bounded by that of the grants.
-		args := append([]any{"lock", r.Name, "hold", hold}, client.args()...)
-		l.log.Log(AuditContext(context.Background(), false), slog.LevelInfo, "another host forced the release of a lock", args...)
+		args := append([]any{"lock", r.Name, "hold", hold}, client.Args()...)
+		l.log.Log(loglimit.AuditContext(context.Background(), false), slog.LevelInfo, "another host forced the release of a lock", args...)
 		l.afterEffects = append(l.afterEffects, row)
 		return
 	}
 	row.Kind, row.Msg = protocol.EventRefused, refusal.Msg
-	if l.logAudit(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code), auditByHost}, client, r.Name, "reason", refusal.Msg) {
+	if l.lines.AuditByHost(now, loglimit.Warn(0, "another host was not permitted to force the release of a lock", string(refusal.Code)), client, r.Name, "reason", refusal.Msg) {
 		l.record(row)
 	}
 }

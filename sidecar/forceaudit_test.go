@@ -7,6 +7,8 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -14,6 +16,7 @@ import (
 func auditLoop() (*loop, *strings.Builder) {
 	var log strings.Builder
 	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
+	l.lines = loglimit.New(l.log, peers.IsPrivileged)
 	l.names.lookUp = func(string, func(store.Host, bool, error)) {}
 	l.eventLog.begin(0)
 	return l, &log

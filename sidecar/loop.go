@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -72,7 +73,7 @@ type loop struct {
 	openSlots    string                         // why slots stay open, as the newest event says; "": none is
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
-	logLimit    logLimit
+	lines       *loglimit.Log
 	counters    counters
 	gathering   int // requests for metrics that are being answered
 	names       hostNames
@@ -176,7 +177,7 @@ func (l *loop) run(stop <-chan struct{}) {
 // that to later: then the timer stays, and what it wakes looks again.
 func (l *loop) armTimer(now int64) {
 	at, ok := l.next(now)
-	for _, due := range []int64{l.absentUntil, l.logLimit.end, l.stateDue(), l.followersDue} {
+	for _, due := range []int64{l.absentUntil, l.lines.WindowEnd(), l.stateDue(), l.followersDue} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
 		}
@@ -219,8 +220,8 @@ func (l *loop) step() (now int64) {
 	l.table.Advance(now)
 	l.endAbsence(now)
 	l.retryState(now)
-	if l.logLimit.end != 0 && now >= l.logLimit.end {
-		l.flushSuppressed()
+	if end := l.lines.WindowEnd(); end != 0 && now >= end {
+		l.lines.Flush()
 	}
 	l.takeEvents(now)
 	l.findBacklogs(now)
@@ -633,7 +634,7 @@ func (l *loop) applyEffects() {
 		case locktable.Refusal:
 			l.refuse(c, e.ID, e.Code, e.Msg)
 			if e.Code == protocol.Limit {
-				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code), diagnosis}, e.Name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
+				l.lines.About(l.stepAt, loglimit.Warn(cl.peer.UID, "client met a limit", string(e.Code)), e.Name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
 			}
 		case locktable.Canceled:
 			l.queueReply(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
@@ -646,7 +647,7 @@ func (l *loop) applyEffects() {
 			}
 		case locktable.Forced:
 			l.queueReply(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
-			l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", "", audit}, requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
+			l.lines.Audit(l.stepAt, loglimit.Info(cl.peer.UID, "client forced the release of a lock", ""), loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
 			l.queueReply(c, &l.lost)
@@ -700,12 +701,12 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	if e.Kind == locktable.KeepLost {
 		what = "kept lock"
 	}
-	kind := lineKind{slog.LevelWarn, peer.UID, what + " lost", string(e.Reason), diagnosis}
+	kind := loglimit.Warn(peer.UID, what+" lost", string(e.Reason))
 	switch e.Reason {
 	case protocol.MaxHold, protocol.ByForce:
-		kind.level, kind.line = slog.LevelInfo, what+" ended"
+		kind.Level, kind.Line = slog.LevelInfo, what+" ended"
 	case protocol.CutShort:
-		kind.line = "work ended before its lock was lost"
+		kind.Line = "work ended before its lock was lost"
 	}
 	args := []any{"hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {
@@ -717,7 +718,7 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	if why := l.whyGone(e); why != "" {
 		args = append(args, "redis", why)
 	}
-	l.logAbout(kind, e.Name, args...)
+	l.lines.About(l.stepAt, kind, e.Name, args...)
 }
 
 // whyGone returns what Redis is known to do to keys of locks, of a loss because the key was gone; "": nothing.

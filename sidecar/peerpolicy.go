@@ -1,11 +1,11 @@
 package sidecar
 
 import (
-	"log/slog"
 	"os/user"
 	"strconv"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
@@ -114,7 +114,7 @@ func (l *loop) refuseByPolicy(cl *session, id uint64, why *policy.Refusal) {
 // noteRefusal counts and logs what the policy refused to a client.
 func (l *loop) noteRefusal(cl *session, why *policy.Refusal) {
 	l.ledger.Count(why)
-	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "the policy refused a request", why.Rule, diagnosis},
+	l.lines.About(l.stepAt, loglimit.Warn(cl.peer.UID, "the policy refused a request", why.Rule),
 		"", "rule", why.Rule, "code", why.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", why.Msg)
 }
 

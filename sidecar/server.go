@@ -19,6 +19,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
@@ -75,7 +76,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err := peers.CheckFDLimit(); err != nil {
 		return nil, settings.AsError(err)
 	}
-	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
+	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, lines: loglimit.New(cfg.Log, peers.IsPrivileged), startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
 	if s.policy, err = cfg.policy(); err != nil {
 		return nil, settings.AsError(err)
 	}
@@ -445,7 +446,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		s.step()
 	}
 	close(s.ended)
-	s.flushSuppressed()
+	s.lines.Flush()
 	for _, cl := range s.sessions {
 		cl.unwatch()
 	}
@@ -463,7 +464,7 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept(l *net.UnixListener) error {
-	trouble := make(errorEpisodes)
+	trouble := make(loglimit.Episodes)
 	refusing := make(chan struct{}, maxRefusals)
 	for {
 		nc, err := l.AcceptUnix()
@@ -474,7 +475,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 			if !passing(err) {
 				return fmt.Errorf("accepting clients on %s: %w", l.Addr(), err)
 			}
-			if trouble.begins(err.Error()) {
+			if trouble.Begins(time.Now(), err.Error()) {
 				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)
 			}
 			time.Sleep(100 * time.Millisecond) // descriptors become free when clients close theirs
@@ -495,7 +496,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 			s.readers.Go(func() { s.serveConn(c) })
 			continue
 		}
-		if trouble.begins(why.Msg) {
+		if trouble.Begins(time.Now(), why.Msg) {
 			s.log.Error("clients are refused", "reason", why.Msg)
 		}
 		select {

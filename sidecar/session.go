@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -325,7 +325,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 		if policed, why = l.openPolicy(now, c, cl); why != nil {
 			err = *why.Err()
 			l.ledger.Count(why)
-			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code), diagnosis}, "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
+			l.lines.About(now, loglimit.Warn(c.peer.UID, "the policy refused a client", string(err.Code)), "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
 		}
 	}
 	var refusedClaim string
@@ -441,10 +441,10 @@ func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	l.closeAfterFlush(c, fault)
 	if cl == nil {
 		peers.ClosePidfd(&c.pidfd)
-		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code), diagnosis}, "", "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
+		l.lines.About(now, loglimit.Warn(c.peer.UID, "client refused", string(fault.Code)), "", "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
 		return
 	}
-	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(fault.Code), diagnosis},
+	l.lines.About(now, loglimit.Warn(cl.peer.UID, "client broke the protocol", string(fault.Code)),
 		"", "code", fault.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", fault.Msg, "holds", l.table.Holds(cl.id))
 	switch cl.phase {
 	case locktable.SessionDraining:
@@ -493,12 +493,9 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 
 func (l *loop) close(now int64, cl *session, why string) {
 	if n := l.table.Holds(cl.id); n > 0 {
-		var names nameList
-		l.table.HeldNames(cl.id, func(name string) bool {
-			names.add(name)
-			return !names.noRoom
-		})
-		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why, diagnosis}, "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "locks", names.String(), "reason", why)
+		var names loglimit.Names
+		l.table.HeldNames(cl.id, names.Add)
+		l.lines.About(now, loglimit.Info(cl.peer.UID, "client ended with locks held; released", why), "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "locks", names.String(), "reason", why)
 	}
 	l.end(now, cl)
 }

@@ -122,6 +122,10 @@ var bans = []ban{
 		why:    "processes and users are what the kernel shows: neither the daemon's sockets nor Redis are needed to know them",
 	},
 	{
+		from: "sidecar/loglimit", to: []string{"./..."}, except: []string{"./sidecar/loglimit"},
+		why: "lines are counted by what their caller says of them",
+	},
+	{
 		from: "sidecar/settings", to: []string{"./...", "net", "net/...", "log/slog", "github.com/redis/..."},
 		except: []string{"./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "a value is refused for what it says: nothing that it names is looked at",
@@ -225,15 +229,16 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// The lock table, the policy, the checks of settings, the wheel, the simulation and the model of the
-// scripts are given the time and start no goroutine: the same inputs give the same effects.
+// The lock table, the policy, the checks of settings, the limits of the log, the wheel, the simulation
+// and the model of the scripts are given the time and start no goroutine: the same inputs give the same
+// effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
 		"time.Now": true, "time.Since": true, "time.Until": true, "time.Sleep": true,
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/policy", "sidecar/settings", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "internal/sim", "internal/sim/redis"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

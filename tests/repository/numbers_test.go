@@ -18,6 +18,7 @@ var codeOf = map[string]string{
 	"cmd":         "cmd/locksidecar",
 	"contest":     "sidecar/locktable/contest",
 	"locksidecar": "sdk/go",
+	"loglimit":    "sidecar/loglimit",
 	"locktable":   "sidecar/locktable",
 	"monitor":     "sidecar/monitor",
 	"peers":       "sidecar/peers",
@@ -112,8 +113,8 @@ var places = []place{
 	{"docs/guarantees.md", `it may be passed the lock for {redisop.MaxSilence}, and then`},
 	{"docs/guarantees.md", `It is served after {peers.commandTimeout}.`},
 	{"docs/guarantees.md", `late by at most a {part(2*code.cells)} of the lease`},
-	{"docs/guarantees.md", `The log has the first {word(sidecar.maxLines)} lines of a kind for one user in {sidecar.window}`},
-	{"docs/guarantees.md", `and {sidecar.maxAuditLines} in {sidecar.window} by others`},
+	{"docs/guarantees.md", `The log has the first {word(loglimit.maxLines)} lines of a kind for one user in {loglimit.window}`},
+	{"docs/guarantees.md", `and {loglimit.maxAuditLines} in {loglimit.window} by others`},
 	{"docs/guarantees.md", `{peers.reservedFDs} are reserved for Redis`},
 	{"docs/guarantees.md", `when their leases end, {sidecar.DefaultLease} by default`},
 
@@ -127,7 +128,7 @@ var places = []place{
 	{"docs/policy.md", `longer leases of clients are refused | {protocol.MaxDurationMS/3600000}h |`},
 	{"docs/policy.md", `or {word(sidecar.pacedRequests)} a second of each connection`},
 	{"docs/policy.md", `A new connection counts as {word(sidecar.connectRequests+1)}.`},
-	{"docs/policy.md", `The log has {word(sidecar.maxLines)} refusals of a kind for each user in {sidecar.window}`},
+	{"docs/policy.md", `The log has {word(loglimit.maxLines)} refusals of a kind for each user in {loglimit.window}`},
 
 	{"docs/topologies.md", `the daemon also asks all each {store.sentinelInterval}.`},
 	{"docs/topologies.md", `A new one is made for {store.trustLast}, to the same process`},
@@ -179,7 +180,7 @@ var places = []place{
 	{"deploy/README.md", `finds within {store.idlePing} that an idle connection leads to a replica`},
 	{"deploy/README.md", `starts within the lease ({sidecar.DefaultLease} by default)`},
 	{"deploy/README.md", `- Every {sidecar.endpointInterval} the daemon looks`},
-	{"deploy/README.md", `the first {word(sidecar.maxLines)} such lines in {sidecar.window}`},
+	{"deploy/README.md", `the first {word(loglimit.maxLines)} such lines in {loglimit.window}`},
 	{"deploy/README.md", `If that takes longer than {peers.commandTimeout}, the process`},
 
 	{"docs/scaling.md", `| a connection with data to read | {ns(sim.costArrival)} |`},

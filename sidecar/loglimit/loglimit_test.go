@@ -1,22 +1,23 @@
-package sidecar
+package loglimit
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
+// own is the uid of the sidecar's user.
+const own = 990
+
+func isPrivileged(uid int64) bool { return uid == 0 || uid == own }
+
 func TestLogHasAFewLinesOfAKind(t *testing.T) {
 	var log strings.Builder
-	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
-	of := func(uid int64) lineKind {
-		return lineKind{slog.LevelWarn, uid, "client refused", "bad_frame", diagnosis}
-	}
+	l := New(slog.New(slog.NewTextHandler(&log, nil)), isPrivileged)
+	of := func(uid int64) Kind { return Warn(uid, "client refused", "bad_frame") }
 	want := func(when, part string, n int) {
 		t.Helper()
 		if got := strings.Count(log.String(), part); got != n {
@@ -24,31 +25,31 @@ func TestLogHasAFewLinesOfAKind(t *testing.T) {
 		}
 	}
 	for range maxLines + 3 {
-		l.logAbout(of(1000), "", "pid", 1)
+		l.About(1, of(1000), "", "pid", 1)
 	}
-	l.logAbout(of(1001), "", "pid", 2)
+	l.About(1, of(1001), "", "pid", 2)
 	want("many lines about one user", "pid=1", maxLines)
 	want("one line about another user", "pid=2", 1)
 
-	l.flushSuppressed()
+	l.Flush()
 	want("the window has ended", "lines=", 1)
 	want("the window has ended", "about=bad_frame uid=1000 lines=3", 1)
 
-	l.logAbout(of(1000), "", "pid", 1)
+	l.About(1, of(1000), "", "pid", 1)
 	want("a new window", "pid=1", maxLines+1)
 }
 
 // Shows docs/guarantees.md: Loses thousands of locks in a second.
 func TestLinesThatAreLeftOutAreSummedUpWithTheirLocks(t *testing.T) {
 	var log strings.Builder
-	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
-	lost := lineKind{slog.LevelWarn, 1000, "lock lost", "expired", diagnosis}
+	l := New(slog.New(slog.NewTextHandler(&log, nil)), isPrivileged)
+	lost := Warn(1000, "lock lost", "expired")
 	for i := range maxLines + 45 {
-		l.logAbout(lost, fmt.Sprintf("invoice:%02d", i), "hold", i)
+		l.About(1, lost, fmt.Sprintf("invoice:%02d", i), "hold", i)
 	}
-	l.logAbout(lost, "invoice:49", "hold", 50) // the same lock again
-	l.logAbout(lost, "a b\n", "hold", 51)
-	l.flushSuppressed()
+	l.About(1, lost, "invoice:49", "hold", 50) // the same lock again
+	l.About(1, lost, "a b\n", "hold", 51)
+	l.Flush()
 	for i := range maxLines + 45 {
 		if n := strings.Count(log.String(), fmt.Sprintf("invoice:%02d", i)); n != 1 {
 			t.Errorf("invoice:%02d is in the log %d times", i, n)
@@ -61,9 +62,9 @@ func TestLinesThatAreLeftOutAreSummedUpWithTheirLocks(t *testing.T) {
 	// The names have a bound, and are shown to be incomplete.
 	log.Reset()
 	for i := range 10_000 {
-		l.logAbout(lost, fmt.Sprintf("%d:%0200d", i, i))
+		l.About(1, lost, fmt.Sprintf("%d:%0200d", i, i))
 	}
-	l.flushSuppressed()
+	l.Flush()
 	if text := log.String(); len(text) > 2*maxSummary || !strings.Contains(text, `, and others"`) || !strings.Contains(text, "lines=9995 ") {
 		t.Errorf("logged %d bytes:\n%s", len(text), text)
 	}
@@ -75,26 +76,22 @@ func TestLinesThatAreLeftOutAreSummedUpWithTheirLocks(t *testing.T) {
 // Shows docs/guarantees.md: Loses thousands of locks in a second.
 func TestLogHasEveryForcedReleaseOfThePrivileged(t *testing.T) {
 	var log strings.Builder
-	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
+	l := New(slog.New(slog.NewTextHandler(&log, nil)), isPrivileged)
 	early := 0
 	for i := range 10 * maxAuditLines {
-		for _, uid := range []int64{0, int64(os.Geteuid()), 1 << 20} {
-			if l.logAudit(lineKind{slog.LevelInfo, uid, "forced", "", audit}, requester{pid: 7, cmd: "job"}, fmt.Sprint("x", i)) {
+		for _, uid := range []int64{0, own, 1 << 20} {
+			if l.Audit(1, Info(uid, "forced", ""), Requester{PID: 7, Cmd: "job"}, fmt.Sprint("x", i)) {
 				early++
 			}
 		}
 	}
-	users := 2
-	if os.Geteuid() == 0 {
-		users = 1
-	}
 	if n := strings.Count(log.String(), "msg=forced"); n != 20*maxAuditLines+maxAuditLines {
 		t.Errorf("%d lines", n)
 	}
-	if early != (users+1)*maxLines {
+	if early != 3*maxLines {
 		t.Errorf("%d lines count as early", early)
 	}
-	l.flushSuppressed()
+	l.Flush()
 	if text := log.String(); !strings.Contains(text, "uid=1048576 pid=7 cmd=job lines=900 ") || !strings.Contains(text, "x100, x101, ") {
 		t.Error("the lines of a user are not summed up")
 	}
@@ -103,16 +100,16 @@ func TestLogHasEveryForcedReleaseOfThePrivileged(t *testing.T) {
 // Audit lines that are left out are summed up by client. However many clients there are, and whatever
 // other hosts pretend, the lines are few, and are marked as those of an audit.
 func TestAuditLinesAreSummedUpByClient(t *testing.T) {
-	for _, use := range []lineUse{audit, auditByHost} {
+	for use, line := range map[use]func(*Log, int64, Kind, Requester, string, ...any) bool{audit: (*Log).Audit, auditByHost: (*Log).AuditByHost} {
 		var log strings.Builder
 		var marks markedHandler
 		marks.Handler = slog.NewTextHandler(&log, nil)
-		l := &loop{log: slog.New(&marks)}
-		kind := lineKind{slog.LevelWarn, 1 << 20, "refused", "denied", use}
-		client := func(i int) requester {
-			r := requester{pid: int64(1000 + i), cmd: "job"}
+		l := New(slog.New(&marks), isPrivileged)
+		kind := Warn(1<<20, "refused", "denied")
+		client := func(i int) Requester {
+			r := Requester{PID: int64(1000 + i), Cmd: "job"}
 			if use == auditByHost {
-				r.host, r.sidecar, r.uid = "db-7", "uuid", 33
+				r.Host, r.Sidecar, r.UID = "db-7", "uuid", 33
 			}
 			return r
 		}
@@ -121,9 +118,9 @@ func TestAuditLinesAreSummedUpByClient(t *testing.T) {
 			if i >= maxAuditLines {
 				n = i % (maxRequesters + 30)
 			}
-			l.logAudit(kind, client(n), fmt.Sprint("lock ", n), "reason", "no")
+			line(l, 1, kind, client(n), fmt.Sprint("lock ", n), "reason", "no")
 		}
-		l.flushSuppressed()
+		l.Flush()
 		text := log.String()
 		if n := strings.Count(text, "\n"); n != maxAuditLines+maxRequesters+1 {
 			t.Errorf("use %d: %d lines", use, n)
@@ -159,23 +156,21 @@ func (h *markedHandler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 func TestErrorThatLastsIsLoggedWhenItBegins(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		episodes := make(errorEpisodes)
-		for _, tt := range []struct {
-			pause time.Duration
-			error string
-			want  bool
-		}{
-			{0, "no descriptors", true},
-			{50 * time.Second, "no descriptors", false},
-			{50 * time.Second, "no descriptors", false}, // it was met less than a minute ago
-			{0, "no memory", true},
-			{61 * time.Second, "no descriptors", true},
-		} {
-			time.Sleep(tt.pause)
-			if got := episodes.begins(tt.error); got != tt.want {
-				t.Errorf("after %v %q begins: %v, want %v", tt.pause, tt.error, got, tt.want)
-			}
+	episodes, now := make(Episodes), time.Now()
+	for _, tt := range []struct {
+		pause time.Duration
+		error string
+		want  bool
+	}{
+		{0, "no descriptors", true},
+		{50 * time.Second, "no descriptors", false},
+		{50 * time.Second, "no descriptors", false}, // it was met less than a minute ago
+		{0, "no memory", true},
+		{61 * time.Second, "no descriptors", true},
+	} {
+		now = now.Add(tt.pause)
+		if got := episodes.Begins(now, tt.error); got != tt.want {
+			t.Errorf("after %v %q begins: %v, want %v", tt.pause, tt.error, got, tt.want)
 		}
-	})
+	}
 }
