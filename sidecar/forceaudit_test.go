@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
@@ -18,7 +19,7 @@ func auditLoop() (*loop, *strings.Builder) {
 	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
 	l.lines = loglimit.New(l.log, peers.IsPrivileged)
 	l.names.lookUp = func(string, func(store.Host, bool, error)) {}
-	l.eventLog.begin(0)
+	l.eventLog = eventlog.New(0)
 	return l, &log
 }
 
@@ -31,7 +32,7 @@ func TestEventOfAnotherHostHasNoControlCharacters(t *testing.T) {
 	for what, refusal := range map[string]*protocol.Err{"done": nil, "refused": {Code: protocol.Denied, Msg: "it is not permitted"}} {
 		l, _ := auditLoop()
 		l.auditForceByHost(1, someUUID, r, 17, refusal)
-		rows := append(l.eventLog.newest(2, func(*protocol.EventRow) bool { return true }), l.afterEffects...)
+		rows := append(l.eventLog.Newest(2, func(*protocol.EventRow) bool { return true }), l.afterEffects...)
 		if len(rows) != 1 {
 			t.Fatalf("%s: %d events", what, len(rows))
 		}
@@ -60,7 +61,7 @@ func TestForcedReleaseOfUnknownOutcomeIsAnEvent(t *testing.T) {
 	} {
 		l, log := auditLoop()
 		l.auditAnswered(1, cl, &answered{id: 2, reply: &protocol.Err{ID: 2, Code: tt.code, Msg: "why"}, force: &tt.target})
-		rows := l.eventLog.newest(2, func(*protocol.EventRow) bool { return true })
+		rows := l.eventLog.Newest(2, func(*protocol.EventRow) bool { return true })
 		if tt.event == "" {
 			if len(rows) != 0 || log.String() != "" {
 				t.Errorf("%s: %+v; logged %s", tt.name, rows, log)

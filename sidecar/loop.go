@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
@@ -62,7 +63,7 @@ type loop struct {
 	timer   *time.Timer // wakes run
 	planned int64       // when it does, or did; never later than something is due; MaxInt64: nothing is
 
-	eventLog     eventLog
+	eventLog     *eventlog.Log
 	followers    []follower // that wait for events, at most maxFollowers
 	followersDue int64      // when the next of them is answered; 0: there is no event for them
 	stepAt       int64      // when the step began

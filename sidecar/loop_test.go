@@ -232,3 +232,33 @@ func TestRequestThatEndsAStepIsCharged(t *testing.T) {
 		t.Errorf("after a request of %v, its process has %d ns left of its turn", requestTime, left)
 	}
 }
+
+// A loop that has no time to look at all its locks refuses to say how they are.
+func TestStatusOfAnOverloadedSidecarIsRefused(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	now := protocol.Now()
+	c, client := connPair(t)
+	defer c.end()
+	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
+	s.onRequest(now, &request{kind: clientOther, conn: c, other: &statusRequest{Status: &protocol.Status{ID: 2}}})
+	s.applyEffects()
+	frames := protocol.NewReader(client)
+	var d protocol.ReplyDecoder
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := d.Decode(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := m.(*protocol.Err); ok {
+			if e.ID != 2 || e.Code != protocol.Unavailable {
+				t.Errorf("got %+v", e)
+			}
+			return
+		}
+	}
+}

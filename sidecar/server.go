@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
@@ -192,7 +193,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	now := protocol.Now()
 	s.table = locktable.New(table, now)
-	s.eventLog.begin(now)
+	s.eventLog = eventlog.New(now)
 	return s, nil
 }
 
@@ -389,22 +390,13 @@ func (s *Server) redisDown(n redisop.Shard, err error) {
 	s.submitEvent(event{kind: redisDown, shard: n, text: why})
 }
 
-// restoreEvents continues the events of the predecessor. The state file keeps other sidecars from the
-// file of the events.
-func (s *Server) restoreEvents() {
-	if s.state == nil {
-		return
-	}
-	file, events := openEventFile(s.cfg.State, s.eventLog.begun, s.log)
-	s.eventLog.file = file
-	s.eventLog.restore(events)
-}
-
 // Serve restores what the predecessor left and serves until ctx ends. Then it stops in order: it
 // accepts no more requests, waits up to two seconds for answers and releases that are in
 // flight, and leaves every hold to its successor. Serve is called once.
 func (s *Server) Serve(ctx context.Context) error {
-	s.restoreEvents()
+	if s.state != nil {
+		s.eventLog.Keep(s.cfg.State, s.log)
+	}
 	s.restore(protocol.Now(), &s.recovered)
 	s.recovered = state.Recovered{}
 	cannotAccept := make(chan error, 1)
@@ -450,9 +442,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	for _, cl := range s.sessions {
 		cl.unwatch()
 	}
-	if s.eventLog.file != nil {
-		s.eventLog.file.close()
-	}
+	s.eventLog.Close()
 	if s.state != nil {
 		if err := s.state.Close(); err != nil {
 			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)

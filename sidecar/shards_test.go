@@ -127,7 +127,7 @@ func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
 			s.shards.route(e.routes, s.setHealth)
 		}
 		s.onEvent(protocol.Now(), &e)
-		rows, next, _ := s.eventLog.page(numbers, 1<<20, nil, nil)
+		rows, next, _ := s.eventLog.Page(numbers, 1<<20, nil, nil)
 		numbers = next
 		var got []string
 		for _, r := range rows {

@@ -122,6 +122,11 @@ var bans = []ban{
 		why:    "processes and users are what the kernel shows: neither the daemon's sockets nor Redis are needed to know them",
 	},
 	{
+		from: "sidecar/eventlog", to: []string{"./..."},
+		except: []string{"./sidecar/eventlog", "./sidecar/loglimit", "./sidecar/policy", "./sidecar/state", "./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "events are rows: the log knows neither the sessions nor the requests that they are read by",
+	},
+	{
 		from: "sidecar/loglimit", to: []string{"./..."}, except: []string{"./sidecar/loglimit"},
 		why: "lines are counted by what their caller says of them",
 	},

@@ -1,4 +1,4 @@
-package sidecar
+package eventlog
 
 import (
 	"bytes"
@@ -10,10 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // keptEvents opens the file of the events as a successor does, and returns their names and the log.
 func keptEvents(t *testing.T, path string) (f *eventFile, names, log string) {
@@ -35,7 +38,7 @@ func writeEvents(t *testing.T) (path string) {
 	path = filepath.Join(t.TempDir(), "state")
 	f, _, _ := keptEvents(t, path)
 	for i, name := range []string{"a", "b", "c"} {
-		f.add(numberedEvent{number: uint64(10 + i), row: lostEvent(name)})
+		f.add(event{number: uint64(10 + i), row: lostEvent(name)})
 	}
 	f.close()
 	return path
@@ -74,7 +77,7 @@ func TestTornFileOfEventsIsContinuedAfterTheLastWholeEvent(t *testing.T) {
 			if f == nil { // less than the magic, and then something else
 				continue
 			}
-			f.add(numberedEvent{number: 100, row: lostEvent("d")})
+			f.add(event{number: 100, row: lostEvent("d")})
 			f.close()
 			f, again, _ := keptEvents(t, path)
 			f.close()
@@ -125,7 +128,7 @@ func TestFileOfEventsThatIsShortenedBeginsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, name := range []string{"d", "e"} {
-			f.add(numberedEvent{number: uint64(20 + i), row: lostEvent(name)})
+			f.add(event{number: uint64(20 + i), row: lostEvent(name)})
 		}
 		f.close()
 		f, names, log := keptEvents(t, path)
@@ -179,7 +182,7 @@ func TestFilesOfEventsAreBounded(t *testing.T) {
 	for i := range all {
 		row := lostEvent(fmt.Sprintf("%d,", i))
 		row.Msg = strings.Repeat("m", 300)
-		f.add(numberedEvent{number: uint64(i + 1), row: row})
+		f.add(event{number: uint64(i + 1), row: row})
 		if i%500 == 0 { // the writer must not fall behind
 			f.close()
 			if f, _, _ = keptEvents(t, path); f == nil {
@@ -207,7 +210,7 @@ func TestStormOfRefusalsLeavesTheLossesInTheFile(t *testing.T) {
 	number := uint64(0)
 	add := func(row protocol.EventRow) {
 		number++
-		f.add(numberedEvent{number: number, row: row})
+		f.add(event{number: number, row: row})
 	}
 	reopen := func() (names string) {
 		f.close()
@@ -240,7 +243,7 @@ func TestUnwrittenEventsAreBounded(t *testing.T) {
 	f.close() // its goroutine has ended
 	for i, row := range []protocol.EventRow{{Kind: protocol.EventDeadlock}, lostEvent("a")} {
 		for range 3 * maxUnwritten {
-			f.add(numberedEvent{row: row})
+			f.add(event{row: row})
 		}
 		if n, want := len(f.waiting), (i+1)*maxUnwritten; n != want {
 			t.Errorf("%d events wait to be written, want %d", n, want)
@@ -259,7 +262,7 @@ func TestFullDiskLosesEventsOnly(t *testing.T) {
 	}
 	var log strings.Builder
 	f.log, f.file = slog.New(slog.NewTextHandler(&log, nil)), full
-	f.waiting = []numberedEvent{{number: 20, row: lostEvent("d")}, {number: 21, row: lostEvent("e")}}
+	f.waiting = []event{{number: 20, row: lostEvent("d")}, {number: 21, row: lostEvent("e")}}
 	f.writeWaiting()
 	f.end()
 	if n := strings.Count(log.String(), "events are not written"); n != 1 || !strings.Contains(log.String(), "no space left") {
@@ -284,7 +287,7 @@ func TestHeaderThatHadNoRoomIsWrittenLater(t *testing.T) {
 		t.Skip(err)
 	}
 	f.file, f.size = full, 0
-	f.waiting = []numberedEvent{{number: 20, row: lostEvent("a")}}
+	f.waiting = []event{{number: 20, row: lostEvent("a")}}
 	f.writeWaiting()
 	f.end()
 	if err := os.Truncate(path+".events", 0); err != nil {
@@ -293,7 +296,7 @@ func TestHeaderThatHadNoRoomIsWrittenLater(t *testing.T) {
 	if f.file, err = os.OpenFile(path+".events", os.O_RDWR, 0); err != nil {
 		t.Fatal(err)
 	}
-	f.waiting = []numberedEvent{{number: 21, row: lostEvent("b")}, {number: 22, row: lostEvent("c")}}
+	f.waiting = []event{{number: 21, row: lostEvent("b")}, {number: 22, row: lostEvent("c")}}
 	f.writeWaiting()
 	f.end()
 	f, names, log := keptEvents(t, path)
@@ -350,32 +353,31 @@ func TestPartOfAnEventThatHadNoRoomIsRemoved(t *testing.T) {
 // A client that read the predecessor's events continues after them, and one that asks for all gets
 // theirs, too.
 func TestRestoredEventsKeepTheirNumbers(t *testing.T) {
-	var g eventLog
-	g.begin(5_000_000)
-	g.restore([]numberedEvent{{number: 100, row: lostEvent("a")}, {number: 200, row: lostEvent("b")}})
-	if rows, next, missed := g.page(0, 1<<20, nil, nil); names(rows) != "ab" || next != 5_000 || missed != 0 || g.hasAfter(next) {
+	g := New(5_000_000)
+	g.restore([]event{{number: 100, row: lostEvent("a")}, {number: 200, row: lostEvent("b")}})
+	if rows, next, missed := g.Page(0, 1<<20, nil, nil); names(rows) != "ab" || next != 5_000 || missed != 0 || g.HasAfter(next) {
 		t.Errorf("%q, next %d, missed %d", names(rows), next, missed)
 	}
-	if g.hasAfter(200) || !g.hasAfter(199) || !g.hasAfter(1<<60) {
+	if g.HasAfter(200) || !g.HasAfter(199) || !g.HasAfter(1<<60) {
 		t.Error("events after the last one, or none after the first")
 	}
-	g.add(lostEvent("c"), eventAbout{})
+	g.Add(lostEvent("c"), About{})
 	for _, tt := range []struct {
 		after uint64
 		want  string
 	}{{0, "abc"}, {99, "abc"}, {100, "bc"}, {150, "bc"}, {200, "c"}, {4_999, "c"}, {5_000, "c"}, {5_001, ""}, {5_002, "abc"}} {
-		if rows, next, missed := g.page(tt.after, 1<<20, nil, nil); names(rows) != tt.want || next != 5_001 || missed != 0 || g.hasAfter(tt.after) != (tt.want != "") {
+		if rows, next, missed := g.Page(tt.after, 1<<20, nil, nil); names(rows) != tt.want || next != 5_001 || missed != 0 || g.HasAfter(tt.after) != (tt.want != "") {
 			t.Errorf("after %d: %q, next %d, missed %d", tt.after, names(rows), next, missed)
 		}
 	}
-	rows, next, _ := g.page(0, 1, nil, nil) // one page, one event
+	rows, next, _ := g.Page(0, 1, nil, nil) // one page, one event
 	if names(rows) != "a" || next != 100 {
 		t.Errorf("%q, next %d", names(rows), next)
 	}
 	for range maxEvents + 7 {
-		g.add(grantEvent("g"), eventAbout{})
+		g.Add(grantEvent("g"), About{})
 	}
-	if rows, _, missed := g.page(0, 1<<30, nil, nil); missed != 7 || len(rows) != maxEvents+3 {
+	if rows, _, missed := g.Page(0, 1<<30, nil, nil); missed != 7 || len(rows) != maxEvents+3 {
 		t.Errorf("%d events, missed %d", len(rows), missed)
 	}
 }

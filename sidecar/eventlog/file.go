@@ -1,4 +1,4 @@
-package sidecar
+package eventlog
 
 import (
 	"bytes"
@@ -47,6 +47,9 @@ const (
 	// maxCarried is how many bytes of incidents a new file has from the one before.
 	maxCarried = maxEventFile / 4
 
+	// writeSize is how many bytes are written at a time, about.
+	writeSize = 16 << 10
+
 	// lengthPrefix is what a frame has before its body, in bytes.
 	lengthPrefix = 4
 
@@ -62,7 +65,7 @@ type eventFile struct {
 	log    *slog.Logger
 
 	mu      sync.Mutex
-	waiting []numberedEvent
+	waiting []event
 	wake    chan struct{} // has room for one
 	stop    chan struct{}
 	stopped chan struct{}
@@ -71,19 +74,19 @@ type eventFile struct {
 	file     *os.File // nil: it cannot be written any more
 	size     int64
 	buf      []byte
-	carried  []numberedEvent // the newest incidents, which the next file begins with
+	carried  []event // the newest incidents, which the next file begins with
 	episodes loglimit.Episodes
 }
 
 // openEventFile reads the events that the predecessor left, in their order, and begins to write. The
 // numbers of the events are at most last. nil: events are kept in memory only.
-func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile, []numberedEvent) {
+func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile, []event) {
 	f := &eventFile{
 		path: statePath + ".events", header: eventFileMagic + "1 " + state.Boot() + "\n", log: log,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}), episodes: make(loglimit.Episodes),
 	}
 	older, _, err := f.read(f.oldPath(), os.O_RDONLY, last)
-	var events []numberedEvent
+	var events []event
 	var file *os.File
 	if err == nil || errors.Is(err, os.ErrNotExist) {
 		events, file, err = f.read(f.path, os.O_RDWR|os.O_CREATE, last)
@@ -99,8 +102,8 @@ func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile,
 	}
 	// A file may begin with events that the one before has, too.
 	all := append(older, events...)
-	slices.SortFunc(all, func(a, b numberedEvent) int { return cmp.Compare(a.number, b.number) })
-	all = slices.CompactFunc(all, func(a, b numberedEvent) bool { return a.number == b.number })
+	slices.SortFunc(all, func(a, b event) int { return cmp.Compare(a.number, b.number) })
+	all = slices.CompactFunc(all, func(a, b event) bool { return a.number == b.number })
 	for i := range all {
 		f.carry(&all[i])
 	}
@@ -112,7 +115,7 @@ func (f *eventFile) oldPath() string { return f.path + ".old" }
 
 // read returns the events of a file whose numbers are not after last. It opens the file with the flags,
 // and returns it if they permit to write: at the end of the last whole event.
-func (f *eventFile) read(path string, flags int, last uint64) ([]numberedEvent, *os.File, error) {
+func (f *eventFile) read(path string, flags int, last uint64) ([]event, *os.File, error) {
 	file, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, nil, err
@@ -137,7 +140,7 @@ func (f *eventFile) read(path string, flags int, last uint64) ([]numberedEvent, 
 	if n := min(len(text), len(eventFileMagic)); string(text[:n]) != eventFileMagic[:n] {
 		return nil, nil, fmt.Errorf("%s has something else than events, and was not changed; remove it", path)
 	}
-	var events []numberedEvent
+	var events []event
 	size := 0
 	if rest, isOurs := bytes.CutPrefix(text, []byte(f.header)); isOurs && state.Boot() != "" {
 		var whole int
@@ -157,7 +160,7 @@ func (f *eventFile) read(path string, flags int, last uint64) ([]numberedEvent, 
 
 // decodeEvents returns the events of a file, and how many bytes they have. What comes after the first
 // event that is not whole, or that has no larger number than the one before, is not read.
-func decodeEvents(text []byte, last uint64) (events []numberedEvent, whole int) {
+func decodeEvents(text []byte, last uint64) (events []event, whole int) {
 	after := uint64(0)
 	frames := protocol.NewReader(bytes.NewReader(text))
 	var d protocol.ReplyDecoder
@@ -177,7 +180,7 @@ func decodeEvents(text []byte, last uint64) (events []numberedEvent, whole int) 
 		}
 		after = page.Next
 		whole += lengthPrefix + len(body)
-		events = append(events, numberedEvent{number: after, row: page.Events[0]})
+		events = append(events, event{number: after, row: page.Events[0]})
 	}
 }
 
@@ -219,7 +222,7 @@ func (f *eventFile) end() {
 }
 
 // add has an event written, soon.
-func (f *eventFile) add(e numberedEvent) {
+func (f *eventFile) add(e event) {
 	f.mu.Lock()
 	if n := len(f.waiting); n < maxUnwritten || n < 2*maxUnwritten && classOf(&e.row) == incidents {
 		f.waiting = append(f.waiting, e)
@@ -257,7 +260,7 @@ func (f *eventFile) writeWaiting() {
 	for len(events) > 0 && f.file != nil {
 		f.buf = f.buf[:0]
 		n := 0
-		for ; n < len(events) && len(f.buf) < pageSize; n++ {
+		for ; n < len(events) && len(f.buf) < writeSize; n++ {
 			f.buf = events[n].append(f.buf)
 		}
 		err := f.rotate(len(f.buf))
@@ -329,7 +332,7 @@ func (f *eventFile) beginAgain() error {
 }
 
 // carry notes an event that was written, if the next file is to have it, too.
-func (f *eventFile) carry(e *numberedEvent) {
+func (f *eventFile) carry(e *event) {
 	if classOf(&e.row) != incidents {
 		return
 	}
@@ -340,7 +343,7 @@ func (f *eventFile) carry(e *numberedEvent) {
 }
 
 // append appends the frame of an event in a file.
-func (e *numberedEvent) append(text []byte) []byte {
+func (e *event) append(text []byte) []byte {
 	return protocol.EventsOK{ID: 1, Events: []protocol.EventRow{e.row}, Next: e.number}.Append(text)
 }
 

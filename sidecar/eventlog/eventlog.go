@@ -1,6 +1,9 @@
-package sidecar
+// Package eventlog keeps what happened to locks, for operators: the newest events in memory, and most of
+// them over a restart in a file.
+package eventlog
 
 import (
+	"log/slog"
 	"sort"
 	"time"
 
@@ -9,17 +12,17 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
-// eventLog has the newest events, in memory that is bounded. Each event has the number after that
+// Log has the newest events, in memory that is bounded. Each event has the number after that
 // of the event before. Events of one class do not displace those of another: one contended lock has
 // thousands of grants in a second, and an operator looks for the loss among them.
-type eventLog struct {
+type Log struct {
 	begun uint64 // the number before that of the first event of this daemon
 	last  uint64 // the number of the newest event, or begun
 
 	// Of the events of predecessors, whose numbers have gaps. restoredTo is at most begun.
 	restoredFrom uint64 // the number before that of the first of them, or begun
 	restoredTo   uint64 // the number of the last of them; 0: there are none
-	rings        [eventClasses]eventRing
+	rings        [eventClasses]ring
 
 	file *eventFile // where a successor finds them; nil: there is none
 }
@@ -56,7 +59,7 @@ func classOf(row *protocol.EventRow) eventClass {
 }
 
 const (
-	// maxEvents is how many events each ring of an eventLog keeps.
+	// maxEvents is how many events each ring of an Log keeps.
 	maxEvents = 1024
 
 	// maxUserEvents is how many of them may be of one user, while there are others to displace.
@@ -68,29 +71,45 @@ const (
 	countWithin = int64(time.Minute)
 )
 
-// begin sets the number before the first one. It is the time in µs, so that the numbers of a successor are larger:
-// no sidecar has a million events a second all the time.
-func (g *eventLog) begin(now int64) {
-	g.begun = uint64(now / 1000)
-	g.last, g.restoredFrom = g.begun, g.begun
+// New makes a log. The number before the first event is the time in µs, so that the numbers of a
+// successor are larger: no sidecar has a million events a second all the time.
+func New(now int64) *Log {
+	begun := uint64(now / 1000)
+	return &Log{begun: begun, last: begun, restoredFrom: begun}
 }
 
-// restore adds the events of predecessors. Precondition: this daemon has added none. Their numbers
-// grow, and are at most begun.
-func (g *eventLog) restore(events []numberedEvent) {
+// Keep continues the events of predecessors, and has a successor find those of this daemon, in a file
+// beside the state. Precondition: this daemon has added none, and the state file keeps other sidecars
+// from the file of the events.
+func (g *Log) Keep(statePath string, log *slog.Logger) {
+	file, events := openEventFile(statePath, g.begun, log)
+	g.file = file
+	g.restore(events)
+}
+
+// Close ends what Keep began.
+func (g *Log) Close() {
+	if g.file != nil {
+		g.file.close()
+	}
+}
+
+// restore adds the events of predecessors. Their numbers grow, and are at most begun.
+func (g *Log) restore(events []event) {
 	for _, e := range events {
 		g.rings[classOf(&e.row)].add(e)
 		g.restoredFrom, g.restoredTo = min(g.restoredFrom, e.number-1), e.number
 	}
 }
 
-func (g *eventLog) add(row protocol.EventRow, about eventAbout) {
+// Add adds an event, or counts a refusal in an equal one.
+func (g *Log) Add(row protocol.EventRow, about About) {
 	class := classOf(&row)
 	if class == refusals && g.rings[class].count(&row) {
 		return
 	}
 	g.last++
-	e := numberedEvent{g.last, row, about}
+	e := event{g.last, row, about}
 	g.rings[class].add(e)
 	if g.file != nil && class != contention {
 		g.file.add(e)
@@ -100,24 +119,27 @@ func (g *eventLog) add(row protocol.EventRow, about eventAbout) {
 // position returns the number from which a client continues that has read the events up to after.
 // Numbers that are not of this log are of a predecessor, or of a sidecar before the host started. A
 // client that has read events of the predecessor continues after them.
-func (g *eventLog) position(after uint64) uint64 {
+func (g *Log) position(after uint64) uint64 {
 	if after > g.last {
 		return g.restoredFrom
 	}
 	return max(after, g.restoredFrom)
 }
 
-func (g *eventLog) hasAfter(after uint64) bool {
+// HasAfter reports whether there are events for a client that has read those up to a number.
+func (g *Log) HasAfter(after uint64) bool {
 	from := g.position(after)
 	return from < g.restoredTo || max(from, g.begun) < g.last
 }
 
-// page appends events after a number to rows, as many as have room bytes in a frame, and at least
-// one. redact takes out of a row what the reader may not know, and reports whether it may see the
-// event at all; nil: it may see all of all events. next is the number of the last of them, and missed
-// how many of those before next the log does not have any more. Of the events of predecessors that is
-// not known.
-func (g *eventLog) page(after uint64, room int, redact func(*numberedEvent, *protocol.EventRow) bool, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
+// Page appends events after a number to rows, as many as have room bytes in a frame, and at least
+// one, without what a policy hides from the viewer; nil: nothing. next is the number of the last of them,
+// and missed how many of those before next the log does not have any more. Of the events of predecessors
+// that is not known.
+func (g *Log) Page(after uint64, room int, viewer *policy.Session, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
+	if viewer != nil && !viewer.HidesAny() {
+		viewer = nil
+	}
 	from := g.position(after)
 	next = from
 	begin, own := len(rows), uint64(0)
@@ -126,7 +148,7 @@ func (g *eventLog) page(after uint64, room int, redact func(*numberedEvent, *pro
 		at[class] = g.rings[class].after(from)
 	}
 	for {
-		var e *numberedEvent
+		var e *event
 		of := 0
 		for class := range at {
 			if c := g.rings[class].at(at[class]); c != nil && (e == nil || c.number < e.number) {
@@ -139,7 +161,7 @@ func (g *eventLog) page(after uint64, room int, redact func(*numberedEvent, *pro
 		}
 		rows = append(rows, e.row)
 		shown := len(rows)
-		if row := &rows[shown-1]; redact != nil && !redact(e, row) {
+		if row := &rows[shown-1]; viewer != nil && !redact(viewer, e, row) {
 			rows = rows[:shown-1]
 		} else if room -= row.Size(); room < 0 && shown > begin+1 {
 			rows = rows[:shown-1]
@@ -154,15 +176,15 @@ func (g *eventLog) page(after uint64, room int, redact func(*numberedEvent, *pro
 	return rows, next, max(next, g.begun) - max(from, g.begun) - own
 }
 
-// newest returns at most n of the events that are wanted, newest first.
-func (g *eventLog) newest(n int, isWanted func(*protocol.EventRow) bool) []protocol.EventRow {
+// Newest returns at most n of the events that are wanted, newest first.
+func (g *Log) Newest(n int, isWanted func(*protocol.EventRow) bool) []protocol.EventRow {
 	var rows []protocol.EventRow
 	var left [eventClasses]int // in the ring of each class
 	for class := range left {
 		left[class] = len(g.rings[class].events)
 	}
 	for len(rows) < n {
-		var e *numberedEvent
+		var e *event
 		of := 0
 		for class := range left {
 			if left[class] == 0 {
@@ -183,29 +205,22 @@ func (g *eventLog) newest(n int, isWanted func(*protocol.EventRow) bool) []proto
 	return rows
 }
 
-type numberedEvent struct {
+type event struct {
 	number uint64
 	row    protocol.EventRow
-	about  eventAbout
+	about  About
 }
 
-// eventAbout is what decides how much of the message of an event a client may read that the policy
-// hides something from. Events of a predecessor have none of it.
-type eventAbout struct {
-	waitedFor *locktable.Peer // of a grant: for whose hold the new holder had waited; nil: not known
-	rules     *policy.Rules   // of the client of the event; nil: the policy says nothing about it
-}
-
-// eventRing has the newest maxEvents events that were added. While a user has more than maxUserEvents of
+// ring has the newest maxEvents events that were added. While a user has more than maxUserEvents of
 // them, its own are displaced first, so that no user can displace what happened to others.
-type eventRing struct {
-	events []numberedEvent
+type ring struct {
+	events []event
 	order  []uint16      // of the events by their numbers: indices of events
 	users  map[int64]int // how many events each has
 	most   int64         // the user that had more than maxUserEvents last
 }
 
-func (r *eventRing) add(e numberedEvent) {
+func (r *ring) add(e event) {
 	if r.users == nil {
 		r.users = make(map[int64]int)
 	}
@@ -233,7 +248,7 @@ func (r *eventRing) add(e numberedEvent) {
 }
 
 // count counts an event in an equal one, and reports whether there is one.
-func (r *eventRing) count(row *protocol.EventRow) bool {
+func (r *ring) count(row *protocol.EventRow) bool {
 	for i := len(r.events) - 1; i >= 0 && i >= len(r.events)-maxCompared; i-- {
 		last := &r.at(i).row
 		if row.AtNS-last.AtNS > countWithin {
@@ -248,7 +263,7 @@ func (r *eventRing) count(row *protocol.EventRow) bool {
 }
 
 // at returns the event i places after the oldest; nil: there are not so many.
-func (r *eventRing) at(i int) *numberedEvent {
+func (r *ring) at(i int) *event {
 	if i >= len(r.events) {
 		return nil
 	}
@@ -256,6 +271,6 @@ func (r *eventRing) at(i int) *numberedEvent {
 }
 
 // after returns how many places after the oldest the first event with a larger number is.
-func (r *eventRing) after(number uint64) int {
+func (r *ring) after(number uint64) int {
 	return sort.Search(len(r.events), func(i int) bool { return r.at(i).number > number })
 }
