@@ -21,7 +21,7 @@ func (c Config) Check() error {
 	}
 	errs := []error{peers.CheckFDLimit(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
 	if !c.isInherited() {
-		errs = append(errs, checkSocket(&c))
+		errs = append(errs, c.endpoint().Check())
 	}
 	if c.State != StateNone {
 		errs = append(errs, checkState(&c))

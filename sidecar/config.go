@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
@@ -234,16 +235,9 @@ func or[T comparable](v *T, d T) {
 	}
 }
 
-// socketPath is the path of the socket's file; "": the socket has none.
-func (c *Config) socketPath() string {
-	path := c.Socket
-	if c.Listener != nil {
-		path = c.Listener.Addr().String()
-	}
-	if path == "" || path[0] == '@' {
-		return ""
-	}
-	return path
+// endpoint returns the settings of the socket.
+func (c *Config) endpoint() endpoint.Config {
+	return endpoint.Config{Path: c.Socket, Mode: c.SocketMode, Group: c.SocketGroup, Listener: c.Listener, Log: c.Log}
 }
 
 // isInherited reports whether another process makes the socket.
@@ -258,7 +252,7 @@ func (c *Config) setDefaults() error {
 	or(&c.ResumeWithin, DefaultResumeWithin)
 	or(&c.ResumeUnseen, c.Lease)
 	if c.State == "" {
-		path := c.socketPath()
+		path := c.endpoint().File()
 		if path == "" {
 			return errors.New("the socket has no path in the file system, beside which the state could be kept; name a state file, or none")
 		}
@@ -307,7 +301,7 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Metrics != "" {
 		network, path, err := metricsAddress(c.Metrics)
-		if err == nil && network == "unix" && isSameSocket(path, c.socketPath()) {
+		if err == nil && network == "unix" && isSameSocket(path, c.endpoint().File()) {
 			err = fmt.Errorf("metrics %q: clients of locks connect to this socket; choose another path", c.Metrics)
 		}
 		errs = append(errs, settings.Refuse("metrics", err))

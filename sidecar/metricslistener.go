@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
@@ -27,7 +28,7 @@ const metricsRetry = 5 * time.Second
 // metricsAddress returns the network and the address of the setting Metrics.
 func metricsAddress(setting string) (network, address string, err error) {
 	if filepath.IsAbs(setting) {
-		return "unix", setting, checkSocketPath(setting)
+		return "unix", setting, endpoint.CheckPath(setting)
 	}
 	host, port, err := net.SplitHostPort(setting)
 	if err == nil {
@@ -108,13 +109,11 @@ func listenMetrics(cfg *Config) (net.Listener, error) {
 		}
 		return l, nil
 	}
-	gid := -1
-	if cfg.SocketGroup != "" {
-		if gid, err = groupID(cfg.SocketGroup); err != nil {
-			return nil, err
-		}
+	gid, err := endpoint.GroupID(cfg.SocketGroup)
+	if err != nil {
+		return nil, err
 	}
-	l, err := bind(address, cfg.SocketMode, gid)
+	l, err := endpoint.Bind(address, cfg.SocketMode, gid)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
@@ -142,11 +141,11 @@ func checkMetrics(cfg *Config) error {
 		return err
 	}
 	if network == "unix" {
-		if err := checkSocket(&Config{Socket: address, SocketGroup: cfg.SocketGroup}); err != nil {
+		if err := (endpoint.Config{Path: address, Group: cfg.SocketGroup}).Check(); err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
-		if pid, isOpen := probeListener(address); isOpen && !isMetricsServer(network, address) {
-			return fmt.Errorf("metrics: %w", errListening(address, pid))
+		if err := endpoint.CheckFree(address); err != nil && !isMetricsServer(network, address) {
+			return fmt.Errorf("metrics: %w", err)
 		}
 		return nil
 	}

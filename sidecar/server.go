@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
@@ -31,6 +32,10 @@ import (
 // probeInterval is how often Redis is asked to execute what an acquire needs.
 const probeInterval = time.Minute
 
+// endpointInterval is how often a sidecar checks that its socket and its state are where
+// clients and successors look for them. A check costs three stats.
+const endpointInterval = 2 * time.Second
+
 // stopWithin bounds an orderly stop, in which clients get their answers and Redis executes
 // the releases.
 const stopWithin = 2 * time.Second
@@ -41,7 +46,7 @@ const maxRefusals = 16
 // Server is one sidecar.
 type Server struct {
 	// Immutable after Listen.
-	endpoint *endpoint
+	endpoint *endpoint.Endpoint
 
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands *peers.Commands
@@ -96,13 +101,12 @@ func Listen(cfg Config) (_ *Server, err error) {
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
-	socketLock, err := acquireSocketLock(&s.cfg)
-	if err != nil {
+	if s.endpoint, err = endpoint.Lock(cfg.endpoint()); err != nil {
 		return nil, settings.AsError(err)
 	}
 	defer func() {
-		if err != nil && socketLock != nil {
-			socketLock.close()
+		if err != nil {
+			s.endpoint.Unlock()
 		}
 	}()
 	if err = s.openState(); err != nil {
@@ -160,8 +164,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 			}
 		}()
 	}
-	listener, err := listen(&s.cfg)
-	if err != nil {
+	if err = s.endpoint.Listen(); err != nil {
 		return nil, settings.AsError(err)
 	}
 	if s.state != nil {
@@ -173,10 +176,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.overflowUID)
 	}
 	s.ledger.SharedUID = s.overflowUID
-	s.endpoint = newEndpoint(&s.cfg, listener, socketLock)
-	s.recordServing()
+	s.endpoint.RecordServing(s.uuid)
 	if s.pids, err = peers.NewWatch(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
-		s.endpoint.close()
+		s.endpoint.Close()
 		return nil, err
 	}
 	var seed [8]byte
@@ -204,7 +206,7 @@ func (s *Server) openState() (err error) {
 		_, _ = rand.Read(s.key[:])
 		s.recovered.Reset = true
 	} else {
-		of := state.Sidecar{UUID: lastServed(uuidPath(&s.cfg)), KeyPrefix: s.cfg.KeyPrefix}
+		of := state.Sidecar{UUID: s.endpoint.LastServed(), KeyPrefix: s.cfg.KeyPrefix}
 		if s.state, err = state.OpenOf(of, s.cfg.State); err != nil {
 			return err
 		}
@@ -215,11 +217,7 @@ func (s *Server) openState() (err error) {
 }
 
 // Addr is the path of the socket.
-func (s *Server) Addr() string {
-	s.endpoint.mu.Lock()
-	defer s.endpoint.mu.Unlock()
-	return s.endpoint.listener.Addr().String()
-}
+func (s *Server) Addr() string { return s.endpoint.Listener().Addr().String() }
 
 // Config returns the settings, with their defaults.
 func (s *Server) Config() Config { return s.cfg }
@@ -242,7 +240,7 @@ const (
 
 // Troubles returns all kinds of trouble. restart: a restart by systemd helps.
 func (s *Server) Troubles() (all [3]Trouble, restart bool) {
-	why, restart := s.endpoint.unreachable()
+	why, restart := s.endpoint.Unreachable()
 	return [...]Trouble{{SocketGone, why}, {StateGone, *s.misplaced.Load()}, {StateFull, *s.incomplete.Load()}}, restart
 }
 
@@ -262,7 +260,7 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 	tick := time.NewTicker(endpointInterval)
 	defer tick.Stop()
 	for {
-		if l := s.endpoint.check(); l != nil {
+		if l := s.endpoint.Check(); l != nil {
 			accept(l)
 		}
 		s.keepState(stop)
@@ -410,7 +408,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 		})
 	}
-	accept(s.endpoint.listener)
+	accept(s.endpoint.Listener())
 	var failed error
 	stop := make(chan struct{})
 	go func() {
@@ -423,7 +421,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.readers.Go(func() { s.lookAround(stop, accept) })
 	s.readers.Go(func() { s.announce(stop) })
 	s.run(stop)
-	s.endpoint.close()
+	s.endpoint.Close()
 	s.hangUp()
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
@@ -448,7 +446,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)
 		}
 	}
-	s.endpoint.unlock()
+	s.endpoint.Unlock()
 	return failed
 }
 

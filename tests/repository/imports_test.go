@@ -122,6 +122,11 @@ var bans = []ban{
 		why:    "processes and users are what the kernel shows: neither the daemon's sockets nor Redis are needed to know them",
 	},
 	{
+		from: "sidecar/endpoint", to: []string{"./...", "github.com/redis/..."},
+		except: []string{"./sidecar/endpoint", "./sidecar/peers", "./sidecar/state", "./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "the socket is a path, a lock and an inode: who connects to it, and for what, is the daemon's business",
+	},
+	{
 		from: "sidecar/eventlog", to: []string{"./..."},
 		except: []string{"./sidecar/eventlog", "./sidecar/loglimit", "./sidecar/policy", "./sidecar/state", "./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "events are rows: the log knows neither the sessions nor the requests that they are read by",

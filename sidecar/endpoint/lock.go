@@ -1,4 +1,4 @@
-package sidecar
+package endpoint
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
-// socketLock is the right of one process to serve a socket: an exclusive flock(2) on a file
+// lock is the right of one process to serve a socket: an exclusive flock(2) on a file
 // beside the socket. The holder of the lock may remove a socket that a dead sidecar left.
 //
 // Any process that can open a file, even only for reading, can lock it. So only the owner can
@@ -34,11 +34,11 @@ import (
 // If a process of another user has the lock already, the daemon names it and stops. The
 // process may be in a pid namespace that is not visible here, so only a person can decide
 // whether it is a sidecar.
-type socketLock struct {
+type lock struct {
 	fds []int // the locked files: the one at the path is the last
 }
 
-func (l *socketLock) close() {
+func (l *lock) close() {
 	for _, fd := range l.fds {
 		unix.Close(fd)
 	}
@@ -46,7 +46,7 @@ func (l *socketLock) close() {
 }
 
 // renew locks a new file if the locked one is no longer at its path.
-func (l *socketLock) renew(socket string) error {
+func (l *lock) renew(socket string) error {
 	var have, now unix.Stat_t
 	if err := unix.Fstat(l.fds[len(l.fds)-1], &have); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (l *socketLock) renew(socket string) error {
 }
 
 // lockSocket locks a socket for this process.
-func lockSocket(socket string) (*socketLock, error) {
+func lockSocket(socket string) (*lock, error) {
 	path := socket + ".lock"
 	for range 100 {
 		fd, st, err := openLockFile(path)
@@ -81,7 +81,7 @@ func lockSocket(socket string) (*socketLock, error) {
 			unix.Close(fd) // the file was replaced or removed between open and flock
 			continue
 		}
-		l := &socketLock{fds: []int{fd}}
+		l := &lock{fds: []int{fd}}
 		if st.Mode&0o077 != 0 {
 			l.replace(path)
 		}
@@ -158,7 +158,7 @@ func readPID(fd int, size int64) (text string, ok bool) {
 
 // writePID writes the pid of this process into the file, for people. The lock does not depend on
 // it, so the daemon starts also if the file system is full.
-func (l *socketLock) writePID() {
+func (l *lock) writePID() {
 	fd, text := l.fds[len(l.fds)-1], strconv.Itoa(os.Getpid())+"\n"
 	if n, err := unix.Pwrite(fd, []byte(text), 0); err == nil {
 		_ = unix.Ftruncate(fd, int64(n))
@@ -167,7 +167,7 @@ func (l *socketLock) writePID() {
 
 // replace replaces a file that others can open by a new, locked one. If that fails, the old file
 // stays, with a mode that keeps others from opening it.
-func (l *socketLock) replace(path string) {
+func (l *lock) replace(path string) {
 	_ = unix.Fchmod(l.fds[0], 0o600)
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // mode 0600
 	if err != nil {
@@ -235,8 +235,8 @@ func userOf(pid int64) (uid uint32, ok bool) {
 	return st.Uid, err == nil
 }
 
-// probeListener reports whether a process listens on a Unix socket, and its pid; 0: not known.
-func probeListener(path string) (pid int64, isOpen bool) {
+// probe reports whether a process listens on a Unix socket, and its pid; 0: not known.
+func probe(path string) (pid int64, isOpen bool) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, false

@@ -1,4 +1,4 @@
-package sidecar
+package endpoint
 
 import (
 	"fmt"
@@ -17,16 +17,18 @@ import (
 // finds another uuid in this file, and does not restore the state.
 
 // uuidPath returns the path of that file; "": the socket has no path.
-func uuidPath(c *Config) string {
-	path := c.socketPath()
-	if path == "" {
+func (e *Endpoint) uuidPath() string {
+	if e.path == "" {
 		return ""
 	}
-	return path + ".uuid"
+	return e.path + ".uuid"
 }
 
-// lastServed returns the uuid of the sidecar that served the socket last; "": not known.
-func lastServed(path string) string {
+// LastServed returns the uuid of the sidecar that served the socket last; "": not known.
+func (e *Endpoint) LastServed() string { return readUUIDFile(e.uuidPath()) }
+
+// readUUIDFile returns the uuid in a file; "": there is none.
+func readUUIDFile(path string) string {
 	text, err := readOwn(path, 64)
 	if err != nil {
 		return ""
@@ -57,14 +59,14 @@ func readOwn(path string, limit int) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, int64(limit)))
 }
 
-// recordServing writes the file. Precondition: this sidecar has served no client yet.
-func (s *Server) recordServing() {
-	path := uuidPath(&s.cfg)
+// RecordServing writes the uuid of this sidecar into the file. Precondition: it has served no client yet.
+func (e *Endpoint) RecordServing(uuid string) {
+	path := e.uuidPath()
 	if path == "" {
 		return
 	}
-	if err := writeUUIDFile(path, s.uuid); err != nil {
-		s.log.Warn("cannot note which sidecar serves the socket; do not go back to an earlier state file", "file", path, "error", err)
+	if err := writeUUIDFile(path, uuid); err != nil {
+		e.cfg.Log.Warn("cannot note which sidecar serves the socket; do not go back to an earlier state file", "file", path, "error", err)
 		_ = os.Remove(path) // its uuid is out of date
 	}
 }

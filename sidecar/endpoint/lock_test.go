@@ -1,4 +1,4 @@
-package sidecar
+package endpoint
 
 import (
 	"bufio"
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func mustLock(t *testing.T, socket string) *socketLock {
+func mustLock(t *testing.T, socket string) *lock {
 	t.Helper()
 	l, err := lockSocket(socket)
 	if err != nil {
@@ -296,7 +296,12 @@ func TestSocketOfARunningProcessIsNotReplaced(t *testing.T) {
 	}
 	defer l.Close()
 	before := mustStat(t, socket).Ino
-	_, err = Listen(Config{Socket: socket, State: StateNone, Log: slog.New(slog.DiscardHandler)})
+	e, err := Lock(Config{Path: socket, Mode: 0o600, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Unlock()
+	err = e.Listen()
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d", os.Getpid())) || !strings.Contains(err.Error(), "listens on it") {
 		t.Errorf("got %v", err)
 	}

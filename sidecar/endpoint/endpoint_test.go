@@ -1,4 +1,4 @@
-package sidecar
+package endpoint
 
 import (
 	"errors"
@@ -11,33 +11,42 @@ import (
 	"sync"
 	"testing"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 // startEndpoint makes the socket of a sidecar; inherited: the test makes it, as systemd does.
-func startEndpoint(t *testing.T, inherited bool) (*endpoint, *Config) {
+func startEndpoint(t *testing.T, inherited bool) (*Endpoint, *Config) {
 	t.Helper()
-	cfg := &Config{Socket: filepath.Join(t.TempDir(), "run", "s"), SocketMode: 0o640, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	cfg := &Config{Path: filepath.Join(t.TempDir(), "run", "s"), Mode: 0o640, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	if inherited {
-		if err := os.Mkdir(filepath.Dir(cfg.Socket), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Dir(cfg.Path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		cfg.Listener = listenAt(t, cfg.Socket)
-		if err := os.Chmod(cfg.Socket, 0o620); err != nil {
+		cfg.Listener = listenAt(t, cfg.Path)
+		if err := os.Chmod(cfg.Path, 0o620); err != nil {
 			t.Fatal(err)
 		}
 	}
-	claimed, err := acquireSocketLock(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := listen(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := newEndpoint(cfg, l, claimed)
-	t.Cleanup(func() { e.close(); e.unlock() })
+	e := mustListen(t, cfg)
+	t.Cleanup(func() { e.Close(); e.Unlock() })
 	return e, cfg
+}
+
+func mustListen(t *testing.T, cfg *Config) *Endpoint {
+	t.Helper()
+	e, err := Lock(*cfg)
+	if err == nil {
+		err = e.Listen()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
 }
 
 func listenAt(t *testing.T, path string) *net.UnixListener {
@@ -75,40 +84,40 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	for name, inherited := range map[string]bool{"ours": false, "systemd's": true} {
 		t.Run(name, func(t *testing.T) {
 			e, cfg := startEndpoint(t, inherited)
-			if l := e.check(); l != nil {
+			if l := e.Check(); l != nil {
 				t.Fatal("a socket that is in its place was made again")
 			}
-			before, err := os.Stat(cfg.Socket)
+			before, err := os.Stat(cfg.Path)
 			if err != nil {
 				t.Fatal(err)
 			}
 			// A client that waits in the queue of the old socket is accepted.
-			waiting, err := net.Dial("unix", cfg.Socket)
+			waiting, err := net.Dial("unix", cfg.Path)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer waiting.Close()
 			old := e.listener
-			remove(t, cfg.Socket)
-			l := e.check()
+			remove(t, cfg.Path)
+			l := e.Check()
 			if l == nil {
 				t.Fatal("the socket was not made again")
 			}
-			mustReach(t, cfg.Socket, l)
+			mustReach(t, cfg.Path, l)
 			if _, err := old.AcceptUnix(); err != nil {
 				t.Errorf("the client that waited: %v", err)
 			}
-			if after, err := os.Stat(cfg.Socket); err != nil || after.Mode() != before.Mode() {
+			if after, err := os.Stat(cfg.Path); err != nil || after.Mode() != before.Mode() {
 				t.Errorf("it has mode %v, and had %v (%v)", after.Mode(), before.Mode(), err)
 			}
-			if e.check() != nil {
+			if e.Check() != nil {
 				t.Error("it was made twice")
 			}
-			if why, _ := e.unreachable(); why != "" {
+			if why, _ := e.Unreachable(); why != "" {
 				t.Errorf("in trouble: %s", why)
 			}
-			e.close()
-			if _, err := os.Lstat(cfg.Socket); err == nil {
+			e.Close()
+			if _, err := os.Lstat(cfg.Path); err == nil {
 				t.Error("it left the socket that it made behind")
 			}
 		})
@@ -117,13 +126,13 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 
 func TestRemovedDirectoryOfTheSocketIsMadeAgain(t *testing.T) {
 	e, cfg := startEndpoint(t, false)
-	remove(t, filepath.Dir(cfg.Socket))
-	l := e.check()
+	remove(t, filepath.Dir(cfg.Path))
+	l := e.Check()
 	if l == nil {
 		t.Fatal("the socket was not made again")
 	}
-	mustReach(t, cfg.Socket, l)
-	if _, err := lockSocket(cfg.Socket); err == nil || !strings.Contains(err.Error(), "another sidecar") {
+	mustReach(t, cfg.Path, l)
+	if _, err := lockSocket(cfg.Path); err == nil || !strings.Contains(err.Error(), "another sidecar") {
 		t.Errorf("another sidecar may serve the socket: %v", err)
 	}
 }
@@ -132,38 +141,38 @@ func TestReplacedSocketIsReportedAndNotChanged(t *testing.T) {
 	for name, inherited := range map[string]bool{"ours": false, "systemd's": true} {
 		t.Run(name, func(t *testing.T) {
 			e, cfg := startEndpoint(t, inherited)
-			remove(t, cfg.Socket)
-			another := listenAt(t, cfg.Socket)
-			if e.check() != nil {
+			remove(t, cfg.Path)
+			another := listenAt(t, cfg.Path)
+			if e.Check() != nil {
 				t.Fatal("it took the socket of another process")
 			}
-			why, restart := e.unreachable()
+			why, restart := e.Unreachable()
 			if !strings.Contains(why, "clients cannot connect") || restart != inherited {
 				t.Errorf("it reports %q, and restart %v", why, restart)
 			}
-			mustReach(t, cfg.Socket, another)
-			remove(t, cfg.Socket)
-			l := e.check()
-			if why, _ := e.unreachable(); l == nil || why != "" {
+			mustReach(t, cfg.Path, another)
+			remove(t, cfg.Path)
+			l := e.Check()
+			if why, _ := e.Unreachable(); l == nil || why != "" {
 				t.Fatalf("the socket was not made again, and it reports %q", why)
 			}
-			mustReach(t, cfg.Socket, l)
+			mustReach(t, cfg.Path, l)
 		})
 	}
 }
 
 func TestStopDoesNotRemoveTheSocketOfAnotherProcess(t *testing.T) {
 	e, cfg := startEndpoint(t, false)
-	remove(t, cfg.Socket)
-	another := listenAt(t, cfg.Socket)
-	e.close()
-	mustReach(t, cfg.Socket, another)
+	remove(t, cfg.Path)
+	another := listenAt(t, cfg.Path)
+	e.Close()
+	mustReach(t, cfg.Path, another)
 }
 
 func TestStopDoesNotRemoveTheSocketOfSystemd(t *testing.T) {
 	e, cfg := startEndpoint(t, true)
-	e.close()
-	if err := unix.Access(cfg.Socket, unix.F_OK); err != nil {
+	e.Close()
+	if err := unix.Access(cfg.Path, unix.F_OK); err != nil {
 		t.Errorf("the socket of systemd: %v", err)
 	}
 }
@@ -172,20 +181,20 @@ func TestStopDoesNotRemoveTheSocketOfSystemd(t *testing.T) {
 // dead sidecar had made another one in its place. No process listens on the file of that one.
 func TestSocketOfADeadSidecarIsMadeAgain(t *testing.T) {
 	e, cfg := startEndpoint(t, true)
-	remove(t, cfg.Socket)
-	l := e.check()
+	remove(t, cfg.Path)
+	l := e.Check()
 	if l == nil {
 		t.Fatal("not made again")
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close() // as by kill -9
-	next := newEndpoint(cfg, cfg.Listener, nil)
-	if l := next.check(); l == nil {
+	next := mustListen(t, cfg)
+	if l := next.Check(); l == nil {
 		t.Fatal("not made again by the next sidecar")
 	} else {
 		defer l.Close()
 	}
-	c, err := net.Dial("unix", cfg.Socket)
+	c, err := net.Dial("unix", cfg.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,14 +205,14 @@ func TestSocketOfADeadSidecarIsMadeAgain(t *testing.T) {
 // and the next sidecar reports the file, too.
 func TestForeignFileInPlaceOfTheSocketIsReportedByEachSidecar(t *testing.T) {
 	e, cfg := startEndpoint(t, true)
-	remove(t, cfg.Socket)
-	if err := os.WriteFile(cfg.Socket, []byte("x"), 0o600); err != nil {
+	remove(t, cfg.Path)
+	if err := os.WriteFile(cfg.Path, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	next := newEndpoint(cfg, cfg.Listener, nil)
-	for _, e := range []*endpoint{e, next} {
-		e.check()
-		if why, restart := e.unreachable(); why == "" || restart {
+	next := mustListen(t, cfg)
+	for _, e := range []*Endpoint{e, next} {
+		e.Check()
+		if why, restart := e.Unreachable(); why == "" || restart {
 			t.Errorf("the endpoint reports %q, restart %v", why, restart)
 		}
 	}
@@ -211,7 +220,7 @@ func TestForeignFileInPlaceOfTheSocketIsReportedByEachSidecar(t *testing.T) {
 
 func TestRecreatedDirectoryHasItsMode(t *testing.T) {
 	e, cfg := startEndpoint(t, false)
-	dir := filepath.Dir(cfg.Socket)
+	dir := filepath.Dir(cfg.Path)
 	before, err := os.Stat(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -220,7 +229,7 @@ func TestRecreatedDirectoryHasItsMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := unix.Umask(0o077)
-	l := e.check()
+	l := e.Check()
 	unix.Umask(old)
 	if l == nil {
 		t.Fatal("not made again")
@@ -237,16 +246,16 @@ func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
 	if err := unix.Mkfifo(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if id := lastServed(path); id != "" {
+	if id := readUUIDFile(path); id != "" {
 		t.Errorf("%s is read from a pipe", id)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeUUIDFile(path, "11111111-2222-4333-8444-555555555555"); err != nil || lastServed(path) == "" {
+	if err := writeUUIDFile(path, "11111111-2222-4333-8444-555555555555"); err != nil || readUUIDFile(path) == "" {
 		t.Fatalf("its own file is not read: %v", err)
 	}
-	if err := os.Symlink(path, path+".link"); err != nil || lastServed(path+".link") != "" {
+	if err := os.Symlink(path, path+".link"); err != nil || readUUIDFile(path+".link") != "" {
 		t.Errorf("a link is followed: %v", err)
 	}
 	if os.Geteuid() != 0 {
@@ -254,7 +263,7 @@ func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
 	}
 	if err := os.Chown(path, 65534, 65534); errors.Is(err, os.ErrPermission) {
 		t.Skip("this root may not give files to another user: ", err)
-	} else if err != nil || lastServed(path) != "" {
+	} else if err != nil || readUUIDFile(path) != "" {
 		t.Errorf("the file of another user is read: %v", err)
 	}
 }
@@ -287,7 +296,7 @@ func TestMakingASocketDoesNotChangeTheUmask(t *testing.T) {
 		sockets.Go(func() {
 			path := filepath.Join(dir, fmt.Sprint("s", i))
 			for range 1000 {
-				l, err := bind(path, 0o660, -1)
+				l, err := Bind(path, 0o660, -1)
 				if err != nil {
 					t.Error(err)
 					return
@@ -326,5 +335,22 @@ func TestMakingASocketDoesNotChangeTheUmask(t *testing.T) {
 	files.Wait()
 	if mask := unix.Umask(0o022); mask != 0o022 {
 		t.Errorf("the umask is %04o, and was 0022", mask)
+	}
+}
+
+// systemd starts a daemon again that could not have its socket because of another process.
+func TestErrorsOfASocketThatStayAreThoseOfSettings(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{errDirectory("/run/s", unix.EACCES), true},
+		{errGroup("/run/s", unix.EPERM), true},
+		{errListening("/run/s", 7), false},
+	} {
+		var refused *settings.Error
+		if got := errors.As(settings.AsError(tt.err), &refused); got != tt.want {
+			t.Errorf("%v: an Error of settings %v, want %v", tt.err, got, tt.want)
+		}
 	}
 }

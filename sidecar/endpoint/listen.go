@@ -1,4 +1,4 @@
-package sidecar
+package endpoint
 
 import (
 	"context"
@@ -18,48 +18,16 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
-// acquireSocketLock locks the socket for this process; nil: systemd made the socket, and passes
-// it to one process.
-func acquireSocketLock(cfg *Config) (*socketLock, error) {
-	if cfg.Listener != nil {
-		return nil, nil
-	}
-	path := cfg.Socket
-	if err := checkSocketPath(path); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, errSocketDir(path, err)
-	}
-	return lockSocket(path)
-}
-
-// listen makes the socket, or returns the one that systemd made. Precondition: acquireSocketLock
-// has returned without an error.
-func listen(cfg *Config) (*net.UnixListener, error) {
-	if cfg.Listener != nil {
-		return cfg.Listener, nil
-	}
-	gid := -1
-	if cfg.SocketGroup != "" {
-		var err error
-		if gid, err = groupID(cfg.SocketGroup); err != nil {
-			return nil, err
-		}
-	}
-	return bind(cfg.Socket, cfg.SocketMode, gid)
-}
-
-// bind makes a socket with this mode and group; gid −1: the group of this process. It replaces a
+// Bind makes a socket with this mode and group; gid −1: the group of this process. It replaces a
 // socket at the path on which no process listens.
-func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
-	if err := checkSocketFile(path); err != nil {
+func Bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
+	if err := checkFile(path); err != nil {
 		return nil, err
 	}
 	if _, err := os.Lstat(path); err == nil {
 		// Another sidecar may run although this process has the lock, because its lock
 		// file was removed.
-		if pid, isOpen := probeListener(path); isOpen && !awaitExit(pid) {
+		if pid, isOpen := probe(path); isOpen && !awaitExit(pid) {
 			return nil, errListening(path, pid)
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +41,7 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 	if gid >= 0 {
 		if err := os.Chown(path, -1, gid); err != nil {
 			ln.Close()
-			return nil, errSocketGroup(path, err)
+			return nil, errGroup(path, err)
 		}
 	}
 	if err := os.Chmod(path, mode); err != nil {
@@ -81,6 +49,14 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("mode of socket %s: %w", path, err)
 	}
 	return ln, nil
+}
+
+// CheckFree returns an error if a process listens on a socket.
+func CheckFree(path string) error {
+	if pid, isOpen := probe(path); isOpen {
+		return errListening(path, pid)
+	}
+	return nil
 }
 
 // errListening is the error that a process listens on a socket; pid 0: it is not known.
@@ -92,7 +68,7 @@ func errListening(path string, pid int64) error {
 	return settings.InUse("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
 }
 
-// listenPrivately makes a socket that only this user can connect to, until bind has set its
+// listenPrivately makes a socket that only this user can connect to, until Bind has set its
 // group and mode. The file has mode 0600 from the moment it exists: Linux gives it the mode of
 // the socket, less the umask. The umask itself belongs to the whole process, in which other
 // goroutines may make files at the same time, so it stays as it is.
@@ -108,8 +84,12 @@ func listenPrivately(path string) (*net.UnixListener, error) {
 	return ln.(*net.UnixListener), nil
 }
 
-// groupID returns the number of a group that is given by name or number.
-func groupID(name string) (int, error) {
+// GroupID returns the number of a group that is given by name or number; −1: "", which is the group of
+// this process.
+func GroupID(name string) (int, error) {
+	if name == "" {
+		return -1, nil
+	}
 	id := name
 	if g, err := user.LookupGroup(name); err == nil {
 		id = g.Gid
@@ -121,38 +101,37 @@ func groupID(name string) (int, error) {
 	return n, nil
 }
 
-// checkSocket returns the error that acquireSocketLock or listen would return if no other
-// process had the socket.
-func checkSocket(c *Config) error {
-	if err := checkSocketPath(c.Socket); err != nil {
+// Check returns the error that Lock or Listen would return if no other process had the socket.
+func (c Config) Check() error {
+	if err := CheckPath(c.Path); err != nil {
 		return err
 	}
-	if c.SocketGroup != "" {
-		gid, err := groupID(c.SocketGroup)
+	if c.Group != "" {
+		gid, err := GroupID(c.Group)
 		if err != nil {
 			return err
 		}
 		if groups, err := unix.Getgroups(); err == nil && unix.Geteuid() != 0 && gid != unix.Getegid() && !slices.Contains(groups, gid) {
-			return errSocketGroup(c.Socket, unix.EPERM)
+			return errGroup(c.Path, unix.EPERM)
 		}
 	}
-	if _, err := os.Lstat(c.Socket); err == nil {
-		return checkSocketFile(c.Socket) // systemd may have made it, in a directory that only root can write to
+	if _, err := os.Lstat(c.Path); err == nil {
+		return checkFile(c.Path) // systemd may have made it, in a directory that only root can write to
 	}
-	for dir := filepath.Dir(c.Socket); ; dir = filepath.Dir(dir) {
+	for dir := filepath.Dir(c.Path); ; dir = filepath.Dir(dir) {
 		err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 		if errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
-			continue // Listen would make it
+			continue // Lock would make it
 		}
 		if err != nil {
-			return errSocketDir(c.Socket, &fs.PathError{Op: "access", Path: dir, Err: err})
+			return errDirectory(c.Path, &fs.PathError{Op: "access", Path: dir, Err: err})
 		}
 		return nil
 	}
 }
 
-// checkSocketFile returns an error if the file at a path is not a socket.
-func checkSocketFile(path string) error {
+// checkFile returns an error if the file at a path is not a socket.
+func checkFile(path string) error {
 	switch st, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -166,17 +145,18 @@ func checkSocketFile(path string) error {
 	return nil
 }
 
-func checkSocketPath(path string) error {
+// CheckPath returns an error if a path is too long for a socket.
+func CheckPath(path string) error {
 	if len(path) > 107 {
 		return fmt.Errorf("socket %s: a socket's path has at most 107 bytes, this one has %d; choose a shorter one", path, len(path))
 	}
 	return nil
 }
 
-func errSocketGroup(path string, err error) error {
+func errGroup(path string, err error) error {
 	return fmt.Errorf("group of socket %s: %w; this user must be root or in that group", path, err)
 }
 
-func errSocketDir(path string, err error) error {
+func errDirectory(path string, err error) error {
 	return fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
 }
