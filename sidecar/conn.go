@@ -16,6 +16,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
@@ -56,8 +57,8 @@ type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
 
-	sender *peerProcess  // its process in the inbox; set before the reader starts
-	unread *atomic.Int64 // of all connections: bytes of answers that no socket has taken
+	sender *intake.Process[request] // its process in the inbox; set before the reader starts
+	unread *atomic.Int64            // of all connections: bytes of answers that no socket has taken
 
 	// Set before the reader hands over anything, then owned by the loop.
 	peer    locktable.Peer
@@ -71,8 +72,8 @@ type conn struct {
 	refusal    *policy.Refusal // why that is not known; nil: it is
 
 	// Owned by the reader.
-	pace     *pace // nil: the policy does not limit its requests
-	isSlowed bool  // its last requests came faster than that
+	pace     *intake.Pace // nil: the policy does not limit its requests
+	isSlowed bool         // its last requests came faster than that
 
 	// Owned by the loop.
 	session *session // nil: there is none
@@ -126,7 +127,7 @@ func (s *Server) serveConn(c *conn) {
 
 // hand gives the loop requests of a connection.
 func (s *Server) hand(c *conn, requests ...request) {
-	s.inbox.addRequests(c.sender, requests)
+	s.inbox.AddRequests(c.sender, requests)
 	s.runIfIdle()
 }
 
@@ -164,7 +165,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 	defer func() {
 		if len(batch) > 0 {
 			if c.pace != nil {
-				c.pace.pause(protocol.Now(), len(batch)) // they count; nothing follows that could wait
+				c.pace.Pause(protocol.Now(), len(batch)) // they count; nothing follows that could wait
 			}
 			s.submit(c, batch)
 		}
@@ -213,10 +214,11 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			c.policyPeer, c.denial = s.readPolicyPeer(c)
 			if c.policyPeer != nil {
 				c.rules, c.refusal = s.rulesFor(c.policyPeer)
-				c.pace = s.paces.open(protocol.Now(), c.rules, c.peer.UID)
-				defer s.paces.close(c.pace)
+				n, account := c.rules.Requests(c.peer.UID)
+				c.pace = s.paces.Open(protocol.Now(), account, n)
+				defer s.paces.Close(c.pace)
 				if c.pace != nil {
-					c.pace.countOpen(protocol.Now()) // the hello waits for both
+					c.pace.CountOpen(protocol.Now()) // the hello waits for both
 				}
 			}
 			h := *hello
@@ -270,7 +272,7 @@ func (c *conn) keepPace(batch *[]request) {
 		return
 	}
 	now := protocol.Now()
-	end := now + int64(c.pace.pause(now, len(*batch)))
+	end := now + int64(c.pace.Pause(now, len(*batch)))
 	c.isSlowed = end > now
 	for ; now < end && !c.isUnread(); now = protocol.Now() {
 		c.sleep(min(time.Duration(end-now), hangUpCheck))

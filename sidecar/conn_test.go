@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 )
 
 // connPair returns a connection and the client's end of it.
@@ -97,7 +98,7 @@ func TestSlowReaderGetsTheNewestLeaseAfterTheGrantsItCovers(t *testing.T) {
 func TestReaderOfAConnectionThatWasHungUpEnds(t *testing.T) {
 	c, _ := connPair(t)
 	s := &Server{ending: true}
-	s.inbox.init()
+	s.inbox = intake.New[event, request]()
 	c.hangUp(&stopping)
 	began := time.Now()
 	if fault := s.read(c); fault != nil || time.Since(began) >= protocol.HelloTimeout {

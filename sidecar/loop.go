@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/eventlog"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
@@ -36,7 +37,7 @@ type loop struct {
 	overflowUID int64
 	policy      *policy.Policy // nil: there is none
 
-	inbox  inbox
+	inbox  *intake.Inbox[event, request]
 	redis  atomic.Pointer[redisHealth]
 	shards shardHealths
 
@@ -57,8 +58,8 @@ type loop struct {
 	redisBacklogged  bool                   // requests wait, because too many operations wait to be sent: see step
 	backloggedShards map[redisop.Shard]bool // the same of the requests for locks of these, in a Cluster
 
-	events  []event // emptied, for the next takeEvents
-	request request // the one that is being done
+	events  []intake.Event[event] // emptied, for the next takeEvents
+	request request               // the one that is being done
 
 	timer   *time.Timer // wakes run
 	planned int64       // when it does, or did; never later than something is due; MaxInt64: nothing is
@@ -125,7 +126,7 @@ const (
 
 // submitEvent gives the loop an event.
 func (l *loop) submitEvent(e event) {
-	l.inbox.addEvent(e)
+	l.inbox.AddEvent(e)
 	l.runIfIdle()
 }
 
@@ -140,14 +141,14 @@ func (l *loop) submitEvent(e event) {
 func (l *loop) runIfIdle() {
 	if !l.running.TryLock() {
 		if l.finishing.Load() {
-			l.inbox.wake() // finish keeps it locked while it sleeps
+			l.inbox.Wake() // finish keeps it locked while it sleeps
 		}
 		return
 	}
 	l.armTimer(l.step())
 	l.running.Unlock()
-	if l.inbox.hasInput() {
-		l.inbox.wake()
+	if l.inbox.HasInput() {
+		l.inbox.Wake()
 	}
 }
 
@@ -162,14 +163,14 @@ func (l *loop) run(stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
-		case <-l.inbox.ready:
+		case <-l.inbox.Ready():
 		case <-l.timer.C:
 		}
 		l.running.Lock()
 		l.armTimer(l.step())
 		l.running.Unlock()
-		if l.inbox.hasInput() {
-			l.inbox.wake()
+		if l.inbox.HasInput() {
+			l.inbox.Wake()
 		}
 	}
 }
@@ -226,7 +227,7 @@ func (l *loop) step() (now int64) {
 	}
 	l.takeEvents(now)
 	l.findBacklogs(now)
-	l.inbox.setRedisBacklogged(l.redisBacklogged)
+	l.inbox.SetRedisBacklogged(l.redisBacklogged)
 	if !l.redisBacklogged {
 		l.table.Work(now)
 		l.takeRequests(now)
@@ -247,7 +248,7 @@ func (l *loop) findBacklogs(now int64) {
 	l.redisBacklogged = false
 	if len(l.backloggedShards) > 0 {
 		clear(l.backloggedShards)
-		l.inbox.resumeHeld()
+		l.inbox.ResumeHeld()
 	}
 	l.store.Unsent(func(n redisop.Shard, unsent int) {
 		switch {
@@ -276,9 +277,15 @@ func (l *loop) isHeld(r *request) bool {
 }
 
 func (l *loop) takeEvents(now int64) {
-	events := l.inbox.swapEvents(l.events)
+	events := l.inbox.SwapEvents(l.events)
 	for i := range events {
-		l.onEvent(now, &events[i])
+		e := &events[i]
+		if !e.IsMessages {
+			l.onEvent(now, &e.Other)
+		}
+		for j := range e.Messages {
+			l.table.Message(now, e.Messages[j])
+		}
 	}
 	clear(events)
 	if cap(events) > 1<<10 {
@@ -289,7 +296,7 @@ func (l *loop) takeEvents(now int64) {
 
 // takeRequests does requests of clients, in the order of the inbox, for requestTime.
 func (l *loop) takeRequests(now int64) {
-	var from *peerProcess
+	var from *intake.Process[request]
 	begin := time.Now()
 	last := time.Duration(0)
 	cost := int64(0)
@@ -297,18 +304,18 @@ func (l *loop) takeRequests(now int64) {
 	if len(l.backloggedShards) > 0 {
 		isHeld = l.isHeld
 	}
-	for last < requestTime && l.inbox.nextRequest(from, cost, &l.request, isHeld) {
+	for last < requestTime && l.inbox.NextRequest(from, cost, &l.request, isHeld) {
 		from = l.request.conn.sender
 		l.onRequest(now, &l.request)
 		if l.request.kind.isLast() {
-			l.inbox.removeConn(from)
+			l.inbox.RemoveConn(from)
 		}
 		spent := time.Since(begin)
 		cost, last = int64(spent-last), spent
 	}
 	l.request = request{}
 	if last >= requestTime {
-		l.inbox.charge(from, cost)
+		l.inbox.Charge(from, cost)
 	}
 }
 
@@ -358,10 +365,6 @@ func (l *loop) onEvent(now int64, e *event) {
 			l.table.Result(now, e.results[i])
 		}
 		l.store.Recycle(e.results)
-	case redisMessages:
-		for i := range e.messages {
-			l.table.Message(now, e.messages[i])
-		}
 	case redisUp:
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
@@ -759,7 +762,7 @@ func (s *Server) finish(bound context.Context) {
 	s.planned = math.MaxInt64 // no timer of run's is waited for
 	for reading := (<-chan struct{})(quiet); ; {
 		now := s.step()
-		if s.inbox.hasInput() && bound.Err() == nil {
+		if s.inbox.HasInput() && bound.Err() == nil {
 			continue
 		}
 		if reading == nil && s.table.PendingReleases() == 0 {
@@ -771,7 +774,7 @@ func (s *Server) finish(bound context.Context) {
 		select {
 		case <-reading:
 			reading = nil
-		case <-s.inbox.ready:
+		case <-s.inbox.Ready():
 		case <-timer.C:
 		case <-bound.Done():
 			if n := s.table.PendingReleases(); n > 0 {

@@ -224,12 +224,16 @@ func TestRequestThatEndsAStepIsCharged(t *testing.T) {
 	now := protocol.Now()
 	c, _ := connPair(t)
 	defer c.end()
-	s.inbox.addConn(c)
+	c.sender = s.inbox.AddConn(0, 0)
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
-	s.inbox.addRequests(c.sender, []request{{kind: clientOther, conn: c, other: &answered{id: 2, reply: slowReply{&protocol.PingOK{ID: 2}}}}})
+	slow := request{kind: clientOther, conn: c, other: &answered{id: 2, reply: slowReply{&protocol.PingOK{ID: 2}}}}
+	s.inbox.AddRequests(c.sender, []request{slow, slow})
+	other := &conn{sender: s.inbox.AddConn(0, 0)}
+	s.inbox.AddRequests(other.sender, []request{{conn: other}})
 	s.takeRequests(now)
-	if left := c.sender.flow.deficit; left > processQuantum-int64(requestTime) {
-		t.Errorf("after a request of %v, its process has %d ns left of its turn", requestTime, left)
+	var next request
+	if !s.inbox.NextRequest(nil, 0, &next, nil) || next.conn != other {
+		t.Errorf("after a request of %v, its process still has its turn", requestTime)
 	}
 }
 

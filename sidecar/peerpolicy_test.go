@@ -60,3 +60,12 @@ func TestRowHasOnlyWhatAClientMayKnow(t *testing.T) {
 		}
 	}
 }
+
+func compilePolicy(t *testing.T, entries ...policy.Entry) *policy.Policy {
+	t.Helper()
+	p, err := policy.New(entries, resolver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

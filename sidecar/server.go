@@ -20,9 +20,11 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/eventlog"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -52,7 +54,7 @@ type Server struct {
 	commands *peers.Commands
 	surveyor surveyor
 	asker    asker
-	paces    paces
+	paces    intake.Paces[policy.Account]
 	policyMu sync.Mutex // of readers that ask the policy; no other lock is taken under it
 	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
 	// returns another text.
@@ -86,7 +88,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.policy, err = cfg.policy(); err != nil {
 		return nil, settings.AsError(err)
 	}
-	s.inbox.init()
+	s.inbox = intake.New[event, request]()
 	s.commands = peers.NewCommands()
 	s.redisIsUp, s.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
 	s.ended = make(chan struct{})
@@ -142,7 +144,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnUnsubscribed: func(n redisop.Shard, names []string) {
 			s.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
 		},
-		OnMessages: func(m []redisop.Message) { s.inbox.addMessages(m); s.runIfIdle() },
+		OnMessages: func(m []redisop.Message) { s.inbox.AddMessages(m); s.runIfIdle() },
 		OnQuestion: s.onQuestion,
 		OnAnswer:   s.asker.onAnswer,
 	})
@@ -426,13 +428,13 @@ func (s *Server) Serve(ctx context.Context) error {
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
 	s.finish(bound)
-	s.inbox.unblock()
+	s.inbox.Unblock()
 	if err := s.store.Close(bound); err != nil {
 		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}
 	s.readers.Wait()
 	s.pids.Close()
-	for s.step(); s.inbox.hasInput(); { // the last requests of the readers
+	for s.step(); s.inbox.HasInput(); { // the last requests of the readers
 		s.step()
 	}
 	close(s.ended)
@@ -480,7 +482,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 		}
 		why := s.admit(c)
 		if why == nil {
-			s.inbox.addConn(c)
+			c.sender = s.inbox.AddConn(c.peer.UID, c.peer.PID)
 			s.readers.Go(func() { s.serveConn(c) })
 			continue
 		}
@@ -517,7 +519,7 @@ func (s *Server) admit(c *conn) (why *protocol.Err) {
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
 	}
-	all, own := s.inbox.conns(c.peer.UID)
+	all, own := s.inbox.Conns(c.peer.UID)
 	return checkShare("connections", c.peer.UID, all, own, s.cfg.MaxSessions+spareConns)
 }
 

@@ -305,7 +305,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the request that ends a step is charged to its process",
 		in:   "sidecar (*loop).takeRequests",
-		find: "l.inbox.charge(from, cost)",
+		find: "l.inbox.Charge(from, cost)",
 		put:  "_ = cost",
 		by:   test("sidecar", "TestRequestThatEndsAStepIsCharged"),
 	},
@@ -512,37 +512,37 @@ var sidecarMutants = []mutant{
 	// Neighbours.
 	{
 		rule: "a user with many processes has no more of the loop than another user",
-		in:   "sidecar (*peerProcess).charge",
+		in:   "sidecar/intake (*Process).charge",
 		find: "p.user.flow.deficit -= ns",
 		put:  "",
-		by:   test("sidecar", "TestFairQueueSharesTimeByUserThenByProcess"),
+		by:   test("sidecar/intake", "TestFairQueueSharesTimeByUserThenByProcess"),
 	},
 	{
 		rule: "a process with many connections has no more of the loop than another process",
-		in:   "sidecar (*peerProcess).charge",
+		in:   "sidecar/intake (*Process).charge",
 		find: "p.flow.deficit -= ns",
 		put:  "",
-		by:   test("sidecar", "TestFairQueueSharesTimeByUserThenByProcess"),
+		by:   test("sidecar/intake", "TestFairQueueSharesTimeByUserThenByProcess"),
 	},
 	{
 		rule: "connections of processes that are not visible are apart",
-		in:   "sidecar (*fairQueue).addConn",
-		find: "key.conn = c",
+		in:   "sidecar/intake (*queue).addConn",
+		find: "key.unseen = q.unseen",
 		put:  "",
-		by:   test("sidecar", "TestFairQueueCountsConnectionsOfOneProcessAsOne"),
+		by:   test("sidecar/intake", "TestFairQueueCountsConnectionsOfOneProcessAsOne"),
 	},
 	{
 		rule: "a sender that was idle is next",
-		in:   "sidecar (*flows).activate",
+		in:   "sidecar/intake (*flows).activate",
 		find: `f.phase, f.deficit = flowFresh, quantum
 		fs.fresh.push(f)`,
 		put: `f.phase, f.deficit = flowOld, quantum
 		fs.old.push(f)`,
-		by: test("sidecar", "TestFairQueuePrefersIdleSendersOnce"),
+		by: test("sidecar/intake", "TestFairQueuePrefersIdleSendersOnce"),
 	},
 	{
 		rule: "a sender that is often idle has no more than its part",
-		in:   "sidecar (*flows).drained",
+		in:   "sidecar/intake (*flows).drained",
 		find: `fs.fresh.pop()
 		f.phase = flowOld
 		fs.old.push(f)
@@ -550,14 +550,14 @@ var sidecarMutants = []mutant{
 		put: `fs.fresh.pop()
 		f.phase = flowIdle
 		return`,
-		by: test("sidecar", "TestFairQueueGivesAnOftenIdleSenderItsShare"),
+		by: test("sidecar/intake", "TestFairQueueGivesAnOftenIdleSenderItsShare"),
 	},
 	{
 		rule: "a process that reconnects is not new",
-		in:   "sidecar (*fairQueue).removeIfUnused",
+		in:   "sidecar/intake (*queue).removeIfUnused",
 		find: "p.conns > 0 || p.flow.phase != flowIdle || q.processes[p.key] != p",
 		put:  "p.conns > 0 || q.processes[p.key] != p",
-		by:   test("sidecar", "TestFairQueueRemovesUnusedProcesses"),
+		by:   test("sidecar/intake", "TestFairQueueRemovesUnusedProcesses"),
 	},
 	{
 		rule: "a stop notices what Redis answers",
@@ -744,30 +744,30 @@ var sidecarMutants = []mutant{
 	{
 		rule: "to connect counts against the pace",
 		in:   "sidecar (*Server).read",
-		find: "c.pace.countOpen(protocol.Now()) // the hello waits for both",
+		find: "c.pace.CountOpen(protocol.Now()) // the hello waits for both",
 		put:  "",
 		by:   test("sidecar", "TestClientThatReconnectsTooFastWaits"),
 	},
 	{
 		rule: "no connection is kept waiting for longer than a second",
-		in:   "sidecar (*pace).pause",
+		in:   "sidecar/intake (*Pace).Pause",
 		find: "min(max(p.due, now)+int64(n)*p.interval, now+int64(paceBurst+longestPause))",
 		put:  "max(p.due, now) + int64(n)*p.interval",
-		by:   test("sidecar", "TestRequestsAreReadTwiceAsFastAsTheyAreAllowed"),
+		by:   test("sidecar/intake", "TestRequestsAreReadTwiceAsFastAsTheyAreAllowed"),
 	},
 	{
 		rule: "paces that nothing depends on are forgotten",
-		in:   "sidecar (*paces).open",
+		in:   "sidecar/intake (*Paces).Open",
 		find: "p.sweep(now)",
 		put:  "",
-		by:   test("sidecar", "TestPaceIsSharedAndOutlastsAConnection"),
+		by:   test("sidecar/intake", "TestPaceIsSharedAndOutlastsAConnection"),
 	},
 	{
 		rule: "a pace outlasts its connections",
-		in:   "sidecar (*pace).isIdle",
+		in:   "sidecar/intake (*Pace).isIdle",
 		find: "p.conns == 0 && p.due <= now",
 		put:  "p.conns == 0",
-		by:   test("sidecar", "TestPaceIsSharedAndOutlastsAConnection"),
+		by:   test("sidecar/intake", "TestPaceIsSharedAndOutlastsAConnection"),
 	},
 	{
 		rule: "what came before a broken frame is answered",

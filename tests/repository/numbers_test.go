@@ -18,6 +18,7 @@ var codeOf = map[string]string{
 	"cmd":         "cmd/locksidecar",
 	"contest":     "sidecar/locktable/contest",
 	"eventlog":    "sidecar/eventlog",
+	"intake":      "sidecar/intake",
 	"locksidecar": "sdk/go",
 	"loglimit":    "sidecar/loglimit",
 	"locktable":   "sidecar/locktable",
@@ -128,7 +129,7 @@ var places = []place{
 	{"docs/policy.md", `or one of the first {protocol.MaxWaiters} waiters`},
 	{"docs/policy.md", `longer leases of clients are refused | {protocol.MaxDurationMS/3600000}h |`},
 	{"docs/policy.md", `or {word(sidecar.pacedRequests)} a second of each connection`},
-	{"docs/policy.md", `A new connection counts as {word(sidecar.connectRequests+1)}.`},
+	{"docs/policy.md", `A new connection counts as {word(intake.connectRequests+1)}.`},
 	{"docs/policy.md", `The log has {word(loglimit.maxLines)} refusals of a kind for each user in {loglimit.window}`},
 
 	{"docs/topologies.md", `the daemon also asks all each {store.sentinelInterval}.`},
@@ -151,7 +152,7 @@ var places = []place{
 	{"docs/architecture.md", `Every {sidecar.endpointInterval}, another goroutine`},
 	{"docs/architecture.md", `for {sidecar.requestTime} of a step`},
 	{"docs/architecture.md", `While more than {sidecar.maxUnsent} operations wait to be sent to Redis, no requests are executed, unless Redis has returned nothing for {locktable.Config.TryWithin}`},
-	{"docs/architecture.md", `has more than {sidecar.maxQueued} requests of it, or {sidecar.maxQueuedOfProcess} of its process`},
+	{"docs/architecture.md", `has more than {sidecar.maxQueued} requests of it, or {intake.maxQueuedOfProcess} of its process`},
 	{"docs/architecture.md", `its unread answers exceed {KiB(sidecar.maxUnread)}, or {KiB(sidecar.lessUnread)} while those of all clients exceed {MiB(sidecar.maxUnreadAll)}`},
 	{"docs/architecture.md", `If a local waiter has waited for {contest.Config.WatchAfter}, the table`},
 	{"docs/architecture.md", `checks the key within {ns(claim.checkPause)} of a message`},
@@ -251,7 +252,7 @@ var places = []place{
 	{"protocol/SPEC.md", `- {sidecar.DefaultMaxNewNames} names that one user locks in a second for the first time, on average over {spelled(locktable.namesWithin)}`},
 	{"protocol/SPEC.md", `three {part(code.userShare)}s of the sessions`},
 	{"protocol/SPEC.md", `The last {part(code.unreserved)} of each is for root`},
-	{"protocol/SPEC.md", `each waits, for up to {long(sidecar.longestPause)} at a time`},
+	{"protocol/SPEC.md", `each waits, for up to {long(intake.longestPause)} at a time`},
 }
 
 // placeholder is a number of a place.

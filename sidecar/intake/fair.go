@@ -1,8 +1,8 @@
-package sidecar
+package intake
 
 import "sync"
 
-// A fairQueue shares the loop's time evenly among the users of the host that have requests, and
+// A queue shares the loop's time evenly among the users of the host that have requests, and
 // the time of each user evenly among its processes.
 //
 // It is a deficit round robin with two levels, like the flow queues of RFC 8290. Its currency
@@ -12,43 +12,44 @@ import "sync"
 //
 // A sender cannot get a larger share: more connections are still one process, and more
 // processes are still one user.
-type fairQueue struct {
-	users     flows[*peerUser]
-	processes map[processKey]*peerProcess
-	byUID     map[int64]*peerUser
+type queue[R any] struct {
+	users     flows[*user[R]]
+	processes map[processKey]*Process[R]
+	byUID     map[int64]*user[R]
 	conns     int
-	len       int            // requests
-	held      []*peerProcess // that have requests, and are idle: see pop
+	unseen    uint64        // connections of processes that are not visible here, so far
+	len       int           // requests
+	held      []*Process[R] // that have requests, and are idle: see pop
 }
 
 // processKey identifies a process. If the process is not visible here (pid 0), each connection
 // counts as a process of its own.
 type processKey struct {
 	uid, pid int64
-	conn     *conn
+	unseen   uint64
 }
 
-// peerUser is one user of the host.
-type peerUser struct {
-	flow         flow[*peerUser]
+// user is one user of the host.
+type user[R any] struct {
+	flow         flow[*user[R]]
 	uid          int64
-	processes    flows[*peerProcess]
+	processes    flows[*Process[R]]
 	processCount int
 	conns        int
 }
 
-// peerProcess is one client process with the requests of its connections.
-type peerProcess struct {
-	flow  flow[*peerProcess]
-	user  *peerUser
-	key   processKey
-	conns int
-	queue []request
-	head  int       // of queue
-	room  sync.Cond // on inbox.mu: the queue has become shorter than maxQueuedOfProcess
+// Process is one client process with the requests of its connections.
+type Process[R any] struct {
+	flow     flow[*Process[R]]
+	user     *user[R]
+	key      processKey
+	conns    int
+	requests []R
+	head     int       // of requests
+	room     sync.Cond // on Inbox.mu: there are less than maxQueuedOfProcess requests again
 }
 
-func (p *peerProcess) len() int { return len(p.queue) - p.head }
+func (p *Process[R]) len() int { return len(p.requests) - p.head }
 
 // maxQueuedOfProcess is how many requests of a process may be queued. Beyond that its
 // connections are not read: also the reading takes processor time from others.
@@ -61,27 +62,27 @@ const (
 	processQuantum = 10_000
 )
 
-func (q *fairQueue) init() {
-	q.processes = make(map[processKey]*peerProcess)
-	q.byUID = make(map[int64]*peerUser)
+func newQueue[R any]() queue[R] {
+	return queue[R]{processes: make(map[processKey]*Process[R]), byUID: make(map[int64]*user[R])}
 }
 
 // addConn counts a connection and returns its process.
-func (q *fairQueue) addConn(c *conn) *peerProcess {
-	key := processKey{uid: c.peer.UID, pid: c.peer.PID}
-	if key.pid == 0 {
-		key.conn = c
+func (q *queue[R]) addConn(uid, pid int64) *Process[R] {
+	key := processKey{uid: uid, pid: pid}
+	if pid == 0 {
+		q.unseen++
+		key.unseen = q.unseen
 	}
 	p := q.processes[key]
 	if p == nil {
 		u := q.byUID[key.uid]
 		if u == nil {
-			u = &peerUser{uid: key.uid}
+			u = &user[R]{uid: key.uid}
 			u.flow.owner = u
 			q.byUID[key.uid] = u
 		}
 		u.processCount++
-		p = &peerProcess{user: u, key: key}
+		p = &Process[R]{user: u, key: key}
 		p.flow.owner = p
 		q.processes[key] = p
 	}
@@ -92,7 +93,7 @@ func (q *fairQueue) addConn(c *conn) *peerProcess {
 }
 
 // removeConn is the reverse of addConn, after the last request of the connection.
-func (q *fairQueue) removeConn(p *peerProcess) {
+func (q *queue[R]) removeConn(p *Process[R]) {
 	q.conns--
 	p.user.conns--
 	p.conns--
@@ -102,7 +103,7 @@ func (q *fairQueue) removeConn(p *peerProcess) {
 // removeIfUnused removes a process that has no connection, and its user if it was the last one.
 // Precondition for both: the flow is idle, so that a process that connects again at once does
 // not count as one that was idle.
-func (q *fairQueue) removeIfUnused(p *peerProcess) {
+func (q *queue[R]) removeIfUnused(p *Process[R]) {
 	if p.conns > 0 || p.flow.phase != flowIdle || q.processes[p.key] != p {
 		return
 	}
@@ -111,20 +112,20 @@ func (q *fairQueue) removeIfUnused(p *peerProcess) {
 	q.removeUserIfUnused(p.user)
 }
 
-func (q *fairQueue) removeUserIfUnused(u *peerUser) {
+func (q *queue[R]) removeUserIfUnused(u *user[R]) {
 	if u.processCount == 0 && u.flow.phase == flowIdle {
 		delete(q.byUID, u.uid)
 	}
 }
 
-func (q *fairQueue) push(p *peerProcess, requests []request) {
-	if p.head > len(p.queue)/2 {
+func (q *queue[R]) push(p *Process[R], requests []R) {
+	if p.head > len(p.requests)/2 {
 		// The queue of a process that always has requests never becomes empty.
-		n := copy(p.queue, p.queue[p.head:])
-		clear(p.queue[n:])
-		p.queue, p.head = p.queue[:n], 0
+		n := copy(p.requests, p.requests[p.head:])
+		clear(p.requests[n:])
+		p.requests, p.head = p.requests[:n], 0
 	}
-	p.queue = append(p.queue, requests...)
+	p.requests = append(p.requests, requests...)
 	q.len += len(requests)
 	p.user.processes.activate(&p.flow, processQuantum)
 	q.users.activate(&p.user.flow, userQuantum)
@@ -132,7 +133,7 @@ func (q *fairQueue) push(p *peerProcess, requests []request) {
 
 // pop removes the request whose turn it is and stores it in r; false: there is none. A process whose next
 // request is held back has no turn until resume.
-func (q *fairQueue) pop(r *request, isHeld func(*request) bool) bool {
+func (q *queue[R]) pop(r *R, isHeld func(*R) bool) bool {
 	for {
 		uf := q.users.pick(userQuantum)
 		if uf == nil {
@@ -146,23 +147,24 @@ func (q *fairQueue) pop(r *request, isHeld func(*request) bool) bool {
 			continue
 		}
 		p := pf.owner
-		if p.head == len(p.queue) {
+		if p.head == len(p.requests) {
 			u.processes.drained(pf)
 			q.removeIfUnused(p)
 			continue
 		}
-		if isHeld != nil && isHeld(&p.queue[p.head]) {
+		if isHeld != nil && isHeld(&p.requests[p.head]) {
 			if u.processes.drained(pf); pf.phase == flowIdle {
 				q.held = append(q.held, p)
 			}
 			continue
 		}
-		*r = p.queue[p.head]
-		p.queue[p.head] = request{} // keep no reference to its memory
+		*r = p.requests[p.head]
+		var none R
+		p.requests[p.head] = none // keep no reference to its memory
 		p.head++
-		if p.head == len(p.queue) {
-			if p.queue, p.head = p.queue[:0], 0; cap(p.queue) > 4*maxQueued {
-				p.queue = nil // a burst's memory is not kept
+		if p.head == len(p.requests) {
+			if p.requests, p.head = p.requests[:0], 0; cap(p.requests) > maxQueuedOfProcess {
+				p.requests = nil // a burst's memory is not kept
 			}
 		}
 		q.len--
@@ -174,7 +176,7 @@ func (q *fairQueue) pop(r *request, isHeld func(*request) bool) bool {
 }
 
 // resume gives the processes that were held back their turns again.
-func (q *fairQueue) resume() {
+func (q *queue[R]) resume() {
 	for i, p := range q.held {
 		q.held[i] = nil
 		if p.len() > 0 {
@@ -186,10 +188,10 @@ func (q *fairQueue) resume() {
 }
 
 // hasTurns reports whether a process has a request that is not held back, as far as that is known.
-func (q *fairQueue) hasTurns() bool { return q.users.fresh.head != nil || q.users.old.head != nil }
+func (q *queue[R]) hasTurns() bool { return q.users.fresh.head != nil || q.users.old.head != nil }
 
 // charge subtracts the cost of a request from the deficits of the process and its user.
-func (p *peerProcess) charge(ns int64) {
+func (p *Process[R]) charge(ns int64) {
 	p.flow.deficit -= ns
 	p.user.flow.deficit -= ns
 }

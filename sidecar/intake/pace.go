@@ -1,21 +1,19 @@
-package sidecar
+package intake
 
 import (
 	"sync"
 	"time"
-
-	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
-// A pace is the backpressure of a policy's requests_per_second. Connections that share that limit
+// A Pace is the backpressure of a limit of requests per second. Connections that share that limit
 // are read at twice its rate, releases and other requests that a policy never refuses included.
 // Below that rate, a client that sends too much is refused. A client that goes on sending would
 // cost the sidecar and the host as much time as if it were not limited, so its connections are read
 // more slowly: a few requests at a time, each time after a pause of up to a second. A pace is safe
 // for concurrent use. (This is a leaky bucket, as in the generic cell rate algorithm.)
-type pace struct {
+type Pace struct {
 	interval int64 // between two requests, ns
-	conns    int   // guarded by paces.mu
+	conns    int   // guarded by Paces.mu
 
 	mu  sync.Mutex // guards what follows
 	due int64      // when the requests so far would have been read at this pace
@@ -33,36 +31,35 @@ const (
 	connectRequests = 2
 )
 
-// countOpen notes a new connection.
-func (p *pace) countOpen(now int64) { p.pause(now, connectRequests) }
+// CountOpen notes a new connection.
+func (p *Pace) CountOpen(now int64) { p.Pause(now, connectRequests) }
 
-// pause notes that n requests were read at the time now, and returns for how long their connection
+// Pause notes that n requests were read at the time now, and returns for how long their connection
 // is not to be read, and they are not to be handed on.
-func (p *pace) pause(now int64, n int) time.Duration {
+func (p *Pace) Pause(now int64, n int) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.due = min(max(p.due, now)+int64(n)*p.interval, now+int64(paceBurst+longestPause))
 	return max(time.Duration(p.due-now)-paceBurst, 0)
 }
 
-func (p *pace) isIdle(now int64) bool {
+func (p *Pace) isIdle(now int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.conns == 0 && p.due <= now
 }
 
-// paces are those of a policy. They are safe for concurrent use. A pace outlasts its
-// connections, so that a client that reconnects all the time is not read faster.
-type paces struct {
+// Paces are those of a policy, by what shares a limit. They are safe for concurrent use. A pace outlasts
+// its connections, so that a client that reconnects all the time is not read faster.
+type Paces[A comparable] struct {
 	mu    sync.Mutex // guards what follows
-	all   map[policy.Account]*pace
+	all   map[A]*Pace
 	swept int // paces after the last sweep
 }
 
-// open returns the pace of a connection of a user's process, about which a policy has these rules;
-// nil: it has none. close is called when the connection ends.
-func (p *paces) open(now int64, rules *policy.Rules, uid int64) *pace {
-	n, account := rules.Requests(uid)
+// Open returns the pace of a connection, for which there is a limit of n requests per second; nil: there
+// is none, and n is 0. Close is called when the connection ends.
+func (p *Paces[A]) Open(now int64, account A, n int) *Pace {
 	if n == 0 {
 		return nil
 	}
@@ -71,18 +68,18 @@ func (p *paces) open(now int64, rules *policy.Rules, uid int64) *pace {
 	shared := p.all[account]
 	if shared == nil {
 		if p.all == nil {
-			p.all = make(map[policy.Account]*pace)
+			p.all = make(map[A]*Pace)
 		}
 		p.sweep(now)
-		shared = &pace{interval: int64(time.Second) / int64(2*n)}
+		shared = &Pace{interval: int64(time.Second) / int64(2*n)}
 		p.all[account] = shared
 	}
 	shared.conns++
 	return shared
 }
 
-// close is the reverse of open.
-func (p *paces) close(shared *pace) {
+// Close is the reverse of Open.
+func (p *Paces[A]) Close(shared *Pace) {
 	if shared == nil {
 		return
 	}
@@ -93,7 +90,7 @@ func (p *paces) close(shared *pace) {
 
 // sweep forgets the paces that nothing depends on, if there are twice as many as after the last
 // sweep. The caller holds mu.
-func (p *paces) sweep(now int64) {
+func (p *Paces[A]) sweep(now int64) {
 	if len(p.all) < 2*p.swept+64 {
 		return
 	}

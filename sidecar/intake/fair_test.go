@@ -1,57 +1,58 @@
-package sidecar
+package intake
 
 import (
 	"testing"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// fairLoop is a fairQueue and a loop in which requests take as long as the test chooses.
+// request is what a test has queued.
+type request struct {
+	from   *Process[request]
+	number uint64
+}
+
+// fairLoop is a queue and a loop in which requests take as long as the test chooses.
 type fairLoop struct {
 	*testing.T
-	q    fairQueue
-	cost map[*peerProcess]int64 // of one request, ns
-	used map[*peerProcess]int64 // of the loop's time, ns
+	q    queue[request]
+	cost map[*Process[request]]int64 // of one request, ns
+	used map[*Process[request]]int64 // of the loop's time, ns
 
 	isHeld func(*request) bool
 }
 
 func newFairLoop(t *testing.T) *fairLoop {
-	f := &fairLoop{T: t, cost: make(map[*peerProcess]int64), used: make(map[*peerProcess]int64)}
-	f.q.init()
-	return f
+	return &fairLoop{T: t, q: newQueue[request](), cost: make(map[*Process[request]]int64), used: make(map[*Process[request]]int64)}
 }
 
-func (f *fairLoop) connect(uid, pid, cost int64) *peerProcess {
-	p := f.q.addConn(&conn{peer: locktable.Peer{UID: uid, PID: pid}})
+func (f *fairLoop) connect(uid, pid, cost int64) *Process[request] {
+	p := f.q.addConn(uid, pid)
 	f.cost[p] = cost
 	return p
 }
 
-// push adds n requests, numbered by release.Hold from first on.
-func (f *fairLoop) push(p *peerProcess, first uint64, n int) {
+// push adds n requests, numbered from first on.
+func (f *fairLoop) push(p *Process[request], first uint64, n int) {
 	requests := make([]request, n)
 	for i := range requests {
-		requests[i].conn = &conn{sender: p}
-		requests[i].release.Hold = first + uint64(i)
+		requests[i] = request{p, first + uint64(i)}
 	}
 	f.q.push(p, requests)
 }
 
 // next does one request, and returns its process and number; nil: there was none.
-func (f *fairLoop) next() (*peerProcess, uint64) {
+func (f *fairLoop) next() (*Process[request], uint64) {
 	var r request
 	if !f.q.pop(&r, f.isHeld) {
 		return nil, 0
 	}
-	p := r.conn.sender
+	p := r.from
 	p.charge(f.cost[p])
 	f.used[p] += f.cost[p]
-	return p, r.release.Hold
+	return p, r.number
 }
 
 // busy does n requests, while each of these processes always has some.
-func (f *fairLoop) busy(n int, ps ...*peerProcess) {
+func (f *fairLoop) busy(n int, ps ...*Process[request]) {
 	clear(f.used)
 	for range n {
 		for _, p := range ps {
@@ -80,7 +81,7 @@ func (f *fairLoop) expectShare(what string, of int64, want float64) {
 func TestFairQueueSharesTimeByUserThenByProcess(t *testing.T) {
 	f := newFairLoop(t)
 	alone := f.connect(1, 10, 1_000)
-	var many []*peerProcess
+	var many []*Process[request]
 	for pid := range int64(9) {
 		many = append(many, f.connect(2, 20+pid, 1_000*(1+pid%3*20)))
 	}
@@ -143,8 +144,8 @@ func TestFairQueuePrefersIdleSendersOnce(t *testing.T) {
 // The requests of a process are done in the order in which they came.
 func TestFairQueueKeepsTheOrderOfOneSender(t *testing.T) {
 	f := newFairLoop(t)
-	ps := []*peerProcess{f.connect(1, 10, 3_000), f.connect(1, 11, 700), f.connect(2, 20, 11_000)}
-	pushed, done := map[*peerProcess]uint64{}, map[*peerProcess]uint64{}
+	ps := []*Process[request]{f.connect(1, 10, 3_000), f.connect(1, 11, 700), f.connect(2, 20, 11_000)}
+	pushed, done := map[*Process[request]]uint64{}, map[*Process[request]]uint64{}
 	for i := range 30_000 {
 		p := ps[i*7%3]
 		if i%5 < 3 {
@@ -191,7 +192,7 @@ func TestFairQueueMemoryIsBounded(t *testing.T) {
 		f.next()
 		f.push(p, 0, 1)
 	}
-	if n := cap(p.queue); n > 1000 {
+	if n := cap(p.requests); n > 1000 {
 		t.Errorf("100 requests wait in a queue with room for %d", n)
 	}
 }
@@ -262,11 +263,11 @@ func TestFairQueueGivesAnOftenIdleSenderItsShare(t *testing.T) {
 func TestProcessWhoseRequestIsHeldBackKeepsNoOtherBack(t *testing.T) {
 	f := newFairLoop(t)
 	slow, same, other := f.connect(1, 1, 1), f.connect(1, 2, 1), f.connect(2, 3, 1)
-	f.isHeld = func(r *request) bool { return r.release.Hold == 100 }
+	f.isHeld = func(r *request) bool { return r.number == 100 }
 	f.push(slow, 100, 2)
 	f.push(same, 1, 2)
 	f.push(other, 11, 2)
-	got := make(map[*peerProcess]int)
+	got := make(map[*Process[request]]int)
 	for p, _ := f.next(); p != nil; p, _ = f.next() {
 		got[p]++
 	}

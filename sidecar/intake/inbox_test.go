@@ -1,4 +1,4 @@
-package sidecar
+package intake
 
 import (
 	"fmt"
@@ -7,6 +7,9 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
+
+// event is the name of a result.
+type event string
 
 func published(kind redisop.MessageKind, names ...string) (messages []redisop.Message) {
 	for _, name := range names {
@@ -17,23 +20,19 @@ func published(kind redisop.MessageKind, names ...string) (messages []redisop.Me
 
 // A message that came after a result may say more than it, and the other way round.
 func TestMessagesAndResultsStayInOrder(t *testing.T) {
-	var b inbox
-	b.init()
-	result := func(name string) event {
-		return event{kind: redisResults, results: []redisop.Result{{Name: name}}}
-	}
-	b.addMessages(published(redisop.Unlocked, "a", "b"))
-	b.addMessages(published(redisop.Recalled, "a"))
-	b.addEvent(result("c"))
-	b.addEvent(result("d"))
-	b.addMessages(published(redisop.Unlocked, "a"))
-	b.addEvent(result("e"))
+	b := New[event, request]()
+	b.AddMessages(published(redisop.Unlocked, "a", "b"))
+	b.AddMessages(published(redisop.Recalled, "a"))
+	b.AddEvent("c")
+	b.AddEvent("d")
+	b.AddMessages(published(redisop.Unlocked, "a"))
+	b.AddEvent("e")
 	var got []string
-	for _, e := range b.swapEvents(nil) {
-		for _, r := range e.results {
-			got = append(got, "result "+r.Name)
+	for _, e := range b.SwapEvents(nil) {
+		if e.Other != "" {
+			got = append(got, "result "+string(e.Other))
 		}
-		for _, m := range e.messages {
+		for _, m := range e.Messages {
 			got = append(got, fmt.Sprint("message ", m.Kind, m.Name))
 		}
 	}
@@ -41,7 +40,7 @@ func TestMessagesAndResultsStayInOrder(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if b.hasInput() {
+	if b.HasInput() {
 		t.Error("the inbox is not empty")
 	}
 }
@@ -49,21 +48,20 @@ func TestMessagesAndResultsStayInOrder(t *testing.T) {
 // Any program can publish as much as it likes while a step runs. What waits for the next step
 // is bounded, and no message is left out of which none waits.
 func TestMessagesThatWaitAreBounded(t *testing.T) {
-	var b inbox
-	b.init()
+	b := New[event, request]()
 	flood := func() {
 		for range 10 * maxUnlocked {
-			b.addMessages(published(redisop.Unlocked, "a", "b"))
+			b.AddMessages(published(redisop.Unlocked, "a", "b"))
 		}
 		for range maxOwnMessages/1000 + 1 {
-			b.addMessages(slices.Repeat(published(redisop.Recalled, "c"), 1000))
+			b.AddMessages(slices.Repeat(published(redisop.Recalled, "c"), 1000))
 		}
 	}
 	count := func() (events int, byName map[string]int) {
 		byName = make(map[string]int)
-		all := b.swapEvents(nil)
+		all := b.SwapEvents(nil)
 		for _, e := range all {
-			for _, m := range e.messages {
+			for _, m := range e.Messages {
 				byName[m.Name]++
 			}
 		}
@@ -74,8 +72,8 @@ func TestMessagesThatWaitAreBounded(t *testing.T) {
 		t.Errorf("%d events with %v messages", events, got)
 	}
 	flood()
-	b.addEvent(event{kind: redisResults})
-	b.addMessages(published(redisop.Unlocked, "a", "d"))
+	b.AddEvent("result")
+	b.AddMessages(published(redisop.Unlocked, "a", "d"))
 	if events, got := count(); events != 3 || got["a"] != maxUnlocked+1 || got["d"] != 1 || got["c"] != maxOwnMessages {
 		t.Errorf("%d events with %v messages: a lock that was released after a result needs its message", events, got)
 	}
