@@ -15,6 +15,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -114,8 +115,8 @@ type Config struct {
 	// most 64 bytes, printable, without spaces. Default: that of the kernel.
 	HostName string
 	// OtherHosts is what the sidecars of other hosts may see and do here. They ask through
-	// Redis: every program that may publish there can ask, too. Default OtherHostsShow.
-	OtherHosts OtherHosts
+	// Redis: every program that may publish there can ask, too. Default otherhosts.Show.
+	OtherHosts otherhosts.Setting
 
 	// AskWithin is how long a client waits for what other hosts are asked. Default 500 ms, as SPEC.md
 	// promises to clients.
@@ -258,7 +259,7 @@ func (c *Config) setDefaults() error {
 		}
 		c.State = path + ".state"
 	}
-	or(&c.AskWithin, hostTimeout)
+	or(&c.AskWithin, otherhosts.DefaultAskWithin)
 	or(&c.MaxSessions, DefaultMaxSessions)
 	or(&c.MaxLocks, DefaultMaxLocks)
 	or(&c.MaxHolds, DefaultMaxHolds)
@@ -318,4 +319,24 @@ func (c *Config) setDefaults() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// setHostDefaults checks the settings about other hosts.
+func (c *Config) setHostDefaults() error {
+	or(&c.OtherHosts, otherhosts.Show)
+	switch c.OtherHosts {
+	case otherhosts.None, otherhosts.Show, otherhosts.ForceRelease:
+	default:
+		return settings.Refuse("other_hosts", fmt.Errorf("other-hosts %q: choose %s, %s or %s", c.OtherHosts, otherhosts.None, otherhosts.Show, otherhosts.ForceRelease))
+	}
+	if c.HostName == "" {
+		c.HostName, _ = os.Hostname()
+		if store.CheckHostName(c.HostName) != "" || c.HostName == "" {
+			c.HostName = "unnamed"
+		}
+	}
+	if why := store.CheckHostName(c.HostName); why != "" {
+		return settings.Refuse("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
+	}
+	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -227,12 +228,12 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			// Counted as a request, so that an endless stream of bad ones
 			// waits for its answers to be read like any other.
 			batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
-		case isAboutHosts(req):
+		case otherhosts.IsAbout(req):
 			// What the client requested before does not wait for other hosts.
 			if !s.submitBatch(c, &batch) {
 				return nil
 			}
-			s.askHosts(c, &questions, copyOf(req))
+			s.askHosts(c, &questions, otherhosts.Copy(req))
 		default:
 			switch r := req.(type) {
 			case *protocol.Status:

@@ -62,7 +62,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		if e.Since == 0 || l.stepAt-e.Since < int64(longWait) {
 			return
 		}
-		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg)}
+		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6, RemoteField: e.Msg, RemoteHost: l.hosts.NameOf(e.Msg)}
 		if p := e.Peer; p != nil {
 			row.Msg = p.OfUser()
 			waitedFor := *p
@@ -80,7 +80,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 			return
 		}
 		l.losses.add(l.stepAt, e.Reason, 1)
-		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6, Msg: l.whyGone(e)}
+		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hosts.NameOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6, Msg: l.whyGone(e)}
 	case locktable.Forced:
 		row = protocol.EventRow{Kind: protocol.EventForced}
 	case locktable.Refusal:
@@ -172,15 +172,6 @@ func (c *crash) admit(of locktable.SessionID) bool {
 	}
 	c.holds++
 	return c.holds <= maxCrashed
-}
-
-// hostOf returns the name of the host whose sidecar has an owner field; "": it is not known, or no
-// sidecar has it.
-func (l *loop) hostOf(field string) string {
-	if l.cfg.OtherHosts == OtherHostsNone {
-		return ""
-	}
-	return l.names.of(field)
 }
 
 // onEvents answers an `events` request, or has it wait.
@@ -275,7 +266,7 @@ func (s *Server) Events(ctx context.Context, n int, isWanted func(*protocol.Even
 func (l *loop) nameHosts(rows []protocol.EventRow) {
 	for i := range rows {
 		if e := &rows[i]; e.RemoteField != "" && e.RemoteHost == "" {
-			e.RemoteHost = l.hostOf(e.RemoteField)
+			e.RemoteHost = l.hosts.NameOf(e.RemoteField)
 		}
 	}
 }

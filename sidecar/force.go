@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
 
@@ -66,7 +67,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 // auditForceByHost notes that another host asked to end a hold of this one by force. What it says of
 // its client is not proved: any program that may publish in Redis can say it.
 func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
-	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hostOf(from + ":")}
+	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hosts.NameOf(from + ":")}
 	if by := r.By; by != nil {
 		row.PID, row.UID, row.Cmd = by.PID, by.UID, peers.Printable([]byte(by.Cmd), false)
 		if row.RemoteHost == "" {
@@ -88,21 +89,26 @@ func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease
 }
 
 // auditAnswered notes the outcome of a request to end a hold of another host, or an orphaned one.
-func (l *loop) auditAnswered(now int64, cl *session, r *answered) {
-	if r.force == nil {
+func (l *loop) auditAnswered(now int64, cl *session, a *otherhosts.Answered) {
+	var target forceTarget
+	switch r := a.Request.(type) {
+	case *protocol.HostForceRelease:
+		target = forceTarget{name: r.Name, host: r.Host}
+	case *protocol.ForceReleaseOrphaned:
+		target = forceTarget{name: r.Name, isOrphaned: true}
+	default:
 		return
 	}
-	switch m := r.reply.(type) {
+	switch m := a.Reply.(type) {
 	case *protocol.HostForceReleaseOK:
-		l.auditForce(now, cl, *r.force, m.Hold, nil)
+		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.ForceReleaseOrphanedOK:
-		target := *r.force
 		target.sidecar = m.Sidecar
 		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.Err:
 		// After unavailable, the hold may have ended.
 		if m.Code == protocol.Denied || m.Code == protocol.Unavailable {
-			l.auditForce(now, cl, *r.force, 0, m)
+			l.auditForce(now, cl, target, 0, m)
 		}
 	}
 }

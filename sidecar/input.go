@@ -20,7 +20,7 @@ type event struct {
 	names     []string
 	routes    []redisop.SlotRange
 	text      string
-	body      []byte
+	question  protocol.Request
 	done      chan struct{}
 	query     func(now int64)
 }
@@ -32,7 +32,7 @@ const (
 	loopQuery                     // query, done
 	processEnded                  // session
 
-	hostQuestion // text: uuid of the sidecar that asks; body
+	hostQuestion // text: uuid of the sidecar that asks; question
 
 	redisResults      // results; flag: redis has a new floor of tokens
 	redisUp           // shard; flag: data may be lost; listening; redis

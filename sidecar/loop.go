@@ -13,6 +13,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -49,6 +50,7 @@ type loop struct {
 	table            *locktable.Table
 	store            *store.Store
 	pids             *peers.Watch
+	hosts            *otherhosts.Hosts
 	state            *state.File // nil: nothing is kept for a successor
 	sessions         map[locktable.SessionID]*session
 	ledger           policy.Ledger
@@ -78,8 +80,6 @@ type loop struct {
 	lines       *loglimit.Log
 	counters    counters
 	gathering   int // requests for metrics that are being answered
-	names       hostNames
-	questions   questions
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
@@ -400,7 +400,7 @@ func (l *loop) onEvent(now int64, e *event) {
 			l.table.Unsubscribed(now, e.shard, name)
 		}
 	case hostQuestion:
-		l.answerHost(now, e.text, e.body)
+		l.answerHost(now, e.text, e.question)
 	case loopPing:
 		close(e.done)
 	case loopQuery:
@@ -479,14 +479,14 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onEvents(cl, r)
 	case *statusRequest:
 		l.onStatus(now, cl, r)
-	case *whoRequest:
+	case *otherhosts.WhoRequest:
 		l.who(now, cl, r)
 	case *protocol.ForceRelease:
 		l.forceRelease(now, cl, r)
-	case *answered:
-		l.queueReply(c, r.reply)
-		if r.refused != nil {
-			l.noteRefusal(cl, r.refused)
+	case *otherhosts.Answered:
+		l.queueReply(c, r.Reply)
+		if r.Refused != nil {
+			l.noteRefusal(cl, r.Refused)
 		}
 		l.auditAnswered(now, cl, r)
 	case *protocol.Claim:
@@ -715,7 +715,7 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	args := []any{"hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {
 		args = append(args, "found", e.Msg)
-		if host := l.hostOf(e.Msg); host != "" {
+		if host := l.hosts.NameOf(e.Msg); host != "" {
 			args = append(args, "host", host)
 		}
 	}

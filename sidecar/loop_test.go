@@ -13,6 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -226,7 +227,7 @@ func TestRequestThatEndsAStepIsCharged(t *testing.T) {
 	defer c.end()
 	c.sender = s.inbox.AddConn(0, 0)
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
-	slow := request{kind: clientOther, conn: c, other: &answered{id: 2, reply: slowReply{&protocol.PingOK{ID: 2}}}}
+	slow := request{kind: clientOther, conn: c, other: &otherhosts.Answered{Request: &protocol.Hosts{ID: 2}, Reply: slowReply{&protocol.PingOK{ID: 2}}}}
 	s.inbox.AddRequests(c.sender, []request{slow, slow})
 	other := &conn{sender: s.inbox.AddConn(0, 0)}
 	s.inbox.AddRequests(other.sender, []request{{conn: other}})

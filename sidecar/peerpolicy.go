@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
@@ -90,7 +91,7 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 			why = cl.policy.List()
 		case *protocol.Info:
 			why = cl.policy.Info(r.Name)
-		case *whoRequest:
+		case *otherhosts.WhoRequest:
 			why = cl.policy.Info(r.Name)
 		}
 	}
@@ -125,6 +126,25 @@ func (l *loop) info(now int64, cl *session, r *protocol.Info) {
 		m.Lock = &row
 	}
 	l.queueReply(cl.conn, &m)
+}
+
+// who answers a who request.
+func (l *loop) who(now int64, cl *session, r *otherhosts.WhoRequest) {
+	if r.Refusal != nil {
+		l.refuse(cl.conn, r.ID, r.Refusal.Code, r.Refusal.Msg)
+		return
+	}
+	m := &protocol.WhoOK{ID: r.ID, WhoRow: r.Found}
+	if row, ok := l.rowFor(now, cl, r.Name); ok {
+		m.Lock = &row
+		if r.IsOurs {
+			m.Holder = &row
+		}
+	}
+	if r.IsOurs && m.Holder == nil {
+		m.Trouble = "this sidecar does not know the lock any more: it has just been released, or the daemon was restarted without its state"
+	}
+	l.queueReply(cl.conn, m)
 }
 
 // rowFor returns what this sidecar knows of a lock, as far as a client may know it; false: nothing.

@@ -23,6 +23,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -53,7 +54,6 @@ type Server struct {
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands *peers.Commands
 	surveyor surveyor
-	asker    asker
 	paces    intake.Paces[policy.Account]
 	policyMu sync.Mutex // of readers that ask the policy; no other lock is taken under it
 	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
@@ -119,6 +119,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 			s.state.Close()
 		}
 	}()
+	s.hosts = otherhosts.New(otherhosts.Config{
+		Setting: cfg.OtherHosts, UUID: s.uuid, HostName: cfg.HostName, KeyPrefix: cfg.KeyPrefix, Lease: cfg.Lease, AskWithin: cfg.AskWithin,
+	})
 	s.store, err = store.Open(store.Config{
 		URL:           cfg.Redis,
 		ReadURL:       cfg.ReadRedis,
@@ -146,11 +149,12 @@ func Listen(cfg Config) (_ *Server, err error) {
 		},
 		OnMessages: func(m []redisop.Message) { s.inbox.AddMessages(m); s.runIfIdle() },
 		OnQuestion: s.onQuestion,
-		OnAnswer:   s.asker.onAnswer,
+		OnAnswer:   s.hosts.OnAnswer,
 	})
 	if err != nil {
 		return nil, settings.AsError(err)
 	}
+	s.hosts.Store = s.store
 	defer func() {
 		if err != nil {
 			_ = s.store.Close(context.Background())
@@ -187,9 +191,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 	_, _ = rand.Read(seed[:]) // never fails
 	table := cfg.table()
 	table.SlotOf = s.store.SlotOf()
-	if cfg.OtherHosts != OtherHostsNone {
-		s.names.lookUp = s.store.Host
-		table.Contest.HostName = s.names.of
+	if cfg.OtherHosts != otherhosts.None {
+		table.Contest.HostName = s.hosts.NameOf
 	}
 	table.Seed = binary.LittleEndian.Uint64(seed[:])
 	if s.state != nil {
@@ -421,7 +424,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		}
 	}()
 	s.readers.Go(func() { s.lookAround(stop, accept) })
-	s.readers.Go(func() { s.announce(stop) })
+	s.readers.Go(func() { s.hosts.Announce(stop, s.redisIsUp, s.cfg.Version, s.startedAt) })
 	s.run(stop)
 	s.endpoint.Close()
 	s.hangUp()

@@ -25,6 +25,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/monitor"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	daemonsettings "github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
@@ -126,7 +127,7 @@ func (s *settings) config() sidecar.Config {
 		ResumeWithin:    time.Duration(s.ResumeWithin),
 		ResumeUnseen:    time.Duration(s.ResumeUnseen),
 		HostName:        s.HostName,
-		OtherHosts:      sidecar.OtherHosts(s.OtherHosts),
+		OtherHosts:      otherhosts.Setting(s.OtherHosts),
 		MaxSessions:     s.MaxSessions,
 		MaxLocks:        s.MaxLocks,
 		MaxHolds:        s.MaxHolds,

@@ -117,6 +117,11 @@ var bans = []ban{
 		why: "the policy reads no file and no directory of users: the daemon tells it who a peer is",
 	},
 	{
+		from: "sidecar/otherhosts", to: []string{"./..."},
+		except: []string{"./sidecar/otherhosts", "./sidecar/peers", "./sidecar/policy", "./sidecar/state", "./sidecar/settings", "./sidecar/store/...", "./sidecar/locktable/...", "./sidecar/redisop", "./sidecar/redisurl", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "other hosts are asked through the store; what is known here is asked of the loop by its caller",
+	},
+	{
 		from: "sidecar/peers", to: []string{"./..."},
 		except: []string{"./sidecar/peers", "./sidecar/state", "./sidecar/settings", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "processes and users are what the kernel shows: neither the daemon's sockets nor Redis are needed to know them",

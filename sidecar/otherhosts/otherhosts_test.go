@@ -1,4 +1,4 @@
-package sidecar
+package otherhosts
 
 import (
 	"errors"
@@ -8,17 +8,20 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const someUUID = "99999999-8888-7777-6666-555555555555"
 
 // Messages do not wait for the name of a host: it is looked up once, for the next message.
 func TestHostNameIsLookedUpOnce(t *testing.T) {
 	var pending []func(store.Host, bool, error)
-	n := hostNames{lookUp: func(_ string, done func(store.Host, bool, error)) { pending = append(pending, done) }}
+	n := names{lookUp: func(_ string, done func(store.Host, bool, error)) { pending = append(pending, done) }}
 	answer := func(h store.Host, known bool, err error) {
 		t.Helper()
 		if len(pending) != 1 {
@@ -54,12 +57,12 @@ func TestHostNameIsLookedUpOnce(t *testing.T) {
 		t.Errorf("%d names are looked up without need", len(pending))
 	}
 	// A sidecar that has just started has no name for a moment only. A name may change, and seldom does.
-	n.names[program].lookedUp -= int64(nameRetry)
-	n.names[someUUID].lookedUp -= int64(nameRetry)
+	n.byUUID[program].lookedUp -= int64(nameRetry)
+	n.byUUID[someUUID].lookedUp -= int64(nameRetry)
 	expect(someUUID+":1", "db-7")
 	expect(program+":1", "")
 	answer(store.Host{Name: "db-8"}, true, nil)
-	n.names[someUUID].lookedUp -= int64(nameRefresh)
+	n.byUUID[someUUID].lookedUp -= int64(nameRefresh)
 	expect(someUUID+":1", "db-7")
 	answer(store.Host{Name: "db-9"}, true, nil)
 	expect(someUUID+":1", "db-9")
@@ -67,12 +70,12 @@ func TestHostNameIsLookedUpOnce(t *testing.T) {
 }
 
 func TestHostNamesAreBounded(t *testing.T) {
-	n := hostNames{lookUp: func(_ string, done func(store.Host, bool, error)) { done(store.Host{Name: "h"}, true, nil) }}
+	n := names{lookUp: func(_ string, done func(store.Host, bool, error)) { done(store.Host{Name: "h"}, true, nil) }}
 	for i := range 2 * maxHostNames {
 		n.of(fmt.Sprintf("99999999-8888-7777-6666-%012d:1", i))
 	}
-	if len(n.names) > maxHostNames {
-		t.Errorf("%d names are kept", len(n.names))
+	if len(n.byUUID) > maxHostNames {
+		t.Errorf("%d names are kept", len(n.byUUID))
 	}
 }
 
@@ -80,24 +83,23 @@ func TestHostNamesAreBounded(t *testing.T) {
 // a hold.
 func TestOnlyAdministratorsForceLocksOfOtherHostsFree(t *testing.T) {
 	for user, isRefused := range map[int64]bool{4711: true, 0: false, int64(os.Geteuid()): false} {
-		for _, setting := range []OtherHosts{OtherHostsShow, OtherHostsForceRelease} {
-			s := new(Server)
-			s.cfg.OtherHosts = setting
+		for _, setting := range []Setting{Show, ForceRelease} {
+			h := New(Config{Setting: setting})
 			// The user has all its questions, so that a request that is permitted goes no further.
-			for s.asker.begin(user) == nil {
+			for h.asker.begin(user) == nil {
 			}
-			c := &conn{peer: locktable.Peer{UID: user}}
+			c := &Client{UID: user}
 			want := protocol.Limit
 			if isRefused {
 				want = protocol.Denied
 			}
-			if _, refusal := s.tryHosts(t.Context(), c, &protocol.HostForceRelease{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != want {
+			if _, refusal := h.try(t.Context(), c, &protocol.HostForceRelease{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != want {
 				t.Errorf("user %d, other_hosts %s: %+v, want %s", user, setting, refusal, want)
 			}
-			if _, refusal := s.tryHosts(t.Context(), c, &protocol.ForceReleaseOrphaned{ID: 1, Name: "a"}); refusal == nil || refusal.Code != want {
+			if _, refusal := h.try(t.Context(), c, &protocol.ForceReleaseOrphaned{ID: 1, Name: "a"}); refusal == nil || refusal.Code != want {
 				t.Errorf("orphaned, user %d, other_hosts %s: %+v, want %s", user, setting, refusal, want)
 			}
-			if _, refusal := s.tryHosts(t.Context(), c, &protocol.HostInfo{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != protocol.Limit {
+			if _, refusal := h.try(t.Context(), c, &protocol.HostInfo{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != protocol.Limit {
 				t.Errorf("user %d may not look at locks of other hosts: %+v", user, refusal)
 			}
 		}
@@ -141,11 +143,11 @@ func TestAnswersReachTheirQuestions(t *testing.T) {
 	answer := func(id uint64, hold uint64) []byte {
 		return frameBody(protocol.ForceReleaseOK{ID: id, Hold: hold}.Append(nil))
 	}
-	a.onAnswer(answer(number^1, 1))
-	a.onAnswer([]byte("no answer"))
-	a.onAnswer(nil)
-	a.onAnswer(answer(number, 2))
-	a.onAnswer(answer(number, 3))
+	a.answer(answer(number^1, 1))
+	a.answer([]byte("no answer"))
+	a.answer(nil)
+	a.answer(answer(number, 2))
+	a.answer(answer(number, 3))
 	var ok protocol.ForceReleaseOK
 	if refusal := unpackAnswer(<-answers, &ok); refusal != nil || ok.Hold != 2 {
 		t.Errorf("the answer is %+v, %v", ok, refusal)
@@ -160,20 +162,20 @@ func TestAnswersReachTheirQuestions(t *testing.T) {
 
 // A question that gets no answer is forgotten: otherwise each one would cost memory for good.
 func TestQuestionWithoutAnswerIsForgotten(t *testing.T) {
-	s := new(Server)
+	h := New(Config{})
 	var err error
-	if s.store, err = store.Open(store.Config{URL: "unix:///nonexistent/redis", UUID: someUUID}); err != nil {
+	if h.Store, err = store.Open(store.Config{URL: "unix:///nonexistent/redis", UUID: someUUID}); err != nil {
 		t.Fatal(err)
 	}
-	defer s.store.Close(t.Context())
-	if refusal := s.asker.begin(0); refusal != nil {
+	defer h.Store.Close(t.Context())
+	if refusal := h.asker.begin(0); refusal != nil {
 		t.Fatal(refusal.Msg)
 	}
 	question := func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: "a"} }
-	if err := s.askSidecar(t.Context(), someUUID, question, new(protocol.HostInfoOK)); err == nil {
+	if err := h.askSidecar(t.Context(), someUUID, question, new(protocol.HostInfoOK)); err == nil {
 		t.Error("a sidecar answered without Redis")
 	}
-	if n := len(s.asker.waiting); n != 0 {
+	if n := len(h.asker.waiting); n != 0 {
 		t.Errorf("%d questions wait for an answer", n)
 	}
 }
@@ -224,18 +226,6 @@ func TestDeadlineOfAnotherHostIsATimeOfThisOne(t *testing.T) {
 	toRelative(1e18, &free)
 	if toOwnClock(&free); free.DeadlineNS != 0 {
 		t.Errorf("a free lock has the deadline %d", free.DeadlineNS)
-	}
-}
-
-func TestSettingsAboutOtherHosts(t *testing.T) {
-	c := Config{}
-	if err := c.setHostDefaults(); err != nil || c.OtherHosts != OtherHostsShow || c.HostName == "" {
-		t.Errorf("the defaults are %q and %q: %v", c.OtherHosts, c.HostName, err)
-	}
-	for _, c := range []Config{{OtherHosts: "all"}, {HostName: "a b"}, {HostName: "a\n"}, {HostName: someUUID}, {HostName: strings.Repeat("h", store.MaxHostName+1)}} {
-		if c.setHostDefaults() == nil {
-			t.Errorf("%q and %q are accepted", c.OtherHosts, c.HostName)
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package sidecar
+package otherhosts
 
 import (
 	"context"
@@ -23,22 +23,22 @@ const orphanTimeout = 500 * time.Millisecond
 // A daemon that is only cut off from Redis cannot be told from one that is gone. So each sign of life
 // counts: a subscription to its channel, whether or not a daemon answers there, and what it published
 // of its host, which lasts for minutes. The script that frees the lock looks for them again.
-func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK, *protocol.Err) {
-	if why := store.Reserved(s.cfg.KeyPrefix, name); why != "" {
+func (h *Hosts) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK, *protocol.Err) {
+	if why := store.Reserved(h.cfg.KeyPrefix, name); why != "" {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: why + "; no client can hold it"}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), s.atLeastAskWithin(whoTimeout))
+	ctx, cancel := context.WithTimeout(context.Background(), h.atLeastAskWithin(whoTimeout))
 	defer cancel()
-	key, err := s.readKey(ctx, name)
+	key, err := h.readKey(ctx, name)
 	if err != nil {
 		return nil, unchanged(err)
 	}
-	field, refusal := s.orphanOf(name, &key)
+	field, refusal := h.orphanOf(name, &key)
 	if refusal != nil {
 		return nil, refusal
 	}
 	id, hold, _ := store.ParseOwner(field)
-	if refusal := s.findLife(ctx, name, id); refusal != nil {
+	if refusal := h.findLife(ctx, name, id); refusal != nil {
 		return nil, refusal
 	}
 	type result struct {
@@ -47,8 +47,8 @@ func (s *Server) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK,
 		err     error
 	}
 	dropped := make(chan result, 1)
-	within := s.atLeastAskWithin(orphanTimeout)
-	s.store.DropOrphaned(name, field, s.cfg.Lease, protocol.Now()+int64(within), func(outcome store.OrphanOutcome, passed bool, err error) {
+	within := h.atLeastAskWithin(orphanTimeout)
+	h.Store.DropOrphaned(name, field, h.cfg.Lease, protocol.Now()+int64(within), func(outcome store.OrphanOutcome, passed bool, err error) {
 		dropped <- result{outcome, passed, err}
 	})
 	wait := time.NewTimer(within)
@@ -76,7 +76,7 @@ func unchanged(err error) *protocol.Err {
 }
 
 // orphanOf returns the owner field of a lock that another sidecar has.
-func (s *Server) orphanOf(name string, key *store.Key) (field string, refusal *protocol.Err) {
+func (h *Hosts) orphanOf(name string, key *store.Key) (field string, refusal *protocol.Err) {
 	denied := func(format string, args ...any) (string, *protocol.Err) {
 		return "", &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf(format, args...)}
 	}
@@ -93,26 +93,26 @@ func (s *Server) orphanOf(name string, key *store.Key) (field string, refusal *p
 	switch {
 	case !ok:
 		return denied("the lock %q has the field %s of a foreign client: the text before the colon is the id of a Redisson client, the number that of its thread; look for the id in the logs of the programs that lock with Redisson, or in CLIENT LIST of Redis for their hosts", name, field)
-	case id == s.uuid:
+	case id == h.cfg.UUID:
 		return denied("the daemon of this host has the lock %q, so it is not orphaned: use force-release without --orphaned", name)
 	}
 	return field, nil
 }
 
 // findLife returns the refusal if there is a sign of life of the daemon of a sidecar.
-func (s *Server) findLife(ctx context.Context, name, id string) *protocol.Err {
+func (h *Hosts) findLife(ctx context.Context, name, id string) *protocol.Err {
 	type published struct {
 		host store.Host
 		left time.Duration
 		err  error
 	}
 	read := make(chan published, 1)
-	s.store.Published(id, func(h store.Host, left time.Duration, err error) { read <- published{h, left, err} })
+	h.Store.Published(id, func(h store.Host, left time.Duration, err error) { read <- published{h, left, err} })
 	var p published
 	select {
 	case p = <-read:
 	case <-ctx.Done():
-		p.err = fmt.Errorf("Redis has not answered for %v", s.atLeastAskWithin(whoTimeout))
+		p.err = fmt.Errorf("Redis has not answered for %v", h.atLeastAskWithin(whoTimeout))
 	}
 	if p.err != nil {
 		return unchanged(p.err)
@@ -124,7 +124,7 @@ func (s *Server) findLife(ctx context.Context, name, id string) *protocol.Err {
 	denied := func(format string, args ...any) *protocol.Err {
 		return &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf(format, args...)}
 	}
-	err := s.askSidecar(ctx, id, func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: name} }, new(protocol.HostInfoOK))
+	err := h.askSidecar(ctx, id, func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: name} }, new(protocol.HostInfoOK))
 	var refused refusedByHost
 	switch {
 	case err == nil, errors.As(err, &refused):
