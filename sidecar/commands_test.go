@@ -28,12 +28,12 @@ func TestClientIsServedThoughReadingItsCommandLineBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	release, reads := make(chan struct{}), atomic.Int32{}
-	s.commands.Line = func(int64) string {
+	s.readers.commands.Line = func(int64) string {
 		reads.Add(1)
 		<-release
 		return "late"
 	}
-	s.commands.Name = func(int64) string { return "[name]" }
+	s.readers.commands.Name = func(int64) string { return "[name]" }
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx) }()

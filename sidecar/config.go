@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/user"
+	"strconv"
 	"strings"
 	"time"
 
@@ -339,4 +341,22 @@ func (c *Config) setHostDefaults() error {
 		return settings.Refuse("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
 	}
 	return nil
+}
+
+// resolver finds users and groups of this host.
+var resolver = policy.Resolver{
+	User: func(name string) (int64, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(u.Uid, 10, 64)
+	},
+	Group: func(name string) (int64, error) {
+		g, err := user.LookupGroup(name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(g.Gid, 10, 64)
+	},
 }

@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -240,26 +239,6 @@ func (l *loop) answerFollowers(now int64) {
 		}
 	}
 	l.followersDue = 0
-}
-
-// Events returns at most n of the events that are wanted, newest first, and the time of the answer
-// (CLOCK_BOOTTIME, ns). isWanted must be short: the loop waits for it.
-func (s *Server) Events(ctx context.Context, n int, isWanted func(*protocol.EventRow) bool) ([]protocol.EventRow, int64, error) {
-	type newest struct {
-		rows []protocol.EventRow
-		at   int64
-	}
-	answered := make(chan newest, 1)
-	err := s.query(ctx, func(now int64) {
-		rows := s.eventLog.Newest(n, isWanted)
-		s.nameHosts(rows)
-		answered <- newest{rows, now}
-	})
-	if err != nil {
-		return nil, 0, err
-	}
-	a := <-answered
-	return a.rows, a.at, nil
 }
 
 // nameHosts adds the names of hosts that were not known when the events happened, and may be now.

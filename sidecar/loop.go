@@ -29,7 +29,7 @@ type loop struct {
 	cfg       Config
 	log       *slog.Logger
 	startedAt int64 // CLOCK_BOOTTIME, ns
-	// gatherMetrics has metrics gathered, and calls answer with a page of them; nil: there are none.
+	// gatherMetrics has metrics gathered, and calls answer with a page of them in a later step; nil: there are none.
 	gatherMetrics func(after uint64, answer func(protocol.MetricsOK, error))
 	uuid          string   // of the sidecar, of which this process may be a later one
 	key           [32]byte // of tickets
@@ -38,12 +38,17 @@ type loop struct {
 	overflowUID int64
 	policy      *policy.Policy // nil: there is none
 
-	inbox  *intake.Inbox[event, request]
-	redis  atomic.Pointer[redisHealth]
-	shards shardHealths
-
-	// incomplete is what the state file does not have, and what to do; "": it has every lock and client.
-	incomplete atomic.Pointer[string]
+	// Safe for concurrent use.
+	inbox    *intake.Inbox[event, request]
+	senders  sync.WaitGroup // goroutines that put something into it: the accept loop, a reader for each connection, …
+	redis    atomic.Pointer[redisHealth]
+	shards   shardHealths
+	surveyor surveyor
+	troubles troubles
+	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
+	// returns another text.
+	redisIsUp, healthChanged chan struct{}
+	ended                    chan struct{} // closed when the loop is not run any more
 
 	running          sync.Mutex  // the first in the order of locks: it is locked with none held
 	finishing        atomic.Bool // finish has locked running, and sleeps with it
@@ -127,6 +132,12 @@ const (
 // submitEvent gives the loop an event.
 func (l *loop) submitEvent(e event) {
 	l.inbox.AddEvent(e)
+	l.runIfIdle()
+}
+
+// hand gives the loop requests of a connection.
+func (l *loop) hand(c *conn, requests ...request) {
+	l.inbox.AddRequests(c.sender, requests)
 	l.runIfIdle()
 }
 
@@ -735,50 +746,37 @@ func (l *loop) whyGone(e *locktable.Effect) string {
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}
 
-// hangUp sends every client its last frame. That ends the waiters, whose clients send their
-// requests again to the successor. Holds stay as they are, but for those that the clients have released.
-func (s *Server) hangUp() {
-	s.stopping = true
-	s.table.DropWaiters(protocol.Now())
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ending = true
-	for c := range s.conns { // those that have not said hello too
-		c.drain(&stopping)
-	}
-}
-
 // finish runs the loop until the readers have handed over their last requests and Redis has
 // executed every release, or until bound ends.
-func (s *Server) finish(bound context.Context) {
+func (l *loop) finish(bound context.Context) {
 	quiet := make(chan struct{})
 	go func() {
-		s.readers.Wait()
+		l.senders.Wait()
 		close(quiet)
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	s.finishing.Store(true)
-	s.planned = math.MaxInt64 // no timer of run's is waited for
+	l.finishing.Store(true)
+	l.planned = math.MaxInt64 // no timer of run's is waited for
 	for reading := (<-chan struct{})(quiet); ; {
-		now := s.step()
-		if s.inbox.HasInput() && bound.Err() == nil {
+		now := l.step()
+		if l.inbox.HasInput() && bound.Err() == nil {
 			continue
 		}
-		if reading == nil && s.table.PendingReleases() == 0 {
+		if reading == nil && l.table.PendingReleases() == 0 {
 			return
 		}
-		if at, ok := s.next(now); ok {
+		if at, ok := l.next(now); ok {
 			timer.Reset(time.Duration(at - now)) // something is to be asked again
 		}
 		select {
 		case <-reading:
 			reading = nil
-		case <-s.inbox.Ready():
+		case <-l.inbox.Ready():
 		case <-timer.C:
 		case <-bound.Done():
-			if n := s.table.PendingReleases(); n > 0 {
-				s.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", n)
+			if n := l.table.PendingReleases(); n > 0 {
+				l.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", n)
 			}
 			return
 		}

@@ -50,14 +50,14 @@ func metricsAddress(setting string) (network, address string, err error) {
 // that may pass is logged, because a restart must not end the holds if another program took the
 // port meanwhile.
 func (s *Server) openMetrics() (err error) {
-	if s.metrics, err = listenMetrics(&s.cfg); err == nil {
+	if s.metrics, err = listenMetrics(&s.loop.cfg); err == nil {
 		return nil
 	}
 	var refused *settings.Error
 	if err = settings.AsError(err); errors.As(err, &refused) {
 		return err
 	}
-	s.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
+	s.loop.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
 	return nil
 }
 
@@ -65,7 +65,7 @@ func (s *Server) openMetrics() (err error) {
 // is no such setting, or ctx ended before. While another program listens there, it tries again
 // every five seconds. The caller serves the listener, and closes it. It is called once.
 func (s *Server) MetricsListener(ctx context.Context) net.Listener {
-	if s.cfg.Metrics == "" || s.metrics != nil {
+	if s.loop.cfg.Metrics == "" || s.metrics != nil {
 		return s.metrics
 	}
 	tick := time.NewTicker(metricsRetry)
@@ -76,11 +76,11 @@ func (s *Server) MetricsListener(ctx context.Context) net.Listener {
 			return nil
 		case <-tick.C:
 		}
-		l, err := listenMetrics(&s.cfg)
+		l, err := listenMetrics(&s.loop.cfg)
 		if err == nil {
 			return l
 		}
-		s.log.Debug("the metrics are not served yet", "error", err)
+		s.loop.log.Debug("the metrics are not served yet", "error", err)
 	}
 }
 

@@ -1,60 +1,12 @@
 package sidecar
 
 import (
-	"os/user"
-	"strconv"
-
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
-
-// resolver finds users and groups of this host.
-var resolver = policy.Resolver{
-	User: func(name string) (int64, error) {
-		u, err := user.Lookup(name)
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseInt(u.Uid, 10, 64)
-	},
-	Group: func(name string) (int64, error) {
-		g, err := user.LookupGroup(name)
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseInt(g.Gid, 10, 64)
-	},
-}
-
-// readPolicyPeer reads what the policy depends on of the process of a connection. Its credentials
-// are those that it had when it connected, so this is done once. nil: there is no policy.
-func (s *Server) readPolicyPeer(c *conn) (*policy.Peer, *protocol.Err) {
-	if s.policy == nil {
-		return nil, nil
-	}
-	peer := policy.Peer{UID: c.peer.UID, IsPrivileged: peers.IsPrivileged(c.peer.UID)}
-	if s.policy.NeedsGroups() {
-		groups, err := peers.GroupsOf(c.raw)
-		if err != nil {
-			return nil, &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot find out the groups of your process, on which its policy depends: " + err.Error()}
-		}
-		peer.GIDs = append(groups, c.gid)
-	}
-	if s.policy.NeedsCgroup() {
-		peer.Cgroup = peers.CgroupOf(c.pidfd, c.peer.PID)
-	}
-	return &peer, nil
-}
-
-// rulesFor returns what the policy says about a peer; nil: nothing. refused: it cannot be known.
-func (s *Server) rulesFor(peer *policy.Peer) (rules *policy.Rules, refused *policy.Refusal) {
-	s.policyMu.Lock()
-	defer s.policyMu.Unlock()
-	return s.policy.For(peer)
-}
 
 // openPolicy finds out what the policy says about a session, and counts it; nil: it says nothing.
 // A session that is resumed has its holds from before; one that is resumed again keeps what was

@@ -25,7 +25,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
-	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -50,28 +49,17 @@ const maxRefusals = 16
 type Server struct {
 	// Immutable after Listen.
 	endpoint *endpoint.Endpoint
+	metrics  net.Listener // nil: there is none, or not yet
 
-	unread   atomic.Int64 // bytes of answers that no client's socket has taken
-	commands *peers.Commands
-	surveyor surveyor
-	paces    intake.Paces[policy.Account]
-	policyMu sync.Mutex // of readers that ask the policy; no other lock is taken under it
-	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
-	// returns another text.
-	redisIsUp, healthChanged chan struct{}
-	ended                    chan struct{} // closed when the loop is not run any more
-	metrics                  net.Listener  // nil: there is none, or not yet
-	// misplaced is why a successor would not find the state; "": it would.
-	misplaced atomic.Pointer[string]
-	readers   sync.WaitGroup // accept loop and one reader for each connection
+	unread  atomic.Int64 // bytes of answers that no client's socket has taken
+	readers readers
+	loop    loop
 
 	mu     sync.Mutex         // guards what follows
 	conns  map[*conn]struct{} // every connection, with or without a session
 	ending bool               // no more of them
 
 	recovered state.Recovered // what the predecessor left, until Serve has restored it
-
-	loop
 }
 
 // Listen makes the socket. Clients can connect from then on and are served once
@@ -85,20 +73,19 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, settings.AsError(err)
 	}
 	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, lines: loglimit.New(cfg.Log, peers.IsPrivileged), startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
-	if s.policy, err = cfg.policy(); err != nil {
+	l := &s.loop
+	if l.policy, err = cfg.policy(); err != nil {
 		return nil, settings.AsError(err)
 	}
-	s.inbox = intake.New[event, request]()
-	s.commands = peers.NewCommands()
-	s.redisIsUp, s.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
-	s.ended = make(chan struct{})
-	s.running.Lock() // until run
-	s.sessions = make(map[locktable.SessionID]*session)
-	s.misplaced.Store(new(string))
-	s.incomplete.Store(new(string))
-	s.redis.Store(&redisHealth{status: notReached})
+	l.inbox = intake.New[event, request]()
+	s.readers.loop, s.readers.commands = l, peers.NewCommands()
+	l.redisIsUp, l.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
+	l.ended = make(chan struct{})
+	l.running.Lock() // until run
+	l.sessions = make(map[locktable.SessionID]*session)
+	l.redis.Store(&redisHealth{status: notReached})
 	if store.IsCluster(cfg.Redis) {
-		s.shards.ofCluster()
+		l.shards.ofCluster()
 	}
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
@@ -106,6 +93,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.endpoint, err = endpoint.Lock(cfg.endpoint()); err != nil {
 		return nil, settings.AsError(err)
 	}
+	l.troubles.init(s.endpoint)
 	defer func() {
 		if err != nil {
 			s.endpoint.Unlock()
@@ -115,49 +103,49 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, settings.AsError(err)
 	}
 	defer func() {
-		if err != nil && s.state != nil {
-			s.state.Close()
+		if err != nil && l.state != nil {
+			l.state.Close()
 		}
 	}()
-	s.hosts = otherhosts.New(otherhosts.Config{
-		Setting: cfg.OtherHosts, UUID: s.uuid, HostName: cfg.HostName, KeyPrefix: cfg.KeyPrefix, Lease: cfg.Lease, AskWithin: cfg.AskWithin,
+	l.hosts = otherhosts.New(otherhosts.Config{
+		Setting: cfg.OtherHosts, UUID: l.uuid, HostName: cfg.HostName, KeyPrefix: cfg.KeyPrefix, Lease: cfg.Lease, AskWithin: cfg.AskWithin,
 	})
-	s.store, err = store.Open(store.Config{
+	l.store, err = store.Open(store.Config{
 		URL:           cfg.Redis,
 		ReadURL:       cfg.ReadRedis,
 		KeyPrefix:     cfg.KeyPrefix,
 		TLS:           cfg.tls(),
-		UUID:          s.uuid,
+		UUID:          l.uuid,
 		Last:          store.Identity(s.recovered.Redis),
 		TokenExpiry:   cfg.TokenExpiry,
 		Replicas:      cfg.Replicas,
 		Log:           cfg.Log,
-		OnResults:     s.redisResults,
-		OnUp:          s.redisUp,
-		OnDown:        s.redisDown,
-		OnDegraded:    s.redisDegraded,
-		OnRisk:        s.redisRisk,
-		OnSentinels:   func(why string) { s.shards.setSentinels(why, s.setHealth) },
-		OnOpenSlots:   s.redisOpenSlots,
-		OnRoute:       s.redisRoute,
+		OnResults:     l.redisResults,
+		OnUp:          l.redisUp,
+		OnDown:        l.redisDown,
+		OnDegraded:    l.redisDegraded,
+		OnRisk:        l.redisRisk,
+		OnSentinels:   func(why string) { l.shards.setSentinels(why, l.setHealth) },
+		OnOpenSlots:   l.redisOpenSlots,
+		OnRoute:       l.redisRoute,
 		ProbeInterval: probeInterval,
 		OnSubscribed: func(n redisop.Shard, names []string) {
-			s.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
+			l.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
 		},
 		OnUnsubscribed: func(n redisop.Shard, names []string) {
-			s.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
+			l.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
 		},
-		OnMessages: func(m []redisop.Message) { s.inbox.AddMessages(m); s.runIfIdle() },
-		OnQuestion: s.onQuestion,
-		OnAnswer:   s.hosts.OnAnswer,
+		OnMessages: func(m []redisop.Message) { l.inbox.AddMessages(m); l.runIfIdle() },
+		OnQuestion: l.onQuestion,
+		OnAnswer:   l.hosts.OnAnswer,
 	})
 	if err != nil {
 		return nil, settings.AsError(err)
 	}
-	s.hosts.Store = s.store
+	l.hosts.Store = l.store
 	defer func() {
 		if err != nil {
-			_ = s.store.Close(context.Background())
+			_ = l.store.Close(context.Background())
 		}
 	}()
 	if cfg.Metrics != "" {
@@ -173,50 +161,51 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err = s.endpoint.Listen(); err != nil {
 		return nil, settings.AsError(err)
 	}
-	if s.state != nil {
-		if why := s.state.Unidentified(); why != "" {
-			s.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
+	if l.state != nil {
+		if why := l.state.Unidentified(); why != "" {
+			l.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
 		}
 	}
-	if s.overflowUID = peers.OverflowUID(); s.overflowUID >= 0 {
-		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.overflowUID)
+	if l.overflowUID = peers.OverflowUID(); l.overflowUID >= 0 {
+		l.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", l.overflowUID)
 	}
-	s.ledger.SharedUID = s.overflowUID
-	s.endpoint.RecordServing(s.uuid)
-	if s.pids, err = peers.NewWatch(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
+	l.ledger.SharedUID = l.overflowUID
+	s.endpoint.RecordServing(l.uuid)
+	if l.pids, err = peers.NewWatch(func(id locktable.SessionID) { l.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
 		s.endpoint.Close()
 		return nil, err
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
 	table := cfg.table()
-	table.SlotOf = s.store.SlotOf()
+	table.SlotOf = l.store.SlotOf()
 	if cfg.OtherHosts != otherhosts.None {
-		table.Contest.HostName = s.hosts.NameOf
+		table.Contest.HostName = l.hosts.NameOf
 	}
 	table.Seed = binary.LittleEndian.Uint64(seed[:])
-	if s.state != nil {
-		table.Journal = s.state
+	if l.state != nil {
+		table.Journal = l.state
 	}
 	now := protocol.Now()
-	s.table = locktable.New(table, now)
-	s.eventLog = eventlog.New(now)
+	l.table = locktable.New(table, now)
+	l.eventLog = eventlog.New(now)
 	return s, nil
 }
 
 // openState takes the state file into possession and reads what the predecessor left.
 func (s *Server) openState() (err error) {
-	if s.cfg.State == StateNone {
-		s.uuid = state.NewUUID().String()
-		_, _ = rand.Read(s.key[:])
+	l := &s.loop
+	if l.cfg.State == StateNone {
+		l.uuid = state.NewUUID().String()
+		_, _ = rand.Read(l.key[:])
 		s.recovered.Reset = true
 	} else {
-		of := state.Sidecar{UUID: s.endpoint.LastServed(), KeyPrefix: s.cfg.KeyPrefix}
-		if s.state, err = state.OpenOf(of, s.cfg.State); err != nil {
+		of := state.Sidecar{UUID: s.endpoint.LastServed(), KeyPrefix: l.cfg.KeyPrefix}
+		if l.state, err = state.OpenOf(of, l.cfg.State); err != nil {
 			return err
 		}
-		s.recovered = s.state.Recovered()
-		s.uuid, s.key = s.recovered.UUID, s.recovered.Key
+		s.recovered = l.state.Recovered()
+		l.uuid, l.key = s.recovered.UUID, s.recovered.Key
 	}
 	return nil
 }
@@ -225,40 +214,7 @@ func (s *Server) openState() (err error) {
 func (s *Server) Addr() string { return s.endpoint.Listener().Addr().String() }
 
 // Config returns the settings, with their defaults.
-func (s *Server) Config() Config { return s.cfg }
-
-// Trouble is why clients cannot connect, or why a restart would end their locks.
-type Trouble struct {
-	Kind TroubleKind
-	Why  string // "": it is not so
-}
-
-// TroubleKind is a kind of trouble of the daemon, as the label of its metric has it.
-type TroubleKind string
-
-// The kinds, in the order of their importance.
-const (
-	SocketGone TroubleKind = "socket"     // clients cannot connect
-	StateGone  TroubleKind = "state_gone" // a successor would not find the state
-	StateFull  TroubleKind = "state_full" // the state lacks locks or clients
-)
-
-// Troubles returns all kinds of trouble. restart: a restart by systemd helps.
-func (s *Server) Troubles() (all [3]Trouble, restart bool) {
-	why, restart := s.endpoint.Unreachable()
-	return [...]Trouble{{SocketGone, why}, {StateGone, *s.misplaced.Load()}, {StateFull, *s.incomplete.Load()}}, restart
-}
-
-// Trouble returns the sentence for the first trouble; "": there is none. restart: a restart by systemd helps.
-func (s *Server) Trouble() (why string, restart bool) {
-	all, restart := s.Troubles()
-	for _, t := range all {
-		if t.Why != "" {
-			return t.Why, restart && t.Kind == SocketGone
-		}
-	}
-	return "", false
-}
+func (s *Server) Config() Config { return s.loop.cfg }
 
 // lookAround checks now and then that clients find the socket, and a successor the state.
 func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)) {
@@ -268,8 +224,8 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 		if l := s.endpoint.Check(); l != nil {
 			accept(l)
 		}
-		s.keepState(stop)
-		s.endExecuted(stop)
+		s.loop.keepState(stop)
+		s.loop.endExecuted(stop)
 		select {
 		case <-stop:
 			return
@@ -278,134 +234,42 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 	}
 }
 
-// keepState has a state that another program removed written again.
-func (s *Server) keepState(stop <-chan struct{}) {
-	if s.state == nil {
-		return
-	}
-	why := s.state.Misplaced()
-	if why != "" {
-		var err error
-		if !s.inLoop(stop, func(int64) { err = s.state.Renew() }) {
-			return
-		}
-		if err == nil {
-			s.log.Warn("the state was removed, and is written again; find out which program removed it", "file", s.cfg.State)
-			why = ""
-		} else {
-			why += fmt.Sprintf("; it cannot be written again: %v", err)
-		}
-	}
-	if was := s.misplaced.Swap(&why); why != "" && *was == "" {
-		s.log.Error("a successor will not find the state", "reason", why)
-	}
-}
-
-// inLoop has the loop call f between two inputs, and returns when it has; false: the sidecar stops.
-func (s *Server) inLoop(stop <-chan struct{}, f func(now int64)) bool {
-	done := make(chan struct{})
-	s.submitEvent(event{kind: loopQuery, query: f, done: done})
-	select {
-	case <-done:
-		return true
-	case <-stop:
-		return false
-	}
-}
-
 // Redis is "ok", or says in one sentence what is wrong.
-func (s *Server) Redis() string { return s.redis.Load().status }
+func (s *Server) Redis() string { return s.loop.redis.Load().status }
 
 // RedisChanged has an element when Redis may return another text than before. One goroutine
 // receives from it.
-func (s *Server) RedisChanged() <-chan struct{} { return s.healthChanged }
-
-func (s *Server) setHealth(h *redisHealth) {
-	s.redis.Store(h)
-	signal(s.healthChanged)
-}
-
-// signal puts an element into a channel that has room for one.
-func signal(to chan struct{}) {
-	select {
-	case to <- struct{}{}:
-	default:
-	}
-}
+func (s *Server) RedisChanged() <-chan struct{} { return s.loop.healthChanged }
 
 // RedisServer names what hosts that share locks have in common: the address of Redis with
 // the number of the database, the run id of the server if it is known, and the key prefix
 // if there is one.
 func (s *Server) RedisServer() string {
-	text := s.store.Address()
-	if id := s.redis.Load().runID; id != "" {
+	l := &s.loop
+	text := l.store.Address()
+	if id := l.redis.Load().runID; id != "" {
 		text += ", run id " + id
 	}
-	if s.cfg.KeyPrefix != "" {
-		text += fmt.Sprintf(", key prefix %q", s.cfg.KeyPrefix)
+	if l.cfg.KeyPrefix != "" {
+		text += fmt.Sprintf(", key prefix %q", l.cfg.KeyPrefix)
 	}
 	return text
-}
-
-func (s *Server) redisResults(results []redisop.Result, raised *store.Identity) {
-	e := event{kind: redisResults, results: results}
-	if raised != nil {
-		e.redis, e.flag = *raised, true
-	}
-	s.submitEvent(e)
-}
-
-func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id store.Identity) {
-	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: "ok", runID: id.RunID} }, s.setHealth)
-	signal(s.redisIsUp)
-	s.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})
-}
-
-// redisDegraded has why Redis refuses what locks need; "": it does not.
-func (s *Server) redisDegraded(n redisop.Shard, why string) {
-	s.shards.set(n, func(h *redisHealth) {
-		if h.status, h.isDegraded = "ok", why != ""; why != "" {
-			h.status = why
-		}
-	}, s.setHealth)
-	s.submitEvent(event{kind: redisDegraded, shard: n, text: why})
-}
-
-// redisRisk has why two owners of one lock are possible; "": nothing is known.
-func (s *Server) redisRisk(n redisop.Shard, risk string) {
-	s.shards.set(n, func(h *redisHealth) { h.risk = risk }, s.setHealth)
-}
-
-// redisOpenSlots has why slots stay open; "": none is.
-func (s *Server) redisOpenSlots(why string, isBlocking bool) {
-	s.shards.setOpen(why, isBlocking, s.setHealth)
-	s.submitEvent(event{kind: redisOpenSlots, text: why})
-}
-
-func (s *Server) redisRoute(ranges []redisop.SlotRange) {
-	s.shards.route(ranges, s.setHealth)
-	s.submitEvent(event{kind: redisRoute, routes: ranges})
-}
-
-func (s *Server) redisDown(n redisop.Shard, err error) {
-	why := err.Error()
-	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: why} }, s.setHealth)
-	s.submitEvent(event{kind: redisDown, shard: n, text: why})
 }
 
 // Serve restores what the predecessor left and serves until ctx ends. Then it stops in order: it
 // accepts no more requests, waits up to two seconds for answers and releases that are in
 // flight, and leaves every hold to its successor. Serve is called once.
 func (s *Server) Serve(ctx context.Context) error {
-	if s.state != nil {
-		s.eventLog.Keep(s.cfg.State, s.log)
+	l := &s.loop
+	if l.state != nil {
+		l.eventLog.Keep(l.cfg.State, l.log)
 	}
-	s.restore(protocol.Now(), &s.recovered)
+	l.restore(protocol.Now(), &s.recovered)
 	s.recovered = state.Recovered{}
 	cannotAccept := make(chan error, 1)
-	accept := func(l *net.UnixListener) {
-		s.readers.Go(func() {
-			if err := s.accept(l); err != nil {
+	accept := func(on *net.UnixListener) {
+		l.senders.Go(func() {
+			if err := s.accept(on); err != nil {
 				select {
 				case cannotAccept <- err:
 				default:
@@ -423,32 +287,32 @@ func (s *Server) Serve(ctx context.Context) error {
 		case failed = <-cannotAccept:
 		}
 	}()
-	s.readers.Go(func() { s.lookAround(stop, accept) })
-	s.readers.Go(func() { s.hosts.Announce(stop, s.redisIsUp, s.cfg.Version, s.startedAt) })
-	s.run(stop)
+	l.senders.Go(func() { s.lookAround(stop, accept) })
+	l.senders.Go(func() { l.hosts.Announce(stop, l.redisIsUp, l.cfg.Version, l.startedAt) })
+	l.run(stop)
 	s.endpoint.Close()
 	s.hangUp()
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
-	s.finish(bound)
-	s.inbox.Unblock()
-	if err := s.store.Close(bound); err != nil {
-		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
+	l.finish(bound)
+	l.inbox.Unblock()
+	if err := l.store.Close(bound); err != nil {
+		l.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}
-	s.readers.Wait()
-	s.pids.Close()
-	for s.step(); s.inbox.HasInput(); { // the last requests of the readers
-		s.step()
+	l.senders.Wait()
+	l.pids.Close()
+	for l.step(); l.inbox.HasInput(); { // the last requests of the readers
+		l.step()
 	}
-	close(s.ended)
-	s.lines.Flush()
-	for _, cl := range s.sessions {
+	close(l.ended)
+	l.lines.Flush()
+	for _, cl := range l.sessions {
 		cl.unwatch()
 	}
-	s.eventLog.Close()
-	if s.state != nil {
-		if err := s.state.Close(); err != nil {
-			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)
+	l.eventLog.Close()
+	if l.state != nil {
+		if err := l.state.Close(); err != nil {
+			l.log.Error("closing the state file", "file", l.cfg.State, "error", err)
 		}
 	}
 	s.endpoint.Unlock()
@@ -469,7 +333,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 				return fmt.Errorf("accepting clients on %s: %w", l.Addr(), err)
 			}
 			if trouble.Begins(time.Now(), err.Error()) {
-				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)
+				s.loop.log.Error("cannot accept clients; raise the limit of open files", "error", err)
 			}
 			time.Sleep(100 * time.Millisecond) // descriptors become free when clients close theirs
 			continue
@@ -485,17 +349,21 @@ func (s *Server) accept(l *net.UnixListener) error {
 		}
 		why := s.admit(c)
 		if why == nil {
-			c.sender = s.inbox.AddConn(c.peer.UID, c.peer.PID)
-			s.readers.Go(func() { s.serveConn(c) })
+			c.sender = s.loop.inbox.AddConn(c.peer.UID, c.peer.PID)
+			s.loop.senders.Go(func() {
+				defer s.leave(c)
+				s.readers.serve(c)
+			})
 			continue
 		}
 		if trouble.Begins(time.Now(), why.Msg) {
-			s.log.Error("clients are refused", "reason", why.Msg)
+			s.loop.log.Error("clients are refused", "reason", why.Msg)
 		}
 		select {
 		case refusing <- struct{}{}:
-			s.readers.Go(func() {
-				s.refuseConn(c, why)
+			s.loop.senders.Go(func() {
+				defer s.leave(c)
+				c.refuse(why)
 				<-refusing
 			})
 		default: // a client that has not sent its hello yet may miss the reason
@@ -522,8 +390,8 @@ func (s *Server) admit(c *conn) (why *protocol.Err) {
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
 	}
-	all, own := s.inbox.Conns(c.peer.UID)
-	return checkShare("connections", c.peer.UID, all, own, s.cfg.MaxSessions+spareConns)
+	all, own := s.loop.inbox.Conns(c.peer.UID)
+	return checkShare("connections", c.peer.UID, all, own, s.loop.cfg.MaxSessions+spareConns)
 }
 
 // passing reports whether accept may work again after this error.
@@ -534,18 +402,36 @@ func passing(err error) bool {
 // Ping returns when the loop has handled an event.
 func (s *Server) Ping(ctx context.Context) error {
 	done := make(chan struct{})
-	s.submitEvent(event{kind: loopPing, done: done})
-	return s.awaitLoop(ctx, done)
+	s.loop.submitEvent(event{kind: loopPing, done: done})
+	return s.loop.awaitLoop(ctx, done)
 }
 
-// awaitLoop waits until the loop has closed done.
-func (s *Server) awaitLoop(ctx context.Context, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	case <-s.ended:
-		return errors.New("the sidecar has stopped")
-	case <-ctx.Done():
-		return fmt.Errorf("the loop did not answer: %w", ctx.Err())
+// enter notes a connection; false: the sidecar stops.
+func (s *Server) enter(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ending {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *Server) leave(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// hangUp sends every client its last frame. That ends the waiters, whose clients send their
+// requests again to the successor. Holds stay as they are, but for those that the clients have released.
+func (s *Server) hangUp() {
+	s.loop.stopping = true
+	s.loop.table.DropWaiters(protocol.Now())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = true
+	for c := range s.conns { // those that have not said hello too
+		c.drain(&stopping)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -240,39 +239,6 @@ func (l *loop) endAbsence(now int64) {
 		}
 	}
 	l.armAbsence()
-}
-
-const executedWhy = "its process has executed another program"
-
-// endExecuted ends the absent sessions of processes that have executed another program since their
-// clients were connected. While a client is connected, exec closes its connection. It reads /proc, so
-// it is called on a goroutine apart from the loop.
-func (s *Server) endExecuted(stop <-chan struct{}) {
-	var absent []*session
-	ok := s.inLoop(stop, func(int64) {
-		for _, cl := range s.sessions {
-			if cl.phase == locktable.SessionAbsent && cl.pidfd >= 0 {
-				absent = append(absent, &session{id: cl.id, peer: cl.peer, process: cl.process})
-			}
-		}
-	})
-	if !ok {
-		return
-	}
-	absent = slices.DeleteFunc(absent, func(cl *session) bool {
-		return !peers.HasExecuted(cl.peer.PID, cl.process.Program)
-	})
-	if len(absent) == 0 {
-		return
-	}
-	s.inLoop(stop, func(now int64) {
-		for _, found := range absent {
-			// A process that ended meanwhile may have given its pid to another one: then it has ended.
-			if cl := s.sessions[found.id]; cl != nil && cl.phase == locktable.SessionAbsent && cl.process == found.process {
-				s.close(now, cl, executedWhy)
-			}
-		}
-	})
 }
 
 // watch has the end of the client's process end its session.

@@ -633,7 +633,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a state is opened for the key prefix that is configured",
 		in:   "sidecar (*Server).openState",
-		find: "s.cfg.KeyPrefix",
+		find: "l.cfg.KeyPrefix",
 		put:  `""`,
 		by:   test("sidecar", "TestStateOfAnotherKeyPrefixIsNotTakenOver"),
 	},
@@ -722,7 +722,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "a refused hello is answered with its id",
-		in:   "sidecar (*Server).read",
+		in:   "sidecar (*readers).read",
 		find: "fault := bad.Reply()",
 		put:  "fault := protocol.Err{Code: bad.Code, Msg: bad.Msg}",
 		by:   test("sidecar", "TestConnectionErrorCountsBeforeRequestError"),
@@ -743,7 +743,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "to connect counts against the pace",
-		in:   "sidecar (*Server).read",
+		in:   "sidecar (*readers).read",
 		find: "c.pace.CountOpen(protocol.Now()) // the hello waits for both",
 		put:  "",
 		by:   test("sidecar", "TestClientThatReconnectsTooFastWaits"),
@@ -779,14 +779,14 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "requests before a broken frame are carried out",
-		in:   "sidecar (*Server).read",
+		in:   "sidecar (*readers).read",
 		find: "if len(batch) > 0 {",
 		put:  "if false {",
 		by:   test("sidecar", "TestRequestsBeforeABrokenFrameAreCarriedOut"),
 	},
 	{
 		rule: "a connection begins with one hello",
-		in:   "sidecar (*Server).read",
+		in:   "sidecar (*readers).read",
 		find: "case isHello && greeted:",
 		put:  "case false:",
 		by:   test("sidecar", "TestTheFirstFrameIsHelloOnce"),
@@ -993,7 +993,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "exec after a restart ends the session that did not come back",
 		in:   "sidecar (*Server).lookAround",
-		find: "s.endExecuted(stop)",
+		find: "s.loop.endExecuted(stop)",
 		put:  "",
 		by:   check{"tests/clientfaults", "^TestLockOfAProcessThatHasExecutedAnotherProgramIsFree$"},
 	},
@@ -1300,7 +1300,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the primary group of a process is one of its groups for the policy",
-		in:   "sidecar (*Server).readPolicyPeer",
+		in:   "sidecar (*readers).readPolicyPeer",
 		find: "append(groups, c.gid)",
 		put:  "groups",
 		by:   test("sidecar", "TestPeerIsMatchedByItsGroupsAndCgroup"),
