@@ -6,15 +6,20 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/user"
+	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -113,8 +118,8 @@ type Config struct {
 	// most 64 bytes, printable, without spaces. Default: that of the kernel.
 	HostName string
 	// OtherHosts is what the sidecars of other hosts may see and do here. They ask through
-	// Redis: every program that may publish there can ask, too. Default OtherHostsShow.
-	OtherHosts OtherHosts
+	// Redis: every program that may publish there can ask, too. Default otherhosts.Show.
+	OtherHosts otherhosts.Setting
 
 	// AskWithin is how long a client waits for what other hosts are asked. Default 500 ms, as SPEC.md
 	// promises to clients.
@@ -191,6 +196,7 @@ const _ = uint(state.MaxKeyPrefix - wire.MaxKeyPrefix)
 
 // table returns the configuration of the lock table, without its journal and its seed.
 func (c *Config) table() locktable.Config {
+	expected, _ := settings.ExpectedHolds(c.ExpectedHold) // it was checked
 	return locktable.Config{
 		Lease:      c.Lease,
 		TryWithin:  c.TryWithin,
@@ -202,21 +208,10 @@ func (c *Config) table() locktable.Config {
 		Durable:    c.Replicas > 0,
 
 		Contest:      contest.Config{Turn: c.Turn, Alternate: c.Alternate, Linger: c.Linger, NoLinger: c.NoLinger},
-		Fair:         namePatterns(c.Fair),
-		NamePatterns: namePatterns(c.MetricsNames),
-		Expected:     c.expected(),
+		Fair:         settings.NamePatterns(c.Fair),
+		NamePatterns: settings.NamePatterns(c.MetricsNames),
+		Expected:     expected,
 	}
-}
-
-// expected returns ExpectedHold as the lock table has it. It was checked.
-func (c *Config) expected() []locktable.ExpectedHold {
-	var all []locktable.ExpectedHold
-	for _, text := range c.ExpectedHold {
-		if e, err := parseExpectedHold(text); err == nil {
-			all = append(all, e)
-		}
-	}
-	return all
 }
 
 // policy compiles the entries; nil: there are none.
@@ -244,16 +239,9 @@ func or[T comparable](v *T, d T) {
 	}
 }
 
-// socketPath is the path of the socket's file; "": the socket has none.
-func (c *Config) socketPath() string {
-	path := c.Socket
-	if c.Listener != nil {
-		path = c.Listener.Addr().String()
-	}
-	if path == "" || path[0] == '@' {
-		return ""
-	}
-	return path
+// endpoint returns the settings of the socket.
+func (c *Config) endpoint() endpoint.Config {
+	return endpoint.Config{Path: c.Socket, Mode: c.SocketMode, Group: c.SocketGroup, Listener: c.Listener, Log: c.Log}
 }
 
 // isInherited reports whether another process makes the socket.
@@ -268,13 +256,13 @@ func (c *Config) setDefaults() error {
 	or(&c.ResumeWithin, DefaultResumeWithin)
 	or(&c.ResumeUnseen, c.Lease)
 	if c.State == "" {
-		path := c.socketPath()
+		path := c.endpoint().File()
 		if path == "" {
 			return errors.New("the socket has no path in the file system, beside which the state could be kept; name a state file, or none")
 		}
 		c.State = path + ".state"
 	}
-	or(&c.AskWithin, hostTimeout)
+	or(&c.AskWithin, otherhosts.DefaultAskWithin)
 	or(&c.MaxSessions, DefaultMaxSessions)
 	or(&c.MaxLocks, DefaultMaxLocks)
 	or(&c.MaxHolds, DefaultMaxHolds)
@@ -285,11 +273,11 @@ func (c *Config) setDefaults() error {
 
 	var errs []error
 	refuse := func(setting, format string, args ...any) {
-		errs = append(errs, refuseValue(setting, fmt.Errorf(format, args...)))
+		errs = append(errs, settings.Refuse(setting, fmt.Errorf(format, args...)))
 	}
 	// Before the state is opened: with a prefix that is wrong it would not be taken over.
 	if err := wire.CheckKeyPrefix(c.KeyPrefix); err != nil {
-		errs = append(errs, refuseValue("key_prefix", err))
+		errs = append(errs, settings.Refuse("key_prefix", err))
 	}
 	if c.Lease < minLease || c.Lease > maxLease {
 		refuse("lease", "lease %v: choose %v to %v", c.Lease, minLease, maxLease)
@@ -317,13 +305,14 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Metrics != "" {
 		network, path, err := metricsAddress(c.Metrics)
-		if err == nil && network == "unix" && isSameSocket(path, c.socketPath()) {
+		if err == nil && network == "unix" && isSameSocket(path, c.endpoint().File()) {
 			err = fmt.Errorf("metrics %q: clients of locks connect to this socket; choose another path", c.Metrics)
 		}
-		errs = append(errs, refuseValue("metrics", err))
+		errs = append(errs, settings.Refuse("metrics", err))
 	}
-	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), refuseValue("fair", checkPatterns("fair", c.Fair)),
-		refuseValue("metrics_names", checkMetricsNames(c.MetricsNames)), refuseValue("expected_hold", checkExpectedHolds(c.ExpectedHold)))
+	_, expected := settings.ExpectedHolds(c.ExpectedHold)
+	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), settings.Refuse("fair", settings.CheckPatterns("fair", c.Fair)),
+		settings.Refuse("metrics_names", settings.CheckMetricsNames(c.MetricsNames)), settings.Refuse("expected_hold", expected))
 	for _, m := range []struct {
 		what string
 		n    int
@@ -333,4 +322,42 @@ func (c *Config) setDefaults() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// setHostDefaults checks the settings about other hosts.
+func (c *Config) setHostDefaults() error {
+	or(&c.OtherHosts, otherhosts.Show)
+	switch c.OtherHosts {
+	case otherhosts.None, otherhosts.Show, otherhosts.ForceRelease:
+	default:
+		return settings.Refuse("other_hosts", fmt.Errorf("other-hosts %q: choose %s, %s or %s", c.OtherHosts, otherhosts.None, otherhosts.Show, otherhosts.ForceRelease))
+	}
+	if c.HostName == "" {
+		c.HostName, _ = os.Hostname()
+		if store.CheckHostName(c.HostName) != "" || c.HostName == "" {
+			c.HostName = "unnamed"
+		}
+	}
+	if why := store.CheckHostName(c.HostName); why != "" {
+		return settings.Refuse("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
+	}
+	return nil
+}
+
+// resolver finds users and groups of this host.
+var resolver = policy.Resolver{
+	User: func(name string) (int64, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(u.Uid, 10, 64)
+	},
+	Group: func(name string) (int64, error) {
+		g, err := user.LookupGroup(name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(g.Gid, 10, 64)
+	},
 }

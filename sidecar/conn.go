@@ -1,12 +1,8 @@
 package sidecar
 
 import (
-	"context"
 	"encoding/binary"
-	"errors"
 	"net"
-	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,6 +12,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -55,8 +52,8 @@ type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
 
-	sender *peerProcess  // its process in the inbox; set before the reader starts
-	unread *atomic.Int64 // of all connections: bytes of answers that no socket has taken
+	sender *intake.Process[request] // its process in the inbox; set before the reader starts
+	unread *atomic.Int64            // of all connections: bytes of answers that no socket has taken
 
 	// Set before the reader hands over anything, then owned by the loop.
 	peer    locktable.Peer
@@ -70,8 +67,8 @@ type conn struct {
 	refusal    *policy.Refusal // why that is not known; nil: it is
 
 	// Owned by the reader.
-	pace     *pace // nil: the policy does not limit its requests
-	isSlowed bool  // its last requests came faster than that
+	pace     *intake.Pace // nil: the policy does not limit its requests
+	isSlowed bool         // its last requests came faster than that
 
 	// Owned by the loop.
 	session *session // nil: there is none
@@ -103,195 +100,6 @@ func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 	return c, nil
 }
 
-// refuseConn tells a client why it is not served, and gives it time to read it.
-func (s *Server) refuseConn(c *conn, why *protocol.Err) {
-	defer s.leave(c)
-	c.queueLast(why)
-	c.linger()
-	c.end()
-}
-
-// serveConn reads one connection until it ends.
-func (s *Server) serveConn(c *conn) {
-	defer s.leave(c)
-	if fault := s.read(c); fault != nil {
-		s.hand(c, request{kind: clientProtocolError, conn: c, fault: fault})
-		c.linger()
-	} else {
-		s.hand(c, request{kind: clientDisconnected, conn: c})
-	}
-	c.end()
-}
-
-// hand gives the loop requests of a connection.
-func (s *Server) hand(c *conn, requests ...request) {
-	s.inbox.addRequests(c.sender, requests)
-	s.runIfIdle()
-}
-
-// enter notes a connection; false: the sidecar stops.
-func (s *Server) enter(c *conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ending {
-		return false
-	}
-	s.conns[c] = struct{}{}
-	return true
-}
-
-func (s *Server) isEnding() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ending
-}
-
-func (s *Server) leave(c *conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.conns, c)
-}
-
-// read hands over requests until the connection ends, or until the client breaks
-// the protocol: then it returns the last frame that the client is sent. What came before
-// the fault is handed over, too.
-func (s *Server) read(c *conn) (fault *protocol.Err) {
-	c.readUntil(time.Now().Add(protocol.HelloTimeout))
-	frames := protocol.NewReader(rawio.NewReader(c.raw))
-	var decoder protocol.RequestDecoder
-	var batch []request
-	defer func() {
-		if len(batch) > 0 {
-			if c.pace != nil {
-				c.pace.pause(protocol.Now(), len(batch)) // they count; nothing follows that could wait
-			}
-			s.submit(c, batch)
-		}
-	}()
-	questions := connQuestions{}
-	questions.ctx, questions.cancel = context.WithCancel(context.Background())
-	defer questions.end()
-	greeted := false
-	for {
-		body, err := frames.Next()
-		if err != nil {
-			var broken *protocol.ConnError
-			switch {
-			case errors.As(err, &broken):
-				return &protocol.Err{Code: broken.Code, Msg: broken.Msg}
-			case !greeted && errors.Is(err, os.ErrDeadlineExceeded) && !s.isEnding():
-				return &protocol.Err{Code: protocol.NoHello, Msg: "no hello within 5 s; say hello first"}
-			}
-			return nil
-		}
-		req, bad, fault := decode(&decoder, body)
-		if fault != nil {
-			return fault
-		}
-		if c.isDraining.Load() && !(greeted && givesBack(req)) {
-			continue
-		}
-		hello, isHello := req.(*protocol.Hello)
-		if bad != nil {
-			isHello = bad.Op == "hello"
-		}
-		switch {
-		case isHello && greeted:
-			return &protocol.Err{Code: protocol.NoHello, Msg: "a second hello; a connection says it once"}
-		case !isHello && !greeted:
-			return &protocol.Err{Code: protocol.NoHello, Msg: "the first frame was not hello; say hello first"}
-		case isHello && bad != nil:
-			fault := bad.Reply()
-			return &fault
-		case isHello:
-			greeted = true
-			c.readUntil(time.Time{})
-			if c.peer.PID > 0 {
-				c.peer.Cmd, c.process = s.commands.read(c.peer.PID), processOf(c.pidfd, c.peer.PID)
-			}
-			c.policyPeer, c.denial = s.readPolicyPeer(c)
-			if c.policyPeer != nil {
-				c.rules, c.refusal = s.rulesFor(c.policyPeer)
-				c.pace = s.paces.open(protocol.Now(), c.rules, c.peer.UID)
-				defer s.paces.close(c.pace)
-				if c.pace != nil {
-					c.pace.countOpen(protocol.Now()) // the hello waits for both
-				}
-			}
-			h := *hello
-			batch = append(batch, request{kind: clientHello, conn: c, other: &h})
-		case bad != nil:
-			// Counted as a request, so that an endless stream of bad ones
-			// waits for its answers to be read like any other.
-			batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
-		case isAboutHosts(req):
-			// What the client requested before does not wait for other hosts.
-			if !s.submitBatch(c, &batch) {
-				return nil
-			}
-			s.askHosts(c, &questions, copyOf(req))
-		default:
-			switch r := req.(type) {
-			case *protocol.Status:
-				// What the client requested before does not wait for the survey.
-				if !s.submitBatch(c, &batch) {
-					return nil
-				}
-				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareStatus(r)})
-			case *protocol.Ping:
-				// Here and not in the loop, because it may wait for a look at the socket.
-				why, _ := s.Trouble()
-				batch = append(batch, request{kind: clientOther, conn: c, other: &pingRequest{*r, why}})
-			default:
-				batch = append(batch, handOver(c, req))
-			}
-		}
-		if list := isPaged(req); list || len(batch) >= c.mostRequests() || frames.Buffered() == 0 {
-			if !s.submitBatch(c, &batch) {
-				return nil
-			}
-			if list {
-				// A page is a thousand times the size of its request.
-				c.throttle(0, maxUnread)
-			}
-		}
-	}
-}
-
-// hangUpCheck is how soon a connection that is read slowly notices that the client has closed it.
-const hangUpCheck = 200 * time.Millisecond
-
-// keepPace waits before a batch of requests is handed over, if they come faster than the policy
-// allows: see pace. A client that has gone is not waited for, because that would keep its locks. Of
-// its requests those are handed over that give something back: nothing reads the other answers.
-func (c *conn) keepPace(batch *[]request) {
-	if c.pace == nil {
-		return
-	}
-	now := protocol.Now()
-	end := now + int64(c.pace.pause(now, len(*batch)))
-	c.isSlowed = end > now
-	for ; now < end && !c.isUnread(); now = protocol.Now() {
-		c.sleep(min(time.Duration(end-now), hangUpCheck))
-	}
-	if c.isSlowed && c.isUnread() {
-		*batch = slices.DeleteFunc(*batch, func(r request) bool { return !r.isNeededAfterwards() })
-	}
-}
-
-// isNeededAfterwards reports whether a request of a client that has gone is handed over.
-func (in *request) isNeededAfterwards() bool {
-	switch in.kind {
-	case clientHello, clientRelease:
-		return true
-	}
-	switch in.other.(type) {
-	case *protocol.Confirm, *protocol.Cancel, *protocol.Claim, *protocol.Bye:
-		return true
-	}
-	return false
-}
-
 // sleep waits for so long, or until abandon is called.
 func (c *conn) sleep(d time.Duration) {
 	isOver := false
@@ -321,13 +129,14 @@ func (c *conn) abandon() {
 // isUnread reports whether nothing reads the answers: see abandon, or the client has closed the
 // connection.
 func (c *conn) isUnread() bool {
+	return c.hasNoReader() || c.reports(unix.POLLHUP)
+}
+
+// hasNoReader reports whether abandon was called.
+func (c *conn) hasNoReader() bool {
 	c.mu.Lock()
-	isAbandoned := c.isAbandoned
-	c.mu.Unlock()
-	if isAbandoned {
-		return true
-	}
-	return c.reports(unix.POLLHUP)
+	defer c.mu.Unlock()
+	return c.isAbandoned
 }
 
 // hasEnded reports whether the client has ended what it sends, or the connection is closed here.
@@ -350,111 +159,6 @@ func (c *conn) mostRequests() int {
 		return pacedRequests
 	}
 	return maxQueued
-}
-
-// isPaged reports whether the answer to a request is a page, which can be long.
-func isPaged(req protocol.Request) bool {
-	switch req.(type) {
-	case *protocol.List, *protocol.Events:
-		return true
-	}
-	return false
-}
-
-// decode returns a request, or what is wrong with it: a request error, or the last frame
-// of its connection.
-func decode(d *protocol.RequestDecoder, body []byte) (protocol.Request, *protocol.RequestError, *protocol.Err) {
-	req, err := d.Decode(body)
-	if err == nil {
-		return req, nil, nil
-	}
-	if bad, ok := errors.AsType[*protocol.RequestError](err); ok {
-		return nil, bad, nil
-	}
-	if broken, ok := errors.AsType[*protocol.ConnError](err); ok {
-		fault := broken.Reply()
-		return nil, nil, &fault
-	}
-	return nil, nil, badFrame(err.Error())
-}
-
-// handOver copies a request, which the decoder is about to reuse.
-func handOver(c *conn, req protocol.Request) request {
-	in := request{kind: clientOther, conn: c}
-	switch r := req.(type) {
-	case *protocol.Acquire:
-		in.kind, in.acquire = clientAcquire, *r
-	case *protocol.Release:
-		in.kind, in.release = clientRelease, *r
-	case *protocol.Confirm:
-		v := *r
-		in.other = &v
-	case *protocol.Cancel:
-		v := *r
-		in.other = &v
-	case *protocol.Info:
-		v := *r
-		in.other = &v
-	case *protocol.List:
-		v := *r
-		in.other = &v
-	case *protocol.ForceRelease:
-		v := *r
-		in.other = &v
-	case *protocol.Events:
-		v := *r
-		in.other = &v
-	case *protocol.Claim:
-		v := *r
-		v.Holds = slices.Clone(r.Holds)
-		in.other = &v
-	case *protocol.Bye:
-		v := *r
-		in.other = &v
-	case *protocol.Metrics:
-		v := *r
-		in.other = &v
-	case *protocol.Unknown:
-		v := *r
-		in.other = &v
-	}
-	return in
-}
-
-// pingRequest is a ping with what is not the loop's.
-type pingRequest struct {
-	protocol.Ping
-	trouble string
-}
-
-// refused is a request in which the decoder found an error.
-type refused struct{ *protocol.RequestError }
-
-func (r *refused) RequestID() uint64 { return r.ID }
-
-// submit hands requests to the loop once the client's earlier ones leave room.
-func (s *Server) submit(c *conn, batch []request) bool {
-	ok := c.throttle(maxQueued, maxUnread)
-	// Even if the connection is being ended: releases that were read still count.
-	c.mu.Lock()
-	c.queued += len(batch)
-	c.mu.Unlock()
-	s.hand(c, batch...)
-	return ok
-}
-
-// submitBatch submits a batch, and empties it.
-func (s *Server) submitBatch(c *conn, batch *[]request) bool {
-	if len(*batch) == 0 {
-		return true
-	}
-	if c.keepPace(batch); len(*batch) == 0 {
-		return true
-	}
-	ok := s.submit(c, *batch)
-	clear(*batch)
-	*batch = (*batch)[:0]
-	return ok
 }
 
 // throttle is the backpressure of a slow reader: it waits until no more than queued requests and unread bytes are left of
@@ -589,20 +293,18 @@ func (c *conn) drain(m protocol.Reply) {
 	rawio.ShutdownRead(c.raw)
 }
 
-// givesBack reports whether a sidecar that stops still executes a request. It says nothing more to clients.
-func givesBack(req protocol.Request) bool {
-	switch req.(type) {
-	case *protocol.Release, *protocol.Bye:
-		return true
-	}
-	return false
-}
-
 // hangUp ends the reader; the last frame is written first.
 func (c *conn) hangUp(m protocol.Reply) {
 	c.queueLast(m)
 	c.abandon()
 	_ = c.nc.SetReadDeadline(time.Now())
+}
+
+// refuse tells a client why it is not served, gives it time to read it, and closes the connection.
+func (c *conn) refuse(why *protocol.Err) {
+	c.queueLast(why)
+	c.linger()
+	c.end()
 }
 
 // linger throws away what a client still sends after its last frame, for a

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 )
 
 // connPair returns a connection and the client's end of it.
@@ -96,11 +97,10 @@ func TestSlowReaderGetsTheNewestLeaseAfterTheGrantsItCovers(t *testing.T) {
 // read hello: the deadline that the reader sets must not undo the end.
 func TestReaderOfAConnectionThatWasHungUpEnds(t *testing.T) {
 	c, _ := connPair(t)
-	s := &Server{ending: true}
-	s.inbox.init()
+	r := &readers{loop: &loop{inbox: intake.New[event, request]()}}
 	c.hangUp(&stopping)
 	began := time.Now()
-	if fault := s.read(c); fault != nil || time.Since(began) >= protocol.HelloTimeout {
+	if fault := r.read(c); fault != nil || time.Since(began) >= protocol.HelloTimeout {
 		t.Errorf("the reader waited for hello for %v: %v", time.Since(began), fault)
 	}
 	c.readUntil(time.Time{})

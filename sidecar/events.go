@@ -1,14 +1,14 @@
 package sidecar
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -37,10 +37,10 @@ func (f *follower) isOver() bool { return f.conn.session != f.session || f.sessi
 
 // record adds an event to the log. The requests that wait for it are answered a little later:
 // see answerFollowers.
-func (l *loop) record(row protocol.EventRow) { l.recordAbout(row, eventAbout{}) }
+func (l *loop) record(row protocol.EventRow) { l.recordAbout(row, eventlog.About{}) }
 
-func (l *loop) recordAbout(row protocol.EventRow, about eventAbout) {
-	l.eventLog.add(row, about)
+func (l *loop) recordAbout(row protocol.EventRow, about eventlog.About) {
+	l.eventLog.Add(row, about)
 	if len(l.followers) > 0 && l.followersDue == 0 {
 		l.followersDue = row.AtNS + int64(eventDelay)
 	}
@@ -50,7 +50,7 @@ func (l *loop) recordAbout(row protocol.EventRow, about eventAbout) {
 // session of the effect; nil: it is over.
 func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 	var row protocol.EventRow
-	var about eventAbout
+	var about eventlog.About
 	var client *locktable.Peer // of the event; nil: it is not known any more
 	switch e.Kind {
 	case locktable.Lost, locktable.LongHold, locktable.CutShort, locktable.Crashed:
@@ -61,11 +61,11 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		if e.Since == 0 || l.stepAt-e.Since < int64(longWait) {
 			return
 		}
-		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg)}
+		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6, RemoteField: e.Msg, RemoteHost: l.hosts.NameOf(e.Msg)}
 		if p := e.Peer; p != nil {
 			row.Msg = p.OfUser()
 			waitedFor := *p
-			about.waitedFor = &waitedFor
+			about.WaitedFor = &waitedFor
 		}
 	case locktable.LongHold:
 		row = protocol.EventRow{Kind: protocol.EventReleased, HeldMS: (l.stepAt - e.Since) / 1e6, Count: e.Count}
@@ -79,7 +79,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 			return
 		}
 		l.losses.add(l.stepAt, e.Reason, 1)
-		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6, Msg: l.whyGone(e)}
+		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hosts.NameOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6, Msg: l.whyGone(e)}
 	case locktable.Forced:
 		row = protocol.EventRow{Kind: protocol.EventForced}
 	case locktable.Refusal:
@@ -92,7 +92,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 	}
 	if cl != nil {
 		if client = &cl.peer; cl.policy != nil {
-			about.rules = cl.policy.Rules()
+			about.Rules = cl.policy.Rules()
 		}
 	}
 	row.AtNS, row.Name, row.Hold = l.stepAt, e.Name, e.Hold
@@ -100,36 +100,6 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		row.Session, row.PID, row.UID, row.Cmd = uint64(e.Session), client.PID, client.UID, client.Cmd
 	}
 	l.recordAbout(row, about)
-}
-
-// redactEvent takes out of an event what the policy hides from a client, and reports whether the client
-// may see the event. Precondition: the policy hides something from it.
-func redactEvent(viewer *policy.Session, e *numberedEvent, row *protocol.EventRow) (isShown bool) {
-	terms := viewer.Terms()
-	if !terms.RedactEvent(row) {
-		return false
-	}
-	switch row.Kind {
-	case protocol.EventGranted:
-		if row.Msg = ""; e.about.waitedFor != nil {
-			row.Msg = terms.DescribePeer(row.Name, *e.about.waitedFor)
-		}
-	case protocol.EventDeadlock:
-		// The steps name other locks and processes, as far as the refused client may know them.
-		if isOwn := row.Session != 0 && row.UID == terms.UID; !isOwn || e.about.rules != viewer.Rules() {
-			row.Msg = "the policy hides the steps from you"
-		}
-	}
-	return true
-}
-
-// redactFor returns what takes out of events what the policy hides from a client; nil: it hides
-// nothing.
-func redactFor(cl *session) func(*numberedEvent, *protocol.EventRow) bool {
-	if cl.policy == nil || !cl.policy.HidesAny() {
-		return nil
-	}
-	return func(e *numberedEvent, row *protocol.EventRow) bool { return redactEvent(cl.policy, e, row) }
 }
 
 // redisTrouble is why Redis, or a master of a Cluster, cannot be used as it should.
@@ -203,15 +173,6 @@ func (c *crash) admit(of locktable.SessionID) bool {
 	return c.holds <= maxCrashed
 }
 
-// hostOf returns the name of the host whose sidecar has an owner field; "": it is not known, or no
-// sidecar has it.
-func (l *loop) hostOf(field string) string {
-	if l.cfg.OtherHosts == OtherHostsNone {
-		return ""
-	}
-	return l.names.of(field)
-}
-
 // onEvents answers an `events` request, or has it wait.
 func (l *loop) onEvents(cl *session, m *protocol.Events) {
 	c := cl.conn
@@ -221,7 +182,7 @@ func (l *loop) onEvents(cl *session, m *protocol.Events) {
 		l.queueEvents(&f, false)
 	}
 	f := follower{cl, c, m.ID, m.After}
-	if !m.Wait || l.eventLog.hasAfter(m.After) {
+	if !m.Wait || l.eventLog.HasAfter(m.After) {
 		if l.queueEvents(&f, m.Wait) {
 			return
 		}
@@ -237,10 +198,8 @@ func (l *loop) onEvents(cl *session, m *protocol.Events) {
 // checkFollowers returns why a user may not have one more request that waits for events; "": it
 // may.
 func (l *loop) checkFollowers(uid int64) string {
-	unreserved, share, own := maxFollowers, maxFollowers, 0
-	if !isPrivileged(uid) {
-		unreserved, share = locktable.Unreserved(maxFollowers), locktable.Share(maxFollowers)
-	}
+	unreserved, share := peers.Shares(uid, maxFollowers)
+	own := 0
 	for i := range l.followers {
 		if l.followers[i].session.peer.UID == uid {
 			own++
@@ -271,7 +230,7 @@ func (l *loop) answerFollowers(now int64) {
 	}
 	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
 	for i := range l.followers {
-		if l.eventLog.hasAfter(l.followers[i].after) {
+		if l.eventLog.HasAfter(l.followers[i].after) {
 			if l.queueEvents(&l.followers[i], true) {
 				l.followers = slices.Delete(l.followers, i, i+1)
 			}
@@ -282,31 +241,11 @@ func (l *loop) answerFollowers(now int64) {
 	l.followersDue = 0
 }
 
-// Events returns at most n of the events that are wanted, newest first, and the time of the answer
-// (CLOCK_BOOTTIME, ns). isWanted must be short: the loop waits for it.
-func (s *Server) Events(ctx context.Context, n int, isWanted func(*protocol.EventRow) bool) ([]protocol.EventRow, int64, error) {
-	type newest struct {
-		rows []protocol.EventRow
-		at   int64
-	}
-	answered := make(chan newest, 1)
-	err := s.query(ctx, func(now int64) {
-		rows := s.eventLog.newest(n, isWanted)
-		s.nameHosts(rows)
-		answered <- newest{rows, now}
-	})
-	if err != nil {
-		return nil, 0, err
-	}
-	a := <-answered
-	return a.rows, a.at, nil
-}
-
 // nameHosts adds the names of hosts that were not known when the events happened, and may be now.
 func (l *loop) nameHosts(rows []protocol.EventRow) {
 	for i := range rows {
 		if e := &rows[i]; e.RemoteField != "" && e.RemoteHost == "" {
-			e.RemoteHost = l.hostOf(e.RemoteField)
+			e.RemoteHost = l.hosts.NameOf(e.RemoteField)
 		}
 	}
 }
@@ -320,7 +259,7 @@ func (l *loop) queueEvents(f *follower, waits bool) (isAnswered bool) {
 		m.Hidden = p.Hidden()
 	}
 	// The rows of the page have room for names of hosts: a page is a quarter of a frame.
-	m.Events, m.Next, m.Missed = l.eventLog.page(f.after, pageSize, redactFor(f.session), m.Events[:0])
+	m.Events, m.Next, m.Missed = l.eventLog.Page(f.after, pageSize, f.session.policy, m.Events[:0])
 	if waits && len(m.Events) == 0 && m.Missed == 0 {
 		f.after = m.Next
 		return false

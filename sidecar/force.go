@@ -5,6 +5,9 @@ import (
 	"log/slog"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
 
 // Who ended a hold by force, or was not permitted to, is in the log and in the events of the host of
@@ -26,7 +29,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
 	}
 	args := []any{"session", cl.id}
-	by := requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}
+	by := loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}
 	line := "client forced the release of a lock on another host"
 	unknown := "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
 	switch {
@@ -44,7 +47,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 			row.Msg += " of sidecar " + target.sidecar
 			args = append(args, "sidecar", target.sidecar)
 		}
-		l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, line, "", audit}, by, target.name, append(args, "hold", hold)...)
+		l.lines.Audit(now, loglimit.Info(cl.peer.UID, line, ""), by, target.name, append(args, "hold", hold)...)
 		l.record(row)
 		return
 	}
@@ -56,7 +59,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 	if refusal.Code == protocol.Unavailable {
 		line = unknown
 	}
-	if l.logAudit(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, by, target.name, append(args, "reason", refusal.Msg)...) {
+	if l.lines.Audit(now, loglimit.Warn(cl.peer.UID, line, string(refusal.Code)), by, target.name, append(args, "reason", refusal.Msg)...) {
 		l.record(row) // the others would push what happened out of the events
 	}
 }
@@ -64,43 +67,48 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 // auditForceByHost notes that another host asked to end a hold of this one by force. What it says of
 // its client is not proved: any program that may publish in Redis can say it.
 func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
-	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hostOf(from + ":")}
+	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hosts.NameOf(from + ":")}
 	if by := r.By; by != nil {
-		row.PID, row.UID, row.Cmd = by.PID, by.UID, printable([]byte(by.Cmd), false)
+		row.PID, row.UID, row.Cmd = by.PID, by.UID, peers.Printable([]byte(by.Cmd), false)
 		if row.RemoteHost == "" {
-			row.RemoteHost = printable([]byte(by.Host), false)
+			row.RemoteHost = peers.Printable([]byte(by.Host), false)
 		}
 	}
-	client := requester{row.PID, row.UID, row.Cmd, row.RemoteHost, from}
+	client := loglimit.Requester{PID: row.PID, UID: row.UID, Cmd: row.Cmd, Host: row.RemoteHost, Sidecar: from}
 	if refusal == nil {
 		// Each ends a hold, so their number is bounded by that of the grants.
-		args := append([]any{"lock", r.Name, "hold", hold}, client.args()...)
-		l.log.Log(AuditContext(context.Background(), false), slog.LevelInfo, "another host forced the release of a lock", args...)
+		args := append([]any{"lock", r.Name, "hold", hold}, client.Args()...)
+		l.log.Log(loglimit.AuditContext(context.Background(), false), slog.LevelInfo, "another host forced the release of a lock", args...)
 		l.afterEffects = append(l.afterEffects, row)
 		return
 	}
 	row.Kind, row.Msg = protocol.EventRefused, refusal.Msg
-	if l.logAudit(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code), auditByHost}, client, r.Name, "reason", refusal.Msg) {
+	if l.lines.AuditByHost(now, loglimit.Warn(0, "another host was not permitted to force the release of a lock", string(refusal.Code)), client, r.Name, "reason", refusal.Msg) {
 		l.record(row)
 	}
 }
 
 // auditAnswered notes the outcome of a request to end a hold of another host, or an orphaned one.
-func (l *loop) auditAnswered(now int64, cl *session, r *answered) {
-	if r.force == nil {
+func (l *loop) auditAnswered(now int64, cl *session, a *otherhosts.Answered) {
+	var target forceTarget
+	switch r := a.Request.(type) {
+	case *protocol.HostForceRelease:
+		target = forceTarget{name: r.Name, host: r.Host}
+	case *protocol.ForceReleaseOrphaned:
+		target = forceTarget{name: r.Name, isOrphaned: true}
+	default:
 		return
 	}
-	switch m := r.reply.(type) {
+	switch m := a.Reply.(type) {
 	case *protocol.HostForceReleaseOK:
-		l.auditForce(now, cl, *r.force, m.Hold, nil)
+		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.ForceReleaseOrphanedOK:
-		target := *r.force
 		target.sidecar = m.Sidecar
 		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.Err:
 		// After unavailable, the hold may have ended.
 		if m.Code == protocol.Denied || m.Code == protocol.Unavailable {
-			l.auditForce(now, cl, *r.force, 0, m)
+			l.auditForce(now, cl, target, 0, m)
 		}
 	}
 }

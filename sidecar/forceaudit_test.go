@@ -6,16 +6,22 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
+
+const someUUID = "99999999-8888-7777-6666-555555555555"
 
 // auditLoop returns a loop that only records, and its log.
 func auditLoop() (*loop, *strings.Builder) {
 	var log strings.Builder
 	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
-	l.names.lookUp = func(string, func(store.Host, bool, error)) {}
-	l.eventLog.begin(0)
+	l.lines = loglimit.New(l.log, peers.IsPrivileged)
+	l.hosts = otherhosts.New(otherhosts.Config{Setting: otherhosts.None})
+	l.eventLog = eventlog.New(0)
 	return l, &log
 }
 
@@ -28,7 +34,7 @@ func TestEventOfAnotherHostHasNoControlCharacters(t *testing.T) {
 	for what, refusal := range map[string]*protocol.Err{"done": nil, "refused": {Code: protocol.Denied, Msg: "it is not permitted"}} {
 		l, _ := auditLoop()
 		l.auditForceByHost(1, someUUID, r, 17, refusal)
-		rows := append(l.eventLog.newest(2, func(*protocol.EventRow) bool { return true }), l.afterEffects...)
+		rows := append(l.eventLog.Newest(2, func(*protocol.EventRow) bool { return true }), l.afterEffects...)
 		if len(rows) != 1 {
 			t.Fatalf("%s: %d events", what, len(rows))
 		}
@@ -45,19 +51,19 @@ func TestForcedReleaseOfUnknownOutcomeIsAnEvent(t *testing.T) {
 	cl := &session{id: 5, peer: locktable.Peer{PID: 4711, UID: 1000, Cmd: "ops"}}
 	for _, tt := range []struct {
 		name        string
-		target      forceTarget
+		request     protocol.Request
 		code        protocol.Code
 		event, line string // "": none
 	}{
-		{"silent host", forceTarget{name: "a", host: "db-7"}, protocol.Unavailable, "on host db-7: why", "it is not known whether the hold ended"},
-		{"silent Redis", forceTarget{name: "a", isOrphaned: true}, protocol.Unavailable, "as an orphaned lock: why", "Redis did not confirm it"},
-		{"not permitted", forceTarget{name: "a", host: "db-7"}, protocol.Denied, "on host db-7: why", "a client was not permitted to force the release of a lock"},
-		{"not held", forceTarget{name: "a", host: "db-7"}, protocol.NotHeld, "", ""},
-		{"no such host", forceTarget{name: "a", host: "db-7"}, protocol.BadRequest, "", ""},
+		{"silent host", &protocol.HostForceRelease{Name: "a", Host: "db-7"}, protocol.Unavailable, "on host db-7: why", "it is not known whether the hold ended"},
+		{"silent Redis", &protocol.ForceReleaseOrphaned{Name: "a"}, protocol.Unavailable, "as an orphaned lock: why", "Redis did not confirm it"},
+		{"not permitted", &protocol.HostForceRelease{Name: "a", Host: "db-7"}, protocol.Denied, "on host db-7: why", "a client was not permitted to force the release of a lock"},
+		{"not held", &protocol.HostForceRelease{Name: "a", Host: "db-7"}, protocol.NotHeld, "", ""},
+		{"no such host", &protocol.HostForceRelease{Name: "a", Host: "db-7"}, protocol.BadRequest, "", ""},
 	} {
 		l, log := auditLoop()
-		l.auditAnswered(1, cl, &answered{id: 2, reply: &protocol.Err{ID: 2, Code: tt.code, Msg: "why"}, force: &tt.target})
-		rows := l.eventLog.newest(2, func(*protocol.EventRow) bool { return true })
+		l.auditAnswered(1, cl, &otherhosts.Answered{Request: tt.request, Reply: &protocol.Err{ID: 2, Code: tt.code, Msg: "why"}})
+		rows := l.eventLog.Newest(2, func(*protocol.EventRow) bool { return true })
 		if tt.event == "" {
 			if len(rows) != 0 || log.String() != "" {
 				t.Errorf("%s: %+v; logged %s", tt.name, rows, log)

@@ -21,11 +21,11 @@ func (l *loop) commitState() {
 	case !hasChanged:
 	case m != (state.Missing{}):
 		why := fmt.Sprintf("the state file %s lacks locks or clients, and a restart of the sidecar would end all locks of this host: %s", l.cfg.State, m.Reason)
-		l.incomplete.Store(&why)
+		l.troubles.incomplete.Store(&why)
 		l.log.Error("the state file does not have every lock and client; until it does, a restart of the sidecar ends all locks of this host at their deadlines",
 			"file", l.cfg.State, "locks", m.Locks, "clients", m.Sessions, "reason", m.Reason)
 	default:
-		l.incomplete.Store(new(string))
+		l.troubles.incomplete.Store(new(string))
 		l.log.Info("the state file has every lock and client again; a restart loses none", "file", l.cfg.State)
 	}
 }

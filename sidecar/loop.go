@@ -9,7 +9,12 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -25,7 +30,7 @@ type loop struct {
 	cfg       Config
 	log       *slog.Logger
 	startedAt int64 // CLOCK_BOOTTIME, ns
-	// gatherMetrics has metrics gathered, and calls answer with a page of them; nil: there are none.
+	// gatherMetrics has metrics gathered, and calls answer with a page of them in a later step; nil: there are none.
 	gatherMetrics func(after uint64, answer func(protocol.MetricsOK, error))
 	uuid          string   // of the sidecar, of which this process may be a later one
 	key           [32]byte // of tickets
@@ -34,18 +39,24 @@ type loop struct {
 	overflowUID int64
 	policy      *policy.Policy // nil: there is none
 
-	inbox  inbox
-	redis  atomic.Pointer[redisHealth]
-	shards shardHealths
-
-	// incomplete is what the state file does not have, and what to do; "": it has every lock and client.
-	incomplete atomic.Pointer[string]
+	// Safe for concurrent use.
+	inbox    *intake.Inbox[event, request]
+	senders  sync.WaitGroup // goroutines that put something into it: the accept loop, a reader for each connection, …
+	redis    atomic.Pointer[redisHealth]
+	shards   shardHealths
+	surveyor surveyor
+	troubles troubles
+	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
+	// returns another text.
+	redisIsUp, healthChanged chan struct{}
+	ended                    chan struct{} // closed when the loop is not run any more
 
 	running          sync.Mutex  // the first in the order of locks: it is locked with none held
 	finishing        atomic.Bool // finish has locked running, and sleeps with it
 	table            *locktable.Table
 	store            *store.Store
-	pids             *pidWatch
+	pids             *peers.Watch
+	hosts            *otherhosts.Hosts
 	state            *state.File // nil: nothing is kept for a successor
 	sessions         map[locktable.SessionID]*session
 	ledger           policy.Ledger
@@ -55,13 +66,13 @@ type loop struct {
 	redisBacklogged  bool                   // requests wait, because too many operations wait to be sent: see step
 	backloggedShards map[redisop.Shard]bool // the same of the requests for locks of these, in a Cluster
 
-	events  []event // emptied, for the next takeEvents
-	request request // the one that is being done
+	events  []intake.Event[event] // emptied, for the next takeEvents
+	request request               // the one that is being done
 
 	timer   *time.Timer // wakes run
 	planned int64       // when it does, or did; never later than something is due; MaxInt64: nothing is
 
-	eventLog     eventLog
+	eventLog     *eventlog.Log
 	followers    []follower // that wait for events, at most maxFollowers
 	followersDue int64      // when the next of them is answered; 0: there is no event for them
 	stepAt       int64      // when the step began
@@ -72,11 +83,9 @@ type loop struct {
 	openSlots    string                         // why slots stay open, as the newest event says; "": none is
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
-	logLimit    logLimit
+	lines       *loglimit.Log
 	counters    counters
 	gathering   int // requests for metrics that are being answered
-	names       hostNames
-	questions   questions
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
@@ -123,7 +132,13 @@ const (
 
 // submitEvent gives the loop an event.
 func (l *loop) submitEvent(e event) {
-	l.inbox.addEvent(e)
+	l.inbox.AddEvent(e)
+	l.runIfIdle()
+}
+
+// hand gives the loop requests of a connection.
+func (l *loop) hand(c *conn, requests ...request) {
+	l.inbox.AddRequests(c.sender, requests)
 	l.runIfIdle()
 }
 
@@ -138,14 +153,14 @@ func (l *loop) submitEvent(e event) {
 func (l *loop) runIfIdle() {
 	if !l.running.TryLock() {
 		if l.finishing.Load() {
-			l.inbox.wake() // finish keeps it locked while it sleeps
+			l.inbox.Wake() // finish keeps it locked while it sleeps
 		}
 		return
 	}
 	l.armTimer(l.step())
 	l.running.Unlock()
-	if l.inbox.hasInput() {
-		l.inbox.wake()
+	if l.inbox.HasInput() {
+		l.inbox.Wake()
 	}
 }
 
@@ -160,14 +175,14 @@ func (l *loop) run(stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
-		case <-l.inbox.ready:
+		case <-l.inbox.Ready():
 		case <-l.timer.C:
 		}
 		l.running.Lock()
 		l.armTimer(l.step())
 		l.running.Unlock()
-		if l.inbox.hasInput() {
-			l.inbox.wake()
+		if l.inbox.HasInput() {
+			l.inbox.Wake()
 		}
 	}
 }
@@ -176,7 +191,7 @@ func (l *loop) run(stop <-chan struct{}) {
 // that to later: then the timer stays, and what it wakes looks again.
 func (l *loop) armTimer(now int64) {
 	at, ok := l.next(now)
-	for _, due := range []int64{l.absentUntil, l.logLimit.end, l.stateDue(), l.followersDue} {
+	for _, due := range []int64{l.absentUntil, l.lines.WindowEnd(), l.stateDue(), l.followersDue} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
 		}
@@ -219,12 +234,12 @@ func (l *loop) step() (now int64) {
 	l.table.Advance(now)
 	l.endAbsence(now)
 	l.retryState(now)
-	if l.logLimit.end != 0 && now >= l.logLimit.end {
-		l.flushSuppressed()
+	if end := l.lines.WindowEnd(); end != 0 && now >= end {
+		l.lines.Flush()
 	}
 	l.takeEvents(now)
 	l.findBacklogs(now)
-	l.inbox.setRedisBacklogged(l.redisBacklogged)
+	l.inbox.SetRedisBacklogged(l.redisBacklogged)
 	if !l.redisBacklogged {
 		l.table.Work(now)
 		l.takeRequests(now)
@@ -245,7 +260,7 @@ func (l *loop) findBacklogs(now int64) {
 	l.redisBacklogged = false
 	if len(l.backloggedShards) > 0 {
 		clear(l.backloggedShards)
-		l.inbox.resumeHeld()
+		l.inbox.ResumeHeld()
 	}
 	l.store.Unsent(func(n redisop.Shard, unsent int) {
 		switch {
@@ -274,9 +289,15 @@ func (l *loop) isHeld(r *request) bool {
 }
 
 func (l *loop) takeEvents(now int64) {
-	events := l.inbox.swapEvents(l.events)
+	events := l.inbox.SwapEvents(l.events)
 	for i := range events {
-		l.onEvent(now, &events[i])
+		e := &events[i]
+		if !e.IsMessages {
+			l.onEvent(now, &e.Other)
+		}
+		for j := range e.Messages {
+			l.table.Message(now, e.Messages[j])
+		}
 	}
 	clear(events)
 	if cap(events) > 1<<10 {
@@ -287,7 +308,7 @@ func (l *loop) takeEvents(now int64) {
 
 // takeRequests does requests of clients, in the order of the inbox, for requestTime.
 func (l *loop) takeRequests(now int64) {
-	var from *peerProcess
+	var from *intake.Process[request]
 	begin := time.Now()
 	last := time.Duration(0)
 	cost := int64(0)
@@ -295,18 +316,18 @@ func (l *loop) takeRequests(now int64) {
 	if len(l.backloggedShards) > 0 {
 		isHeld = l.isHeld
 	}
-	for last < requestTime && l.inbox.nextRequest(from, cost, &l.request, isHeld) {
+	for last < requestTime && l.inbox.NextRequest(from, cost, &l.request, isHeld) {
 		from = l.request.conn.sender
 		l.onRequest(now, &l.request)
 		if l.request.kind.isLast() {
-			l.inbox.removeConn(from)
+			l.inbox.RemoveConn(from)
 		}
 		spent := time.Since(begin)
 		cost, last = int64(spent-last), spent
 	}
 	l.request = request{}
 	if last >= requestTime {
-		l.inbox.charge(from, cost)
+		l.inbox.Charge(from, cost)
 	}
 }
 
@@ -356,10 +377,6 @@ func (l *loop) onEvent(now int64, e *event) {
 			l.table.Result(now, e.results[i])
 		}
 		l.store.Recycle(e.results)
-	case redisMessages:
-		for i := range e.messages {
-			l.table.Message(now, e.messages[i])
-		}
 	case redisUp:
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
@@ -395,7 +412,7 @@ func (l *loop) onEvent(now int64, e *event) {
 			l.table.Unsubscribed(now, e.shard, name)
 		}
 	case hostQuestion:
-		l.answerHost(now, e.text, e.body)
+		l.answerHost(now, e.text, e.question)
 	case loopPing:
 		close(e.done)
 	case loopQuery:
@@ -474,14 +491,14 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onEvents(cl, r)
 	case *statusRequest:
 		l.onStatus(now, cl, r)
-	case *whoRequest:
+	case *otherhosts.WhoRequest:
 		l.who(now, cl, r)
 	case *protocol.ForceRelease:
 		l.forceRelease(now, cl, r)
-	case *answered:
-		l.queueReply(c, r.reply)
-		if r.refused != nil {
-			l.noteRefusal(cl, r.refused)
+	case *otherhosts.Answered:
+		l.queueReply(c, r.Reply)
+		if r.Refused != nil {
+			l.noteRefusal(cl, r.Refused)
 		}
 		l.auditAnswered(now, cl, r)
 	case *protocol.Claim:
@@ -633,7 +650,7 @@ func (l *loop) applyEffects() {
 		case locktable.Refusal:
 			l.refuse(c, e.ID, e.Code, e.Msg)
 			if e.Code == protocol.Limit {
-				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code), diagnosis}, e.Name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
+				l.lines.About(l.stepAt, loglimit.Warn(cl.peer.UID, "client met a limit", string(e.Code)), e.Name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
 			}
 		case locktable.Canceled:
 			l.queueReply(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
@@ -646,7 +663,7 @@ func (l *loop) applyEffects() {
 			}
 		case locktable.Forced:
 			l.queueReply(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
-			l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", "", audit}, requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
+			l.lines.Audit(l.stepAt, loglimit.Info(cl.peer.UID, "client forced the release of a lock", ""), loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
 			l.queueReply(c, &l.lost)
@@ -700,24 +717,24 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	if e.Kind == locktable.KeepLost {
 		what = "kept lock"
 	}
-	kind := lineKind{slog.LevelWarn, peer.UID, what + " lost", string(e.Reason), diagnosis}
+	kind := loglimit.Warn(peer.UID, what+" lost", string(e.Reason))
 	switch e.Reason {
 	case protocol.MaxHold, protocol.ByForce:
-		kind.level, kind.line = slog.LevelInfo, what+" ended"
+		kind.Level, kind.Line = slog.LevelInfo, what+" ended"
 	case protocol.CutShort:
-		kind.line = "work ended before its lock was lost"
+		kind.Line = "work ended before its lock was lost"
 	}
 	args := []any{"hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {
 		args = append(args, "found", e.Msg)
-		if host := l.hostOf(e.Msg); host != "" {
+		if host := l.hosts.NameOf(e.Msg); host != "" {
 			args = append(args, "host", host)
 		}
 	}
 	if why := l.whyGone(e); why != "" {
 		args = append(args, "redis", why)
 	}
-	l.logAbout(kind, e.Name, args...)
+	l.lines.About(l.stepAt, kind, e.Name, args...)
 }
 
 // whyGone returns what Redis is known to do to keys of locks, of a loss because the key was gone; "": nothing.
@@ -730,50 +747,37 @@ func (l *loop) whyGone(e *locktable.Effect) string {
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}
 
-// hangUp sends every client its last frame. That ends the waiters, whose clients send their
-// requests again to the successor. Holds stay as they are, but for those that the clients have released.
-func (s *Server) hangUp() {
-	s.stopping = true
-	s.table.DropWaiters(protocol.Now())
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ending = true
-	for c := range s.conns { // those that have not said hello too
-		c.drain(&stopping)
-	}
-}
-
 // finish runs the loop until the readers have handed over their last requests and Redis has
 // executed every release, or until bound ends.
-func (s *Server) finish(bound context.Context) {
+func (l *loop) finish(bound context.Context) {
 	quiet := make(chan struct{})
 	go func() {
-		s.readers.Wait()
+		l.senders.Wait()
 		close(quiet)
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	s.finishing.Store(true)
-	s.planned = math.MaxInt64 // no timer of run's is waited for
+	l.finishing.Store(true)
+	l.planned = math.MaxInt64 // no timer of run's is waited for
 	for reading := (<-chan struct{})(quiet); ; {
-		now := s.step()
-		if s.inbox.hasInput() && bound.Err() == nil {
+		now := l.step()
+		if l.inbox.HasInput() && bound.Err() == nil {
 			continue
 		}
-		if reading == nil && s.table.PendingReleases() == 0 {
+		if reading == nil && l.table.PendingReleases() == 0 {
 			return
 		}
-		if at, ok := s.next(now); ok {
+		if at, ok := l.next(now); ok {
 			timer.Reset(time.Duration(at - now)) // something is to be asked again
 		}
 		select {
 		case <-reading:
 			reading = nil
-		case <-s.inbox.ready:
+		case <-l.inbox.Ready():
 		case <-timer.C:
 		case <-bound.Done():
-			if n := s.table.PendingReleases(); n > 0 {
-				s.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", n)
+			if n := l.table.PendingReleases(); n > 0 {
+				l.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", n)
 			}
 			return
 		}

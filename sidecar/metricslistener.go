@@ -15,7 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/endpoint"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // MetricsServer is the Server header of every answer over the metrics listener.
@@ -27,7 +28,7 @@ const metricsRetry = 5 * time.Second
 // metricsAddress returns the network and the address of the setting Metrics.
 func metricsAddress(setting string) (network, address string, err error) {
 	if filepath.IsAbs(setting) {
-		return "unix", setting, checkSocketPath(setting)
+		return "unix", setting, endpoint.CheckPath(setting)
 	}
 	host, port, err := net.SplitHostPort(setting)
 	if err == nil {
@@ -45,18 +46,18 @@ func metricsAddress(setting string) (network, address string, err error) {
 	return "tcp", net.JoinHostPort(host, port), nil
 }
 
-// openMetrics opens the listener of the setting Metrics. It returns only SettingErrors: an error
+// openMetrics opens the listener of the setting Metrics. It returns settings.Errors only: an error
 // that may pass is logged, because a restart must not end the holds if another program took the
 // port meanwhile.
 func (s *Server) openMetrics() (err error) {
-	if s.metrics, err = listenMetrics(&s.cfg); err == nil {
+	if s.metrics, err = listenMetrics(&s.loop.cfg); err == nil {
 		return nil
 	}
-	var refused *SettingError
-	if err = asSettingError(err); errors.As(err, &refused) {
+	var refused *settings.Error
+	if err = settings.AsError(err); errors.As(err, &refused) {
 		return err
 	}
-	s.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
+	s.loop.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
 	return nil
 }
 
@@ -64,7 +65,7 @@ func (s *Server) openMetrics() (err error) {
 // is no such setting, or ctx ended before. While another program listens there, it tries again
 // every five seconds. The caller serves the listener, and closes it. It is called once.
 func (s *Server) MetricsListener(ctx context.Context) net.Listener {
-	if s.cfg.Metrics == "" || s.metrics != nil {
+	if s.loop.cfg.Metrics == "" || s.metrics != nil {
 		return s.metrics
 	}
 	tick := time.NewTicker(metricsRetry)
@@ -75,11 +76,11 @@ func (s *Server) MetricsListener(ctx context.Context) net.Listener {
 			return nil
 		case <-tick.C:
 		}
-		l, err := listenMetrics(&s.cfg)
+		l, err := listenMetrics(&s.loop.cfg)
 		if err == nil {
 			return l
 		}
-		s.log.Debug("the metrics are not served yet", "error", err)
+		s.loop.log.Debug("the metrics are not served yet", "error", err)
 	}
 }
 
@@ -108,13 +109,11 @@ func listenMetrics(cfg *Config) (net.Listener, error) {
 		}
 		return l, nil
 	}
-	gid := -1
-	if cfg.SocketGroup != "" {
-		if gid, err = groupID(cfg.SocketGroup); err != nil {
-			return nil, err
-		}
+	gid, err := endpoint.GroupID(cfg.SocketGroup)
+	if err != nil {
+		return nil, err
 	}
-	l, err := bind(address, cfg.SocketMode, gid)
+	l, err := endpoint.Bind(address, cfg.SocketMode, gid)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
@@ -142,11 +141,11 @@ func checkMetrics(cfg *Config) error {
 		return err
 	}
 	if network == "unix" {
-		if err := checkSocket(&Config{Socket: address, SocketGroup: cfg.SocketGroup}); err != nil {
+		if err := (endpoint.Config{Path: address, Group: cfg.SocketGroup}).Check(); err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
-		if pid, isOpen := probeListener(address); isOpen && !isMetricsServer(network, address) {
-			return fmt.Errorf("metrics: %w", errListening(address, pid))
+		if err := endpoint.CheckFree(address); err != nil && !isMetricsServer(network, address) {
+			return fmt.Errorf("metrics: %w", err)
 		}
 		return nil
 	}
@@ -173,12 +172,4 @@ func isMetricsServer(network, address string) bool {
 	}
 	answer, _ := io.ReadAll(io.LimitReader(c, 4096))
 	return strings.Contains(string(answer), "\r\nServer: "+MetricsServer+"\r\n")
-}
-
-// checkMetricsNames checks the setting MetricsNames.
-func checkMetricsNames(patterns []string) error {
-	if len(patterns) > locktable.MaxNamePatterns {
-		return fmt.Errorf("metrics-names: there are %d patterns; choose at most %d, because each of them makes some 60 time series", len(patterns), locktable.MaxNamePatterns)
-	}
-	return checkPatterns("metrics-names", patterns)
 }

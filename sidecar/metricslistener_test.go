@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 func TestMetricsAddressWithoutAHostIsLoopback(t *testing.T) {
@@ -41,45 +41,6 @@ func TestMetricsAddressWithoutAHostIsLoopback(t *testing.T) {
 		if network != tt.network || address != tt.address || err != nil {
 			t.Errorf("%q: %s %s, %v", tt.setting, network, address, err)
 		}
-	}
-}
-
-func TestBadPatternsOfNamesAreRefused(t *testing.T) {
-	many := make([]string, 17)
-	for i := range many {
-		many[i] = strings.Repeat("a", i+1)
-	}
-	for _, tt := range []struct {
-		patterns []string
-		want     string
-	}{
-		{nil, ""}, {many[:16], ""}, {[]string{"*", "a*", "a", strings.Repeat("x", 64)}, ""},
-		{many, "at most 16"}, {[]string{""}, "1 to 64"}, {[]string{strings.Repeat("x", 65)}, "1 to 64"}, {[]string{"a\n"}, "printable"},
-		{[]string{"\xff"}, "printable"}, {[]string{"a*b"}, "at the end only"}, {[]string{"**"}, "at the end only"}, {[]string{"a", "a"}, "twice"},
-	} {
-		err := checkMetricsNames(tt.patterns)
-		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
-			t.Errorf("%q: %v, want %q", tt.patterns, err, tt.want)
-		}
-	}
-}
-
-func TestBadExpectedHoldsAreRefused(t *testing.T) {
-	for text, want := range map[string]string{
-		"invoice:*=10m": "", "a=b=90s": "", "*=1ns": "",
-		"invoice:*": "has no time", "a=": "no time above 0", "a=10": "no time above 0", "a=-1s": "no time above 0", "a=0s": "no time above 0",
-		"=1m": "1 to 64", "a*b=1m": "at the end only",
-	} {
-		err := checkExpectedHolds([]string{text})
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
-	}
-	if err := checkExpectedHolds([]string{"a=1m", "a=2m"}); err == nil || !strings.Contains(err.Error(), "twice") {
-		t.Error(err)
-	}
-	if err := checkExpectedHolds(slices.Repeat([]string{"a=1m"}, 17)); err == nil || !strings.Contains(err.Error(), "at most 16") {
-		t.Error(err)
 	}
 }
 
@@ -127,9 +88,9 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "metrics") {
 					t.Errorf("%s: %v, want %q", when, err, tt.want)
 				}
-				var stays *SettingError
+				var stays *settings.Error
 				if errors.As(err, &stays) != tt.stays {
-					t.Errorf("%s: %v: a SettingError: %v", when, err, !tt.stays)
+					t.Errorf("%s: %v: a settings.Error: %v", when, err, !tt.stays)
 				}
 			}
 			if _, err := os.Stat(cfg.Socket); !errors.Is(err, os.ErrNotExist) {
@@ -209,7 +170,7 @@ func TestMetricsOnTheSocketOfClientsIsRefused(t *testing.T) {
 	} {
 		cfg := Config{Socket: socket, Metrics: metrics}
 		for how, err := range map[string]error{"own": cfg.Check(), "inherited": cfg.CheckInherited(socket)} {
-			var refused *SettingError
+			var refused *settings.Error
 			if got := errors.As(err, &refused) && strings.Contains(err.Error(), "choose another path"); got != want {
 				t.Errorf("%s socket, metrics %s: %v; refused: want %v", how, metrics, err, want)
 			}

@@ -19,14 +19,15 @@ const (
 // format of Prometheus, in the same order each time. gather is called on a goroutine of its own,
 // and may call Stats. SetMetrics is called before Serve.
 func (s *Server) SetMetrics(gather func() ([]string, error)) {
-	s.gatherMetrics = func(after uint64, answer func(protocol.MetricsOK, error)) {
-		s.readers.Go(func() {
+	l := &s.loop
+	l.gatherMetrics = func(after uint64, answer func(protocol.MetricsOK, error)) {
+		l.senders.Go(func() {
+			var page protocol.MetricsOK
 			metrics, err := gather()
-			if err != nil {
-				answer(protocol.MetricsOK{}, err)
-				return
+			if err == nil {
+				page, err = pageOfMetrics(metrics, after)
 			}
-			answer(pageOfMetrics(metrics, after))
+			l.submitEvent(event{kind: loopQuery, done: make(chan struct{}), query: func(int64) { answer(page, err) }})
 		})
 	}
 }
@@ -61,17 +62,15 @@ func (l *loop) onMetrics(c *conn, cl *session, r *protocol.Metrics) {
 	l.gathering++
 	id := r.ID
 	l.gatherMetrics(r.After, func(m protocol.MetricsOK, err error) {
-		l.submitEvent(event{kind: loopQuery, done: make(chan struct{}), query: func(int64) {
-			l.gathering--
-			if c.session != cl || cl.phase.IsOver() || cl.phase == locktable.SessionLeaving {
-				return
-			}
-			if err != nil {
-				l.refuse(c, id, protocol.Unavailable, "the metrics could not be gathered: "+err.Error())
-				return
-			}
-			m.ID = id
-			l.queueReply(c, &m)
-		}})
+		l.gathering--
+		if c.session != cl || cl.phase.IsOver() || cl.phase == locktable.SessionLeaving {
+			return
+		}
+		if err != nil {
+			l.refuse(c, id, protocol.Unavailable, "the metrics could not be gathered: "+err.Error())
+			return
+		}
+		m.ID = id
+		l.queueReply(c, &m)
 	})
 }

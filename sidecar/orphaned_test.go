@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
@@ -196,7 +197,7 @@ func TestOrphanedLocksAreFreedOnlyWhereThatIsPermitted(t *testing.T) {
 		{func(c *sidecar.Config) { c.Policy = []policy.Entry{{Name: "few", Users: me(), Holds: 2}} }, protocol.Denied, `rule "few"`},
 		{func(c *sidecar.Config) { c.Policy = []policy.Entry{{Name: "admin", Users: me(), ForceRelease: "all"}} }, protocol.Denied, `rule "admin"`},
 		{func(c *sidecar.Config) { c.Policy = []policy.Entry{{Name: "looks", Users: me(), Hosts: &yes}} }, protocol.Denied, `rule "looks"`},
-		{func(c *sidecar.Config) { c.OtherHosts = sidecar.OtherHostsNone }, protocol.Denied, "other_hosts is none"},
+		{func(c *sidecar.Config) { c.OtherHosts = otherhosts.None }, protocol.Denied, "other_hosts is none"},
 		{func(c *sidecar.Config) { c.Redis = "redis://127.0.0.1:1" }, protocol.Unavailable, "nothing was changed"},
 	} {
 		h := newHouse(t, func(c *sidecar.Config) {

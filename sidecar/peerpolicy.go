@@ -1,124 +1,12 @@
 package sidecar
 
 import (
-	"fmt"
-	"log/slog"
-	"os"
-	"os/user"
-	"strconv"
-	"strings"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
-
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
-
-// resolver finds users and groups of this host.
-var resolver = policy.Resolver{
-	User: func(name string) (int64, error) {
-		u, err := user.Lookup(name)
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseInt(u.Uid, 10, 64)
-	},
-	Group: func(name string) (int64, error) {
-		g, err := user.LookupGroup(name)
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseInt(g.Gid, 10, 64)
-	},
-}
-
-// readPolicyPeer reads what the policy depends on of the process of a connection. Its credentials
-// are those that it had when it connected, so this is done once. nil: there is no policy.
-func (s *Server) readPolicyPeer(c *conn) (*policy.Peer, *protocol.Err) {
-	if s.policy == nil {
-		return nil, nil
-	}
-	peer := policy.Peer{UID: c.peer.UID, IsPrivileged: isPrivileged(c.peer.UID)}
-	if s.policy.NeedsGroups() {
-		groups, err := c.groups()
-		if err != nil {
-			return nil, &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot find out the groups of your process, on which its policy depends: " + err.Error()}
-		}
-		peer.GIDs = append(groups, c.gid)
-	}
-	if s.policy.NeedsCgroup() && c.pidfd >= 0 {
-		peer.Cgroup = cgroupOf(c.peer.PID)
-		if hasEnded(c.pidfd) {
-			peer.Cgroup = "" // another process may have the pid by now
-		}
-	}
-	return &peer, nil
-}
-
-// rulesFor returns what the policy says about a peer; nil: nothing. refused: it cannot be known.
-func (s *Server) rulesFor(peer *policy.Peer) (rules *policy.Rules, refused *policy.Refusal) {
-	s.policyMu.Lock()
-	defer s.policyMu.Unlock()
-	return s.policy.For(peer)
-}
-
-// groups returns the supplementary groups that the peer had when it connected.
-func (c *conn) groups() (groups []int64, err error) {
-	list := make([]uint32, 32)
-	read := func(fd uintptr) (size uint32, errno unix.Errno) {
-		size = uint32(4 * len(list))
-		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
-			uintptr(unsafe.Pointer(&list[0])), uintptr(unsafe.Pointer(&size)), 0)
-		return size, errno
-	}
-	var size uint32
-	var errno unix.Errno
-	failed := c.raw.Control(func(fd uintptr) {
-		if size, errno = read(fd); errno == unix.ERANGE {
-			list = make([]uint32, size/4)
-			size, errno = read(fd)
-		}
-	})
-	switch {
-	case failed != nil:
-		return nil, failed
-	case errno != 0:
-		return nil, fmt.Errorf("getsockopt SO_PEERGROUPS: %w", errno)
-	}
-	for _, g := range list[:size/4] {
-		groups = append(groups, int64(g))
-	}
-	return groups, nil
-}
-
-// cgroupOf returns the path of a process's cgroup in the unified hierarchy, or else in systemd's
-// own one of cgroups version 1; "": it cannot be read.
-func cgroupOf(pid int64) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return ""
-	}
-	return cgroupIn(string(b))
-}
-
-// cgroupIn returns the path in the contents of /proc/PID/cgroup.
-func cgroupIn(text string) (path string) {
-	for line := range strings.Lines(text) {
-		// The third field is a path, in which a user may choose what stands.
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(fields) < 3 {
-			continue
-		}
-		switch {
-		case fields[1] == "name=systemd":
-			path = fields[2] // in the hybrid layout, units are here
-		case fields[0] == "0" && fields[1] == "" && path == "":
-			path = fields[2]
-		}
-	}
-	return strings.TrimSuffix(path, " (deleted)")
-}
 
 // openPolicy finds out what the policy says about a session, and counts it; nil: it says nothing.
 // A session that is resumed has its holds from before; one that is resumed again keeps what was
@@ -155,7 +43,7 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 			why = cl.policy.List()
 		case *protocol.Info:
 			why = cl.policy.Info(r.Name)
-		case *whoRequest:
+		case *otherhosts.WhoRequest:
 			why = cl.policy.Info(r.Name)
 		}
 	}
@@ -179,7 +67,7 @@ func (l *loop) refuseByPolicy(cl *session, id uint64, why *policy.Refusal) {
 // noteRefusal counts and logs what the policy refused to a client.
 func (l *loop) noteRefusal(cl *session, why *policy.Refusal) {
 	l.ledger.Count(why)
-	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "the policy refused a request", why.Rule, diagnosis},
+	l.lines.About(l.stepAt, loglimit.Warn(cl.peer.UID, "the policy refused a request", why.Rule),
 		"", "rule", why.Rule, "code", why.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", why.Msg)
 }
 
@@ -190,6 +78,25 @@ func (l *loop) info(now int64, cl *session, r *protocol.Info) {
 		m.Lock = &row
 	}
 	l.queueReply(cl.conn, &m)
+}
+
+// who answers a who request.
+func (l *loop) who(now int64, cl *session, r *otherhosts.WhoRequest) {
+	if r.Refusal != nil {
+		l.refuse(cl.conn, r.ID, r.Refusal.Code, r.Refusal.Msg)
+		return
+	}
+	m := &protocol.WhoOK{ID: r.ID, WhoRow: r.Found}
+	if row, ok := l.rowFor(now, cl, r.Name); ok {
+		m.Lock = &row
+		if r.IsOurs {
+			m.Holder = &row
+		}
+	}
+	if r.IsOurs && m.Holder == nil {
+		m.Trouble = "this sidecar does not know the lock any more: it has just been released, or the daemon was restarted without its state"
+	}
+	l.queueReply(cl.conn, m)
 }
 
 // rowFor returns what this sidecar knows of a lock, as far as a client may know it; false: nothing.
@@ -216,7 +123,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 			return
 		}
 		// The answer would say whether the lock is held.
-		if !(isHeld && l.mayForceRelease(cl.peer.UID, row.UID)) && !isPrivileged(cl.peer.UID) {
+		if !(isHeld && l.mayForceRelease(cl.peer.UID, row.UID)) && !peers.IsPrivileged(cl.peer.UID) {
 			if why := cl.policy.Info(r.Name); why != nil {
 				l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
 				l.refuseByPolicy(cl, r.ID, why)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // A name is refused for the key that it becomes, and only for that.
@@ -110,7 +111,7 @@ func TestRefusedKeyPrefixLeavesTheStateAlone(t *testing.T) {
 	wrong := h.cfg
 	wrong.KeyPrefix = "app1{"
 	_, err := sidecar.Listen(wrong)
-	var setting *sidecar.SettingError
+	var setting *settings.Error
 	if !errors.As(err, &setting) || !strings.Contains(err.Error(), "outside of a hash tag") {
 		t.Errorf("Listen: %v", err)
 	}

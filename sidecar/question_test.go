@@ -13,6 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -126,7 +127,7 @@ func TestSilentHostsDelayNothing(t *testing.T) {
 
 // The danger: a client that asks about other hosts and does not read the answers keeps many goroutines.
 func TestAnswersThatAreNotReadKeepNoGoroutines(t *testing.T) {
-	h := newHouse(t, func(c *sidecar.Config) { c.OtherHosts = sidecar.OtherHostsNone }) // each question is answered at once
+	h := newHouse(t, func(c *sidecar.Config) { c.OtherHosts = otherhosts.None }) // each question is answered at once
 	before := runtime.NumGoroutine()
 	const clients = 4
 	var sent atomic.Int64
@@ -159,9 +160,9 @@ func TestAnswersThatAreNotReadKeepNoGoroutines(t *testing.T) {
 
 // A name that two hosts have names none of them: a hold might end on the wrong one.
 func TestHoldOfAnAmbiguousHostIsNotForced(t *testing.T) {
-	first := newHouse(t, func(c *sidecar.Config) { c.HostName, c.OtherHosts = "db-7", sidecar.OtherHostsForceRelease })
+	first := newHouse(t, func(c *sidecar.Config) { c.HostName, c.OtherHosts = "db-7", otherhosts.ForceRelease })
 	second := newHouse(t, func(c *sidecar.Config) {
-		c.HostName, c.OtherHosts, c.Redis = "db-7", sidecar.OtherHostsForceRelease, first.cfg.Redis
+		c.HostName, c.OtherHosts, c.Redis = "db-7", otherhosts.ForceRelease, first.cfg.Redis
 	})
 	here := newHouse(t, func(c *sidecar.Config) { c.Redis = first.cfg.Redis })
 	holders := []*wire{greeted(t, first.cfg.Socket), greeted(t, second.cfg.Socket)}

@@ -18,8 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/endpoint"
+	"github.com/locksidecar/locksidecar/sidecar/eventlog"
+	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -28,120 +35,118 @@ import (
 // probeInterval is how often Redis is asked to execute what an acquire needs.
 const probeInterval = time.Minute
 
+// endpointInterval is how often a sidecar checks that its socket and its state are where
+// clients and successors look for them. A check costs three stats.
+const endpointInterval = 2 * time.Second
+
 // stopWithin bounds an orderly stop, in which clients get their answers and Redis executes
 // the releases.
 const stopWithin = 2 * time.Second
 
+// At most so many refused clients at a time get a moment to read the reason.
+const maxRefusals = 16
+
 // Server is one sidecar.
 type Server struct {
 	// Immutable after Listen.
-	endpoint *endpoint
+	endpoint *endpoint.Endpoint
+	metrics  net.Listener // nil: there is none, or not yet
 
-	unread   atomic.Int64 // bytes of answers that no client's socket has taken
-	commands commandReader
-	surveyor surveyor
-	asker    asker
-	paces    paces
-	policyMu sync.Mutex // of readers that ask the policy; no other lock is taken under it
-	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
-	// returns another text.
-	redisIsUp, healthChanged chan struct{}
-	ended                    chan struct{} // closed when the loop is not run any more
-	metrics                  net.Listener  // nil: there is none, or not yet
-	// misplaced is why a successor would not find the state; "": it would.
-	misplaced atomic.Pointer[string]
-	readers   sync.WaitGroup // accept loop and one reader for each connection
+	unread  atomic.Int64 // bytes of answers that no client's socket has taken
+	readers readers
+	loop    loop
 
 	mu     sync.Mutex         // guards what follows
 	conns  map[*conn]struct{} // every connection, with or without a session
 	ending bool               // no more of them
 
 	recovered state.Recovered // what the predecessor left, until Serve has restored it
-
-	loop
 }
 
 // Listen makes the socket. Clients can connect from then on and are served once
 // Serve runs. Its errors say what to do; those that stay until a person changes a setting
-// are SettingErrors.
+// are settings.Errors.
 func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
-	if err := checkFDLimit(); err != nil {
-		return nil, asSettingError(err)
+	if err := peers.CheckFDLimit(); err != nil {
+		return nil, settings.AsError(err)
 	}
-	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
-	if s.policy, err = cfg.policy(); err != nil {
-		return nil, asSettingError(err)
+	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, lines: loglimit.New(cfg.Log, peers.IsPrivileged), startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
+	l := &s.loop
+	if l.policy, err = cfg.policy(); err != nil {
+		return nil, settings.AsError(err)
 	}
-	s.inbox.init()
-	s.commands.init()
-	s.redisIsUp, s.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
-	s.ended = make(chan struct{})
-	s.running.Lock() // until run
-	s.sessions = make(map[locktable.SessionID]*session)
-	s.misplaced.Store(new(string))
-	s.incomplete.Store(new(string))
-	s.redis.Store(&redisHealth{status: notReached})
+	l.inbox = intake.New[event, request]()
+	s.readers.loop, s.readers.commands = l, peers.NewCommands()
+	l.redisIsUp, l.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
+	l.ended = make(chan struct{})
+	l.running.Lock() // until run
+	l.sessions = make(map[locktable.SessionID]*session)
+	l.redis.Store(&redisHealth{status: notReached})
 	if store.IsCluster(cfg.Redis) {
-		s.shards.ofCluster()
+		l.shards.ofCluster()
 	}
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
-	socketLock, err := acquireSocketLock(&s.cfg)
-	if err != nil {
-		return nil, asSettingError(err)
+	if s.endpoint, err = endpoint.Lock(cfg.endpoint()); err != nil {
+		return nil, settings.AsError(err)
 	}
+	l.troubles.init(s.endpoint)
 	defer func() {
-		if err != nil && socketLock != nil {
-			socketLock.close()
+		if err != nil {
+			s.endpoint.Unlock()
 		}
 	}()
 	if err = s.openState(); err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
 	defer func() {
-		if err != nil && s.state != nil {
-			s.state.Close()
+		if err != nil && l.state != nil {
+			l.state.Close()
 		}
 	}()
-	s.store, err = store.Open(store.Config{
+	l.hosts = otherhosts.New(otherhosts.Config{
+		Setting: cfg.OtherHosts, UUID: l.uuid, HostName: cfg.HostName, KeyPrefix: cfg.KeyPrefix, Lease: cfg.Lease, AskWithin: cfg.AskWithin,
+	})
+	l.store, err = store.Open(store.Config{
 		URL:           cfg.Redis,
 		ReadURL:       cfg.ReadRedis,
 		KeyPrefix:     cfg.KeyPrefix,
 		TLS:           cfg.tls(),
-		UUID:          s.uuid,
+		UUID:          l.uuid,
 		Last:          wire.Identity(s.recovered.Redis),
 		TokenExpiry:   cfg.TokenExpiry,
 		Replicas:      cfg.Replicas,
 		Log:           cfg.Log,
-		OnResults:     s.redisResults,
-		OnUp:          s.redisUp,
-		OnDown:        s.redisDown,
-		OnDegraded:    s.redisDegraded,
-		OnRisk:        s.redisRisk,
-		OnSentinels:   func(why string) { s.shards.setSentinels(why, s.setHealth) },
-		OnOpenSlots:   s.redisOpenSlots,
-		OnRoute:       s.redisRoute,
+		OnResults:     l.redisResults,
+		OnUp:          l.redisUp,
+		OnDown:        l.redisDown,
+		OnDegraded:    l.redisDegraded,
+		OnRisk:        l.redisRisk,
+		OnSentinels:   func(why string) { l.shards.setSentinels(why, l.setHealth) },
+		OnOpenSlots:   l.redisOpenSlots,
+		OnRoute:       l.redisRoute,
 		ProbeInterval: probeInterval,
 		OnSubscribed: func(n redisop.Shard, names []string) {
-			s.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
+			l.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
 		},
 		OnUnsubscribed: func(n redisop.Shard, names []string) {
-			s.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
+			l.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
 		},
-		OnMessages: func(m []redisop.Message) { s.inbox.addMessages(m); s.runIfIdle() },
-		OnQuestion: s.onQuestion,
-		OnAnswer:   s.asker.onAnswer,
+		OnMessages: func(m []redisop.Message) { l.inbox.AddMessages(m); l.runIfIdle() },
+		OnQuestion: l.onQuestion,
+		OnAnswer:   l.hosts.OnAnswer,
 	})
 	if err != nil {
-		return nil, asSettingError(err)
+		return nil, settings.AsError(err)
 	}
+	l.hosts.Store = l.store
 	defer func() {
 		if err != nil {
-			_ = s.store.Close(context.Background())
+			_ = l.store.Close(context.Background())
 		}
 	}()
 	if cfg.Metrics != "" {
@@ -154,113 +159,74 @@ func Listen(cfg Config) (_ *Server, err error) {
 			}
 		}()
 	}
-	listener, err := listen(&s.cfg)
-	if err != nil {
-		return nil, asSettingError(err)
+	if err = s.endpoint.Listen(); err != nil {
+		return nil, settings.AsError(err)
 	}
-	if s.state != nil {
-		if why := s.state.Unidentified(); why != "" {
-			s.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
+	if l.state != nil {
+		if why := l.state.Unidentified(); why != "" {
+			l.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
 		}
 	}
-	if s.overflowUID = overflowUID(); s.overflowUID >= 0 {
-		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.overflowUID)
+	if l.overflowUID = peers.OverflowUID(); l.overflowUID >= 0 {
+		l.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", l.overflowUID)
 	}
-	s.ledger.SharedUID = s.overflowUID
-	s.endpoint = newEndpoint(&s.cfg, listener, socketLock)
-	s.recordServing()
-	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
-		s.endpoint.close()
+	l.ledger.SharedUID = l.overflowUID
+	s.endpoint.RecordServing(l.uuid)
+	if l.pids, err = peers.NewWatch(func(id locktable.SessionID) { l.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
+		s.endpoint.Close()
 		return nil, err
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
 	table := cfg.table()
-	table.SlotOf = s.store.SlotOf()
-	if cfg.OtherHosts != OtherHostsNone {
-		s.names.lookUp = s.store.Host
-		table.Contest.HostName = s.names.of
+	table.SlotOf = l.store.SlotOf()
+	if cfg.OtherHosts != otherhosts.None {
+		table.Contest.HostName = l.hosts.NameOf
 	}
 	table.Seed = binary.LittleEndian.Uint64(seed[:])
-	if s.state != nil {
-		table.Journal = s.state
+	if l.state != nil {
+		table.Journal = l.state
 	}
 	now := protocol.Now()
-	s.table = locktable.New(table, now)
-	s.eventLog.begin(now)
+	l.table = locktable.New(table, now)
+	l.eventLog = eventlog.New(now)
 	return s, nil
 }
 
 // openState takes the state file into possession and reads what the predecessor left.
 func (s *Server) openState() (err error) {
-	if s.cfg.State == StateNone {
-		s.uuid = state.NewUUID().String()
-		_, _ = rand.Read(s.key[:])
+	l := &s.loop
+	if l.cfg.State == StateNone {
+		l.uuid = state.NewUUID().String()
+		_, _ = rand.Read(l.key[:])
 		s.recovered.Reset = true
 	} else {
-		of := state.Sidecar{UUID: lastServed(uuidPath(&s.cfg)), KeyPrefix: s.cfg.KeyPrefix}
-		if s.state, err = state.OpenOf(of, s.cfg.State); err != nil {
+		of := state.Sidecar{UUID: s.endpoint.LastServed(), KeyPrefix: l.cfg.KeyPrefix}
+		if l.state, err = state.OpenOf(of, l.cfg.State); err != nil {
 			return err
 		}
-		s.recovered = s.state.Recovered()
-		s.uuid, s.key = s.recovered.UUID, s.recovered.Key
+		s.recovered = l.state.Recovered()
+		l.uuid, l.key = s.recovered.UUID, s.recovered.Key
 	}
 	return nil
 }
 
 // Addr is the path of the socket.
-func (s *Server) Addr() string {
-	s.endpoint.mu.Lock()
-	defer s.endpoint.mu.Unlock()
-	return s.endpoint.listener.Addr().String()
-}
+func (s *Server) Addr() string { return s.endpoint.Listener().Addr().String() }
 
 // Config returns the settings, with their defaults.
-func (s *Server) Config() Config { return s.cfg }
-
-// Trouble is why clients cannot connect, or why a restart would end their locks.
-type Trouble struct {
-	Kind TroubleKind
-	Why  string // "": it is not so
-}
-
-// TroubleKind is a kind of trouble of the daemon, as the label of its metric has it.
-type TroubleKind string
-
-// The kinds, in the order of their importance.
-const (
-	SocketGone TroubleKind = "socket"     // clients cannot connect
-	StateGone  TroubleKind = "state_gone" // a successor would not find the state
-	StateFull  TroubleKind = "state_full" // the state lacks locks or clients
-)
-
-// Troubles returns all kinds of trouble. restart: a restart by systemd helps.
-func (s *Server) Troubles() (all [3]Trouble, restart bool) {
-	why, restart := s.endpoint.unreachable()
-	return [...]Trouble{{SocketGone, why}, {StateGone, *s.misplaced.Load()}, {StateFull, *s.incomplete.Load()}}, restart
-}
-
-// Trouble returns the sentence for the first trouble; "": there is none. restart: a restart by systemd helps.
-func (s *Server) Trouble() (why string, restart bool) {
-	all, restart := s.Troubles()
-	for _, t := range all {
-		if t.Why != "" {
-			return t.Why, restart && t.Kind == SocketGone
-		}
-	}
-	return "", false
-}
+func (s *Server) Config() Config { return s.loop.cfg }
 
 // lookAround checks now and then that clients find the socket, and a successor the state.
 func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)) {
 	tick := time.NewTicker(endpointInterval)
 	defer tick.Stop()
 	for {
-		if l := s.endpoint.check(); l != nil {
+		if l := s.endpoint.Check(); l != nil {
 			accept(l)
 		}
-		s.keepState(stop)
-		s.endExecuted(stop)
+		s.loop.keepState(stop)
+		s.loop.endExecuted(stop)
 		select {
 		case <-stop:
 			return
@@ -269,143 +235,42 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 	}
 }
 
-// keepState has a state that another program removed written again.
-func (s *Server) keepState(stop <-chan struct{}) {
-	if s.state == nil {
-		return
-	}
-	why := s.state.Misplaced()
-	if why != "" {
-		var err error
-		if !s.inLoop(stop, func(int64) { err = s.state.Renew() }) {
-			return
-		}
-		if err == nil {
-			s.log.Warn("the state was removed, and is written again; find out which program removed it", "file", s.cfg.State)
-			why = ""
-		} else {
-			why += fmt.Sprintf("; it cannot be written again: %v", err)
-		}
-	}
-	if was := s.misplaced.Swap(&why); why != "" && *was == "" {
-		s.log.Error("a successor will not find the state", "reason", why)
-	}
-}
-
-// inLoop has the loop call f between two inputs, and returns when it has; false: the sidecar stops.
-func (s *Server) inLoop(stop <-chan struct{}, f func(now int64)) bool {
-	done := make(chan struct{})
-	s.submitEvent(event{kind: loopQuery, query: f, done: done})
-	select {
-	case <-done:
-		return true
-	case <-stop:
-		return false
-	}
-}
-
 // Redis is "ok", or says in one sentence what is wrong.
-func (s *Server) Redis() string { return s.redis.Load().status }
+func (s *Server) Redis() string { return s.loop.redis.Load().status }
 
 // RedisChanged has an element when Redis may return another text than before. One goroutine
 // receives from it.
-func (s *Server) RedisChanged() <-chan struct{} { return s.healthChanged }
-
-func (s *Server) setHealth(h *redisHealth) {
-	s.redis.Store(h)
-	signal(s.healthChanged)
-}
-
-// signal puts an element into a channel that has room for one.
-func signal(to chan struct{}) {
-	select {
-	case to <- struct{}{}:
-	default:
-	}
-}
+func (s *Server) RedisChanged() <-chan struct{} { return s.loop.healthChanged }
 
 // RedisServer names what hosts that share locks have in common: the address of Redis with
 // the number of the database, the run id of the server if it is known, and the key prefix
 // if there is one.
 func (s *Server) RedisServer() string {
-	text := s.store.Address()
-	if id := s.redis.Load().runID; id != "" {
+	l := &s.loop
+	text := l.store.Address()
+	if id := l.redis.Load().runID; id != "" {
 		text += ", run id " + id
 	}
-	if s.cfg.KeyPrefix != "" {
-		text += fmt.Sprintf(", key prefix %q", s.cfg.KeyPrefix)
+	if l.cfg.KeyPrefix != "" {
+		text += fmt.Sprintf(", key prefix %q", l.cfg.KeyPrefix)
 	}
 	return text
-}
-
-func (s *Server) redisResults(results []redisop.Result, raised *wire.Identity) {
-	e := event{kind: redisResults, results: results}
-	if raised != nil {
-		e.redis, e.flag = *raised, true
-	}
-	s.submitEvent(e)
-}
-
-func (s *Server) redisUp(n redisop.Shard, dataLost, listening bool, id wire.Identity) {
-	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: "ok", runID: id.RunID} }, s.setHealth)
-	signal(s.redisIsUp)
-	s.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})
-}
-
-// redisDegraded has why Redis refuses what locks need; "": it does not.
-func (s *Server) redisDegraded(n redisop.Shard, why string) {
-	s.shards.set(n, func(h *redisHealth) {
-		if h.status, h.isDegraded = "ok", why != ""; why != "" {
-			h.status = why
-		}
-	}, s.setHealth)
-	s.submitEvent(event{kind: redisDegraded, shard: n, text: why})
-}
-
-// redisRisk has why two owners of one lock are possible; "": nothing is known.
-func (s *Server) redisRisk(n redisop.Shard, risk string) {
-	s.shards.set(n, func(h *redisHealth) { h.risk = risk }, s.setHealth)
-}
-
-// redisOpenSlots has why slots stay open; "": none is.
-func (s *Server) redisOpenSlots(why string, isBlocking bool) {
-	s.shards.setOpen(why, isBlocking, s.setHealth)
-	s.submitEvent(event{kind: redisOpenSlots, text: why})
-}
-
-func (s *Server) redisRoute(ranges []redisop.SlotRange) {
-	s.shards.route(ranges, s.setHealth)
-	s.submitEvent(event{kind: redisRoute, routes: ranges})
-}
-
-func (s *Server) redisDown(n redisop.Shard, err error) {
-	why := err.Error()
-	s.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: why} }, s.setHealth)
-	s.submitEvent(event{kind: redisDown, shard: n, text: why})
-}
-
-// restoreEvents continues the events of the predecessor. The state file keeps other sidecars from the
-// file of the events.
-func (s *Server) restoreEvents() {
-	if s.state == nil {
-		return
-	}
-	file, events := openEventFile(s.cfg.State, s.eventLog.begun, s.log)
-	s.eventLog.file = file
-	s.eventLog.restore(events)
 }
 
 // Serve restores what the predecessor left and serves until ctx ends. Then it stops in order: it
 // accepts no more requests, waits up to two seconds for answers and releases that are in
 // flight, and leaves every hold to its successor. Serve is called once.
 func (s *Server) Serve(ctx context.Context) error {
-	s.restoreEvents()
-	s.restore(protocol.Now(), &s.recovered)
+	l := &s.loop
+	if l.state != nil {
+		l.eventLog.Keep(l.cfg.State, l.log)
+	}
+	l.restore(protocol.Now(), &s.recovered)
 	s.recovered = state.Recovered{}
 	cannotAccept := make(chan error, 1)
-	accept := func(l *net.UnixListener) {
-		s.readers.Go(func() {
-			if err := s.accept(l); err != nil {
+	accept := func(on *net.UnixListener) {
+		l.senders.Go(func() {
+			if err := s.accept(on); err != nil {
 				select {
 				case cannotAccept <- err:
 				default:
@@ -413,7 +278,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 		})
 	}
-	accept(s.endpoint.listener)
+	accept(s.endpoint.Listener())
 	var failed error
 	stop := make(chan struct{})
 	go func() {
@@ -423,43 +288,41 @@ func (s *Server) Serve(ctx context.Context) error {
 		case failed = <-cannotAccept:
 		}
 	}()
-	s.readers.Go(func() { s.lookAround(stop, accept) })
-	s.readers.Go(func() { s.announce(stop) })
-	s.run(stop)
-	s.endpoint.close()
+	l.senders.Go(func() { s.lookAround(stop, accept) })
+	l.senders.Go(func() { l.hosts.Announce(stop, l.redisIsUp, l.cfg.Version, l.startedAt) })
+	l.run(stop)
+	s.endpoint.Close()
 	s.hangUp()
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
-	s.finish(bound)
-	s.inbox.unblock()
-	if err := s.store.Close(bound); err != nil {
-		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
+	l.finish(bound)
+	l.inbox.Unblock()
+	if err := l.store.Close(bound); err != nil {
+		l.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}
-	s.readers.Wait()
-	s.pids.close()
-	for s.step(); s.inbox.hasInput(); { // the last requests of the readers
-		s.step()
+	l.senders.Wait()
+	l.pids.Close()
+	for l.step(); l.inbox.HasInput(); { // the last requests of the readers
+		l.step()
 	}
-	close(s.ended)
-	s.flushSuppressed()
-	for _, cl := range s.sessions {
+	close(l.ended)
+	l.lines.Flush()
+	for _, cl := range l.sessions {
 		cl.unwatch()
 	}
-	if s.eventLog.file != nil {
-		s.eventLog.file.close()
-	}
-	if s.state != nil {
-		if err := s.state.Close(); err != nil {
-			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)
+	l.eventLog.Close()
+	if l.state != nil {
+		if err := l.state.Close(); err != nil {
+			l.log.Error("closing the state file", "file", l.cfg.State, "error", err)
 		}
 	}
-	s.endpoint.unlock()
+	s.endpoint.Unlock()
 	return failed
 }
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept(l *net.UnixListener) error {
-	trouble := make(errorEpisodes)
+	trouble := make(loglimit.Episodes)
 	refusing := make(chan struct{}, maxRefusals)
 	for {
 		nc, err := l.AcceptUnix()
@@ -470,8 +333,8 @@ func (s *Server) accept(l *net.UnixListener) error {
 			if !passing(err) {
 				return fmt.Errorf("accepting clients on %s: %w", l.Addr(), err)
 			}
-			if trouble.begins(err.Error()) {
-				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)
+			if trouble.Begins(time.Now(), err.Error()) {
+				s.loop.log.Error("cannot accept clients; raise the limit of open files", "error", err)
 			}
 			time.Sleep(100 * time.Millisecond) // descriptors become free when clients close theirs
 			continue
@@ -487,17 +350,21 @@ func (s *Server) accept(l *net.UnixListener) error {
 		}
 		why := s.admit(c)
 		if why == nil {
-			s.inbox.addConn(c)
-			s.readers.Go(func() { s.serveConn(c) })
+			c.sender = s.loop.inbox.AddConn(c.peer.UID, c.peer.PID)
+			s.loop.senders.Go(func() {
+				defer s.leave(c)
+				s.readers.serve(c)
+			})
 			continue
 		}
-		if trouble.begins(why.Msg) {
-			s.log.Error("clients are refused", "reason", why.Msg)
+		if trouble.Begins(time.Now(), why.Msg) {
+			s.loop.log.Error("clients are refused", "reason", why.Msg)
 		}
 		select {
 		case refusing <- struct{}{}:
-			s.readers.Go(func() {
-				s.refuseConn(c, why)
+			s.loop.senders.Go(func() {
+				defer s.leave(c)
+				c.refuse(why)
 				<-refusing
 			})
 		default: // a client that has not sent its hello yet may miss the reason
@@ -513,40 +380,59 @@ func (s *Server) accept(l *net.UnixListener) error {
 func (s *Server) admit(c *conn) (why *protocol.Err) {
 	defer func() {
 		if why != nil {
-			closePidfd(&c.pidfd)
+			peers.ClosePidfd(&c.pidfd)
 		}
 	}()
-	highest, err := c.identify()
+	p, highest, err := peers.Identify(c.raw)
+	c.peer.PID, c.peer.UID, c.gid, c.pidfd = p.PID, p.UID, p.GID, p.Pidfd
 	switch {
-	case isResourceExhausted(err), err == nil && uint64(highest) >= clientFDLimit():
-		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", fdLimit())}
+	case peers.IsResourceExhausted(err), err == nil && uint64(highest) >= peers.ClientFDLimit():
+		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", peers.FDLimit())}
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
 	}
-	all, own := s.inbox.conns(c.peer.UID)
-	return checkShare("connections", c.peer.UID, all, own, s.cfg.MaxSessions+spareConns)
+	all, own := s.loop.inbox.Conns(c.peer.UID)
+	return checkShare("connections", c.peer.UID, all, own, s.loop.cfg.MaxSessions+spareConns)
 }
 
 // passing reports whether accept may work again after this error.
 func passing(err error) bool {
-	return isResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
+	return peers.IsResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
 }
 
 // Ping returns when the loop has handled an event.
 func (s *Server) Ping(ctx context.Context) error {
 	done := make(chan struct{})
-	s.submitEvent(event{kind: loopPing, done: done})
-	return s.awaitLoop(ctx, done)
+	s.loop.submitEvent(event{kind: loopPing, done: done})
+	return s.loop.awaitLoop(ctx, done)
 }
 
-// awaitLoop waits until the loop has closed done.
-func (s *Server) awaitLoop(ctx context.Context, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	case <-s.ended:
-		return errors.New("the sidecar has stopped")
-	case <-ctx.Done():
-		return fmt.Errorf("the loop did not answer: %w", ctx.Err())
+// enter notes a connection; false: the sidecar stops.
+func (s *Server) enter(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ending {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *Server) leave(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// hangUp sends every client its last frame. That ends the waiters, whose clients send their
+// requests again to the successor. Holds stay as they are, but for those that the clients have released.
+func (s *Server) hangUp() {
+	s.loop.stopping = true
+	s.loop.table.DropWaiters(protocol.Now())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = true
+	for c := range s.conns { // those that have not said hello too
+		c.drain(&stopping)
 	}
 }

@@ -6,17 +6,15 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
-	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
+	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
@@ -44,14 +42,7 @@ type session struct {
 }
 
 // unwatch gives the pidfd back, which also takes it out of the epoll set.
-func (c *session) unwatch() { closePidfd(&c.pidfd) }
-
-func closePidfd(fd *int) {
-	if *fd >= 0 {
-		unix.Close(*fd)
-		*fd = -1
-	}
-}
+func (c *session) unwatch() { peers.ClosePidfd(&c.pidfd) }
 
 // ticket is what proves that a client is the one that opened a session: only this
 // sidecar and its successors can make it, and it is good for one user.
@@ -109,7 +100,7 @@ func (l *loop) endRefusedClaim(now int64, c *conn, ticket, why string) string {
 	id, _ := strconv.ParseUint(number, 10, 64)
 	cl := l.sessions[locktable.SessionID(id)]
 	if cl == nil || cl.phase != locktable.SessionAbsent || l.sessionForTicket(ticket, cl.peer.UID) != cl ||
-		cl.peer.PID != c.peer.PID || compareProcess(cl.process, c.process) != peerWatched {
+		cl.peer.PID != c.peer.PID || peers.Compare(cl.process, c.process) != peers.Watched {
 		return ""
 	}
 	if cl.peer.UID != c.peer.UID {
@@ -141,21 +132,21 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	l.table.Restore(now, &recovered.Snapshot)
 	dead, unseen, unknown := 0, 0, 0
 	// A client that comes back needs two descriptors more, until the one of here is closed.
-	below := clientFDLimit() / 2
+	below := peers.ClientFDLimit() / 2
 	for i := range recovered.Sessions {
 		r := &recovered.Sessions[i]
 		l.last = max(l.last, r.ID)
 		cl := &session{id: r.ID, peer: r.Peer, process: r.Process, pidfd: -1, since: now, resumable: r.Resumable, phase: r.RestoredPhase()}
 		l.sessions[r.ID] = cl
-		process := peerUnwatched // in another pid namespace
+		process := peers.Unwatched // in another pid namespace
 		if r.Peer.PID > 0 {
-			cl.pidfd, process = findProcess(r.Peer.PID, r.Process, below)
+			cl.pidfd, process = peers.Find(r.Peer.PID, r.Process, below)
 		}
 		switch {
-		case process == peerEnded, process == peerExecuted:
+		case process == peers.Ended, process == peers.Executed:
 			dead++
 			why := "its process ended while no sidecar ran"
-			if process == peerExecuted {
+			if process == peers.Executed {
 				why = executedWhy
 			}
 			l.close(now, cl, why)
@@ -167,7 +158,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		l.watch(cl)
 		cl.until = now + int64(l.resumeTimeout(cl))
 		switch {
-		case process == peerUnproven:
+		case process == peers.Unproven:
 			unknown++
 		case cl.pidfd < 0 && r.Peer.PID > 0:
 			unseen++
@@ -179,7 +170,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	l.armAbsence()
 	if unseen > 0 {
 		l.log.Error("too few files may be open to watch every client's process; those that do not come back within resume-unseen lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
-			"clients", unseen, "limit", fdLimit())
+			"clients", unseen, "limit", peers.FDLimit())
 	}
 	if unknown > 0 {
 		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
@@ -250,46 +241,12 @@ func (l *loop) endAbsence(now int64) {
 	l.armAbsence()
 }
 
-const executedWhy = "its process has executed another program"
-
-// endExecuted ends the absent sessions of processes that have executed another program since their
-// clients were connected. While a client is connected, exec closes its connection. It reads /proc, so
-// it is called on a goroutine apart from the loop.
-func (s *Server) endExecuted(stop <-chan struct{}) {
-	var absent []*session
-	ok := s.inLoop(stop, func(int64) {
-		for _, cl := range s.sessions {
-			if cl.phase == locktable.SessionAbsent && cl.pidfd >= 0 {
-				absent = append(absent, &session{id: cl.id, peer: cl.peer, process: cl.process})
-			}
-		}
-	})
-	if !ok {
-		return
-	}
-	absent = slices.DeleteFunc(absent, func(cl *session) bool {
-		_, program := readProcess(cl.peer.PID)
-		return !hasExecuted(cl.process.Program, program)
-	})
-	if len(absent) == 0 {
-		return
-	}
-	s.inLoop(stop, func(now int64) {
-		for _, found := range absent {
-			// A process that ended meanwhile may have given its pid to another one: then it has ended.
-			if cl := s.sessions[found.id]; cl != nil && cl.phase == locktable.SessionAbsent && cl.process == found.process {
-				s.close(now, cl, executedWhy)
-			}
-		}
-	})
-}
-
 // watch has the end of the client's process end its session.
 func (l *loop) watch(cl *session) {
 	if cl.pidfd < 0 {
 		return
 	}
-	if err := l.pids.add(cl.id, cl.pidfd); err != nil {
+	if err := l.pids.Add(cl.id, cl.pidfd); err != nil {
 		l.log.Warn("cannot watch a client's process; its death shows when its connection ends", "session", cl.id, "pid", cl.peer.PID, "error", err)
 	}
 }
@@ -334,7 +291,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 		if policed, why = l.openPolicy(now, c, cl); why != nil {
 			err = *why.Err()
 			l.ledger.Count(why)
-			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code), diagnosis}, "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
+			l.lines.About(now, loglimit.Warn(c.peer.UID, "the policy refused a client", string(err.Code)), "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
 		}
 	}
 	var refusedClaim string
@@ -343,7 +300,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	}
 	if err.Code != "" {
 		err.ID = m.ID
-		closePidfd(&c.pidfd)
+		peers.ClosePidfd(&c.pidfd)
 		l.closeAfterFlush(c, &err)
 		return
 	}
@@ -420,7 +377,7 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 	cl := c.session
 	switch {
 	case cl == nil:
-		closePidfd(&c.pidfd)
+		peers.ClosePidfd(&c.pidfd)
 	case cl.phase == locktable.SessionDraining:
 		l.close(now, cl, "its process ended")
 	case c.isDraining.Load() && !c.isOver, cl.phase.IsOver():
@@ -428,7 +385,7 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 		l.awaitResume(cl)
 	default:
 		why := "its connection ended"
-		if l.table.Holds(cl.id) > 0 && processIsEnding(cl.pidfd, cl.peer.PID) {
+		if l.table.Holds(cl.id) > 0 && peers.IsEnding(cl.pidfd, cl.peer.PID) {
 			why = "its process ended" // the pidfd reports it after this
 		}
 		l.close(now, cl, why)
@@ -449,11 +406,11 @@ func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	}
 	l.closeAfterFlush(c, fault)
 	if cl == nil {
-		closePidfd(&c.pidfd)
-		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code), diagnosis}, "", "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
+		peers.ClosePidfd(&c.pidfd)
+		l.lines.About(now, loglimit.Warn(c.peer.UID, "client refused", string(fault.Code)), "", "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
 		return
 	}
-	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(fault.Code), diagnosis},
+	l.lines.About(now, loglimit.Warn(cl.peer.UID, "client broke the protocol", string(fault.Code)),
 		"", "code", fault.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", fault.Msg, "holds", l.table.Holds(cl.id))
 	switch cl.phase {
 	case locktable.SessionDraining:
@@ -502,12 +459,9 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 
 func (l *loop) close(now int64, cl *session, why string) {
 	if n := l.table.Holds(cl.id); n > 0 {
-		var names nameList
-		l.table.HeldNames(cl.id, func(name string) bool {
-			names.add(name)
-			return !names.noRoom
-		})
-		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why, diagnosis}, "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "locks", names.String(), "reason", why)
+		var names loglimit.Names
+		l.table.HeldNames(cl.id, names.Add)
+		l.lines.About(now, loglimit.Info(cl.peer.UID, "client ended with locks held; released", why), "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "locks", names.String(), "reason", why)
 	}
 	l.end(now, cl)
 }

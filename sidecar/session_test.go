@@ -7,7 +7,7 @@ import (
 )
 
 func TestTicketIsForOneSessionOfOneUserAndOneSidecar(t *testing.T) {
-	var s, other, stranger Server
+	var s, other, stranger loop
 	s.uuid, other.uuid, stranger.uuid = "a", "b", "a"
 	stranger.key[0] = 1
 	ticket := s.ticket(7, 1000)

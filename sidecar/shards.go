@@ -23,23 +23,6 @@ type Shard struct {
 	Held, Waiting int // holds, and requests that wait, of locks of these slots
 }
 
-// shardStates returns each shard that has slots, with what a survey found of its locks; nil: Redis is no
-// Cluster. It may be called from any goroutine.
-func (s *Server) shardStates(survey *locktable.Survey) []Shard {
-	known := s.store.Shards()
-	if known == nil {
-		return nil
-	}
-	shards := make([]Shard, 0, len(known))
-	for _, k := range known {
-		h, locks := s.shards.get(k.Shard), survey.OfShard(k.Shard)
-		shards = append(shards, Shard{
-			ShardState: k, Redis: h.status, IsUp: h.isUp(), Degraded: h.isDegraded, Held: locks.Holds, Waiting: locks.Waiters,
-		})
-	}
-	return shards
-}
-
 // trouble is the rank of a shard in a list whose first ones are those in trouble.
 func (s *Shard) trouble() int {
 	switch {

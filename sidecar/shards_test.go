@@ -52,82 +52,82 @@ func TestStatusCountsShardsThatItDoesNotSend(t *testing.T) {
 	}
 }
 
-// cluster returns a sidecar whose slots are on the shards 1 and 2, which are up.
-func cluster(t *testing.T) (s *Server, end func()) {
+// cluster returns the loop of a sidecar whose slots are on the shards 1 and 2, which are up.
+func cluster(t *testing.T) (l *loop, end func()) {
 	t.Helper()
-	s, end = unservedBy(t, "redis+cluster://127.0.0.1:1") // refuses connections
+	l, end = unservedBy(t, "redis+cluster://127.0.0.1:1") // refuses connections
 	routes := []redisop.SlotRange{{First: 0, Last: 8191, Shard: 1}, {First: 8192, Last: 16383, Shard: 2}}
 	now := protocol.Now()
-	s.table.Route(now, routes)
-	s.shards.route(routes, s.setHealth)
+	l.table.Route(now, routes)
+	l.shards.route(routes, l.setHealth)
 	for n := range redisop.Shard(2) {
-		s.table.Up(now, n+1, false, true)
-		s.shards.set(n+1, func(h *redisHealth) { *h = redisHealth{status: "ok"} }, s.setHealth)
+		l.table.Up(now, n+1, false, true)
+		l.shards.set(n+1, func(h *redisHealth) { *h = redisHealth{status: "ok"} }, l.setHealth)
 	}
-	return s, end
+	return l, end
 }
 
 // The danger: one master hangs, and the status says that all do, or that all are well.
 func TestStatusNamesTheShardThatIsSilent(t *testing.T) {
-	s, end := cluster(t)
+	l, end := cluster(t)
 	defer end()
 	since := protocol.Now()
-	s.table.Open(since, 1, locktable.Peer{})
-	slotOf := s.store.SlotOf()
+	l.table.Open(since, 1, locktable.Peer{})
+	slotOf := l.store.SlotOf()
 	name := "a"
 	for slotOf(name) > 8191 { // of shard 1
 		name += "a"
 	}
-	s.table.Acquire(since, 1, protocol.Acquire{ID: 7, Name: name, WaitMS: protocol.Forever})
+	l.table.Acquire(since, 1, protocol.Acquire{ID: 7, Name: name, WaitMS: protocol.Forever})
 	now := since + int64(10*time.Second)
 	shards := []Shard{{ShardState: store.ShardState{Shard: 1, Address: "a:1"}, Redis: "ok", IsUp: true}, {ShardState: store.ShardState{Shard: 2, Address: "b:1"}, Redis: "ok", IsUp: true}}
-	why, all := s.noteSilence(now, shards)
+	why, all := l.noteSilence(now, shards)
 	if want := "Redis at a:1 has not answered for 10s"; why != want || all || shards[0].Redis != want || shards[1].Redis != "ok" {
 		t.Errorf("the reason is %q, of all shards: %v; %+v", why, all, shards)
 	}
 	shards = shards[:1]
 	shards[0].Redis = "ok"
-	if _, all = s.noteSilence(now, shards); !all {
+	if _, all = l.noteSilence(now, shards); !all {
 		t.Error("the only shard is silent, and not all are")
 	}
-	for _, e := range s.table.Effects() {
+	for _, e := range l.table.Effects() {
 		if e.Kind == locktable.Redis {
-			s.table.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Shard: e.Op.Shard, Outcome: redisop.HeldByOther})
+			l.table.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Shard: e.Op.Shard, Outcome: redisop.HeldByOther})
 		}
 	}
 }
 
 func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
-	s, end := cluster(t)
+	l, end := cluster(t)
 	defer end()
-	if h := s.redis.Load(); h.status != "ok" || h.isDegraded {
+	if h := l.redis.Load(); h.status != "ok" || h.isDegraded {
 		t.Fatalf("at the start: %+v", h)
 	}
-	s.shards.set(2, func(h *redisHealth) { *h = redisHealth{status: "it refuses connections"} }, s.setHealth)
-	if h := s.redis.Load(); !h.isUp() || !h.isDegraded || !strings.Contains(h.status, "1 of 2 masters of the Cluster are connected; it refuses") {
+	l.shards.set(2, func(h *redisHealth) { *h = redisHealth{status: "it refuses connections"} }, l.setHealth)
+	if h := l.redis.Load(); !h.isUp() || !h.isDegraded || !strings.Contains(h.status, "1 of 2 masters of the Cluster are connected; it refuses") {
 		t.Errorf("one is down: %+v", h)
 	}
-	if up, down := s.shards.get(1), s.shards.get(2); !up.isUp() || down.isUp() {
+	if up, down := l.shards.get(1), l.shards.get(2); !up.isUp() || down.isUp() {
 		t.Errorf("shard 1 %+v, shard 2 %+v", up, down)
 	}
-	s.shards.set(1, func(h *redisHealth) { *h = redisHealth{status: "it hangs"} }, s.setHealth)
-	if h := s.redis.Load(); h.isUp() {
+	l.shards.set(1, func(h *redisHealth) { *h = redisHealth{status: "it hangs"} }, l.setHealth)
+	if h := l.redis.Load(); h.isUp() {
 		t.Errorf("both are down: %+v", h)
 	}
 }
 
 // The danger: an operator reads of a trouble that began, and never of its end, because another master has the slots.
 func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
-	s, end := cluster(t)
+	l, end := cluster(t)
 	defer end()
 	var numbers uint64
 	expect := func(what string, e event, want ...string) {
 		t.Helper()
 		if e.kind == redisRoute {
-			s.shards.route(e.routes, s.setHealth)
+			l.shards.route(e.routes, l.setHealth)
 		}
-		s.onEvent(protocol.Now(), &e)
-		rows, next, _ := s.eventLog.page(numbers, 1<<20, nil, nil)
+		l.onEvent(protocol.Now(), &e)
+		rows, next, _ := l.eventLog.Page(numbers, 1<<20, nil, nil)
 		numbers = next
 		var got []string
 		for _, r := range rows {
@@ -149,16 +149,16 @@ func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
 	expect("it refuses nothing", event{kind: redisDegraded, shard: 1})
 	expect("it has all slots", event{kind: redisRoute, routes: []redisop.SlotRange{{First: 8192, Last: 16383, Shard: 1}}}, "redis_up")
 	expect("the one without slots is gone still", gone)
-	if n := s.counters.redisDowns; n != 2 {
+	if n := l.counters.redisDowns; n != 2 {
 		t.Errorf("%d losses of a connection are counted, want 2", n)
 	}
 }
 
 // Before a node has answered, no slot has a master.
 func TestStatusOfAClusterThatIsNotReached(t *testing.T) {
-	s, end := unservedBy(t, "redis+cluster://127.0.0.1:1")
+	l, end := unservedBy(t, "redis+cluster://127.0.0.1:1")
 	defer end()
-	shards := s.shardStates(&locktable.Survey{})
+	shards := l.shardStates(&locktable.Survey{})
 	if len(shards) != 1 || shards[0].Address != "" || shards[0].Slots != redisop.Slots || shards[0].IsUp {
 		t.Errorf("the shards are %+v", shards)
 	}

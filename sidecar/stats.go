@@ -2,7 +2,6 @@ package sidecar
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -52,67 +51,42 @@ type counters struct {
 	steps      locktable.Histogram
 }
 
-const (
-	// surveyPart is how many locks a survey looks at in one step of the loop.
-	surveyPart = 256
-
-	// A survey of a large table is not repeated before surveyShare times the time has passed that
-	// it took of the loop: so the surveys take a twentieth of the loop's time at most, however
-	// often they are asked for.
-	surveyShare = 20
-)
-
-// surveyor makes surveys, one at a time.
-type surveyor struct {
-	mu   sync.Mutex // locked during a survey
-	last locktable.Survey
-	at   int64         // of last, CLOCK_BOOTTIME; 0: there is none
-	cost time.Duration // of last: the time that it took of the loop
-}
-
-// query has the loop call f between two inputs, and returns when it has. f must be short.
-func (s *Server) query(ctx context.Context, f func(now int64)) error {
-	done := make(chan struct{})
-	s.submitEvent(event{kind: loopQuery, query: f, done: done})
-	return s.awaitLoop(ctx, done)
-}
-
 // Stats returns what the sidecar has counted.
 func (s *Server) Stats(ctx context.Context) (*Stats, error) {
-	survey, at, err := s.survey(ctx)
+	survey, at, err := s.loop.survey(ctx)
 	if err != nil {
 		return nil, err
 	}
 	begin := time.Now()
 	answered := make(chan Stats, 1)
-	err = s.query(ctx, func(now int64) {
-		st := Stats{Stats: s.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.counters.resumed, RedisDowns: s.counters.redisDowns, DataLosses: s.counters.dataLosses, Steps: s.counters.steps}
-		st.Groups[0].Losses[locktable.LossForgotten] += s.counters.forgotten
-		st.Policy, st.PolicyUse = s.ledger.Refused(len(s.cfg.Policy)), s.ledger.Usage(s.cfg.Policy)
+	err = s.loop.query(ctx, func(now int64) {
+		st := Stats{Stats: s.loop.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.loop.counters.resumed, RedisDowns: s.loop.counters.redisDowns, DataLosses: s.loop.counters.dataLosses, Steps: s.loop.counters.steps}
+		st.Groups[0].Losses[locktable.LossForgotten] += s.loop.counters.forgotten
+		st.Policy, st.PolicyUse = s.loop.ledger.Refused(len(s.loop.cfg.Policy)), s.loop.ledger.Usage(s.loop.cfg.Policy)
 		answered <- st
 	})
 	if err != nil {
 		return nil, err
 	}
 	st := <-answered
-	redis := s.redis.Load()
-	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.startedAt
+	redis := s.loop.redis.Load()
+	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.loop.startedAt
 	st.Redis, st.RedisUp, st.Degraded, st.RedisRunID = redis.status, redis.isUp(), redis.isDegraded, redis.runID
-	st.Shards, st.TopologyChanges, st.Redirects = s.shardStates(&survey), s.store.TopologyChanges(), s.store.Redirects()
-	st.Sentinels, st.OpenSlots = s.store.Sentinels(), s.store.OpenSlots()
-	st.Troubles, _ = s.Troubles()
-	st.Ignored, st.Database = s.store.IgnoredMessages(), s.store.Database()
+	st.Shards, st.TopologyChanges, st.Redirects = s.loop.shardStates(&survey), s.loop.store.TopologyChanges(), s.loop.store.Redirects()
+	st.Sentinels, st.OpenSlots = s.loop.store.Sentinels(), s.loop.store.OpenSlots()
+	st.Troubles, _ = s.loop.troubles.all()
+	st.Ignored, st.Database = s.loop.store.IgnoredMessages(), s.loop.store.Database()
 	return &st, nil
 }
 
 // Rows returns the rows of the locks that have one of these names and are known.
 func (s *Server) Rows(ctx context.Context, names []string) ([]protocol.LockRow, error) {
 	answered := make(chan []protocol.LockRow, 1)
-	err := s.query(ctx, func(now int64) {
+	err := s.loop.query(ctx, func(now int64) {
 		var rows []protocol.LockRow
 		for _, name := range names {
-			if row, ok := s.table.Info(now, name); ok {
-				s.locate(now, &row)
+			if row, ok := s.loop.table.Info(now, name); ok {
+				s.loop.locate(now, &row)
 				rows = append(rows, row)
 			}
 		}
@@ -124,35 +98,28 @@ func (s *Server) Rows(ctx context.Context, names []string) ([]protocol.LockRow, 
 	return <-answered, nil
 }
 
-// survey walks over all locks, in parts between which the loop does everything else.
-func (s *Server) survey(ctx context.Context) (locktable.Survey, int64, error) {
-	y := &s.surveyor
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	if y.at != 0 && protocol.Now()-y.at < surveyShare*int64(y.cost) {
-		return y.last, y.at, nil
+// Events returns at most n of the events that are wanted, newest first, and the time of the answer
+// (CLOCK_BOOTTIME, ns). isWanted must be short: the loop waits for it.
+func (s *Server) Events(ctx context.Context, n int, isWanted func(*protocol.EventRow) bool) ([]protocol.EventRow, int64, error) {
+	type newest struct {
+		rows []protocol.EventRow
+		at   int64
 	}
-	type part struct {
-		survey locktable.Survey
-		at     int64
-		cost   time.Duration
-		more   bool
+	answered := make(chan newest, 1)
+	err := s.loop.query(ctx, func(now int64) {
+		rows := s.loop.eventLog.Newest(n, isWanted)
+		s.loop.nameHosts(rows)
+		answered <- newest{rows, now}
+	})
+	if err != nil {
+		return nil, 0, err
 	}
-	p := part{more: true}
-	for p.more {
-		answered := make(chan part, 1) // a query that was not waited for changes nothing here
-		err := s.query(ctx, func(now int64) {
-			begin := time.Now()
-			next := p
-			next.more = s.table.Survey(now, &next.survey, surveyPart)
-			next.at, next.cost = now, p.cost+time.Since(begin)
-			answered <- next
-		})
-		if err != nil {
-			return locktable.Survey{}, 0, err
-		}
-		p = <-answered
-	}
-	y.last, y.at, y.cost = p.survey, p.at, p.cost
-	return y.last, y.at, nil
+	a := <-answered
+	return a.rows, a.at, nil
 }
+
+// Troubles returns all kinds of trouble. restart: a restart by systemd helps.
+func (s *Server) Troubles() (all [3]Trouble, restart bool) { return s.loop.troubles.all() }
+
+// Trouble returns the sentence for the first trouble; "": there is none. restart: a restart by systemd helps.
+func (s *Server) Trouble() (why string, restart bool) { return s.loop.troubles.first() }

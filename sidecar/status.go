@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -66,21 +65,6 @@ type statusRequest struct {
 	survey  *locktable.Survey // nil: the loop did not make one in time
 	shards  []Shard           // of a Cluster; nil: Redis is none
 	trouble string
-}
-
-// prepareStatus has the locks surveyed for a status request. It runs on the reader of the
-// connection, because a survey takes several steps of the loop: until it is made, no further
-// requests of this client are read.
-func (s *Server) prepareStatus(m *protocol.Status) *statusRequest {
-	ctx, cancel := context.WithTimeout(context.Background(), surveyTimeout)
-	defer cancel()
-	v := *m
-	r := &statusRequest{Status: &v}
-	if survey, _, err := s.survey(ctx); err == nil {
-		r.survey, r.shards = &survey, s.shardStates(&survey)
-	}
-	r.trouble, _ = s.Trouble()
-	return r
 }
 
 // onStatus answers a status request.

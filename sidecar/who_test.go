@@ -13,6 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
@@ -226,7 +227,7 @@ func TestWhoShowsOtherHostsToThoseWhoMayListThem(t *testing.T) {
 	c.id++
 	c.send(protocol.HostForceRelease{ID: c.id, Host: "db-7", Name: "a"})
 	c.refused(c.id, protocol.Denied, `rule "ops" of the policy is about your process`)
-	alone := newHouse(t, func(c *sidecar.Config) { c.Redis, c.OtherHosts = there.cfg.Redis, sidecar.OtherHostsNone })
+	alone := newHouse(t, func(c *sidecar.Config) { c.Redis, c.OtherHosts = there.cfg.Redis, otherhosts.None })
 	c = greeted(t, alone.cfg.Socket)
 	c.hold("c")
 	got = c.who("a")

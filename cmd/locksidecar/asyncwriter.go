@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 )
 
 const (
@@ -25,7 +25,7 @@ type lineClass uint8
 
 const (
 	ordinary        lineClass = iota
-	audited                   // a client ended a hold by force, or tried to: see sidecar.IsAudit
+	audited                   // a client ended a hold by force, or tried to: see loglimit.IsAudit
 	auditPrivileged           // the same, and the client is root or the daemon's user
 )
 
@@ -178,7 +178,7 @@ func (h *auditHandler) Enabled(ctx context.Context, level slog.Level) bool {
 
 func (h *auditHandler) Handle(ctx context.Context, r slog.Record) error {
 	class := ordinary
-	if is, privileged := sidecar.IsAudit(ctx); privileged {
+	if is, privileged := loglimit.IsAudit(ctx); privileged {
 		class = auditPrivileged
 	} else if is {
 		class = audited

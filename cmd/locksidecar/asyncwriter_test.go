@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 )
 
 // While the log is not read, ordinary lines are dropped, and those of an audit are not. Users who are not
@@ -72,8 +72,8 @@ func TestAuditHandlerKnowsTheLinesOfAnAudit(t *testing.T) {
 	l := &asyncWriter{}
 	l.changed.L = &l.mu
 	log := slog.New(newAuditHandler(l, func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, nil) })).With("a", 1).WithGroup("g")
-	log.InfoContext(sidecar.AuditContext(t.Context(), false), "audited")
-	log.InfoContext(sidecar.AuditContext(t.Context(), true), "privileged")
+	log.InfoContext(loglimit.AuditContext(t.Context(), false), "audited")
+	log.InfoContext(loglimit.AuditContext(t.Context(), true), "privileged")
 	log.Info("ordinary")
 	for _, line := range l.backlog {
 		fmt.Fprintf(&out, "%d %s", line.class, line.text)

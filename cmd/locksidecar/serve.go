@@ -25,6 +25,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/monitor"
+	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	daemonsettings "github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 type serveCmd struct {
@@ -125,7 +127,7 @@ func (s *settings) config() sidecar.Config {
 		ResumeWithin:    time.Duration(s.ResumeWithin),
 		ResumeUnseen:    time.Duration(s.ResumeUnseen),
 		HostName:        s.HostName,
-		OtherHosts:      sidecar.OtherHosts(s.OtherHosts),
+		OtherHosts:      otherhosts.Setting(s.OtherHosts),
 		MaxSessions:     s.MaxSessions,
 		MaxLocks:        s.MaxLocks,
 		MaxHolds:        s.MaxHolds,
@@ -226,7 +228,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		cfg.Redis, target.shown = own.URL(), own.Kind()
 	}
 	server, err := sidecar.Listen(cfg)
-	var refused *sidecar.SettingError
+	var refused *daemonsettings.Error
 	if errors.As(err, &refused) {
 		return coded{exitUsage, c.resolver.placeValues(err)}
 	}

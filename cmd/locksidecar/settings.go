@@ -14,8 +14,8 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	daemonsettings "github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // settings are the daemon's. Each has one name in three spellings: the flag
@@ -211,13 +211,13 @@ func (r *settingsResolver) where(key string) string {
 // placeValues adds to each refused value where it is written, unless it is a flag: a flag is named
 // by the error.
 func (r *settingsResolver) placeValues(err error) error {
-	var refused *sidecar.SettingError
+	var refused *daemonsettings.Error
 	if !errors.As(err, &refused) {
 		return err
 	}
 	var placed []error
 	for _, e := range joined(refused.Unwrap()) {
-		var value *sidecar.ValueError
+		var value *daemonsettings.ValueError
 		if errors.As(e, &value) && (r.origins[value.Setting] == fromFile || r.origins[value.Setting] == fromEnv) {
 			e = fmt.Errorf("%w (%s)", e, r.where(value.Setting))
 		}

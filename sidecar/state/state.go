@@ -110,6 +110,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // File is the state file of one sidecar: a locktable.Journal, and what else a successor must
@@ -295,11 +296,6 @@ func hasMagic(fd int, magic uint64) bool {
 	return bytes.Equal(first[:n], ours[:n]) || first == [8]byte{}
 }
 
-// InUseError is the error of a state file that another process has open.
-type InUseError struct{ text string }
-
-func (e *InUseError) Error() string { return e.text }
-
 // lock keeps other processes from the file. The lock ends with this process.
 func (f *File) lock() error {
 	err := unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB)
@@ -315,7 +311,7 @@ func (f *File) lock() error {
 		words[hPIDNS] == f.host.pidNS && words[hPID] != 0 {
 		who += fmt.Sprintf(" (pid %d)", words[hPID])
 	}
-	return &InUseError{fmt.Sprintf("%s has the state file %s; stop it, or choose another path", who, f.path)}
+	return settings.InUse("%s has the state file %s; stop it, or choose another path", who, f.path)
 }
 
 // Recovered is what the predecessor left. The sessions, locks and holds are handed over:
