@@ -15,7 +15,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	l := t.byName[req.Name]
 	if l != nil {
 		t.expireHold(now, l)
-		if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
 			t.reconcile(now, l)
 			return
@@ -33,7 +33,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	q := t.needQueue(l)
 	t.skipEnded(q)
-	isFree := l.holds == nil && q.waiters.head == nil
+	isFree := !l.holders.isHeld() && q.waiters.head == nil
 	isFair := t.wantsOrder(&req)
 	switch {
 	case isFair:
@@ -47,7 +47,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		t.refuseAcquire(l, s, req.ID, code, msg)
 		t.reconcile(now, l)
 		return
-	case req.WaitMS != 0 && req.Owner != 0 && l.holds != nil:
+	case req.WaitMS != 0 && req.Owner != 0 && l.holders.isHeld():
 		if cycle := t.findWaitCycle(s, req.Owner, l); cycle != "" {
 			t.refuseAcquire(l, s, req.ID, protocol.Deadlock, cycle)
 			t.reconcile(now, l)

@@ -77,10 +77,10 @@ func (t *Table) Subscribed(now int64, n redisop.Shard, name string) {
 	if l := t.byName[name]; l != nil && l.shard == n && l.queue != nil && l.queue.contest.IsSubscribing() {
 		q := l.queue
 		l.claim.Note(claim.LockMayBeFree)
-		if l.holds != nil {
+		if l.holders.isHeld() {
 			l.claim.CheckSoon(now)
 		}
-		q.contest.OnSubscribed(now, q.waiters.head != nil && l.holds == nil)
+		q.contest.OnSubscribed(now, q.waiters.head != nil && !l.holders.isHeld())
 		t.reconcile(now, l)
 	}
 }

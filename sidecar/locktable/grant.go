@@ -18,7 +18,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 	if q == nil {
 		return false
 	}
-	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.admits(q.waiters.head.request)); left-- {
+	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.holders.admits(q.waiters.head.request.mode())); left-- {
 		if left == 0 {
 			t.leaveRest()
 			return false
@@ -144,11 +144,11 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		t.onWatchdogGrant(s, until)
 	}
 	t.countGrant(l)
+	t.assertGranted(now, h)
 	t.addHold(h)
 	t.linkHold(h)
 	h.countHold()
 	t.trackDeadline(h)
-	t.assertGranted(now, h)
 	e := t.next(Granted)
 	e.Session, e.ID, e.Hold, e.Token, e.Count = s.id, r.id, id, h.token, 1
 	e.Deadline, e.End, e.Since = until, h.endAt, r.since

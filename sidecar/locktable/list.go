@@ -38,7 +38,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	if t.routes != nil {
 		r.InCluster, r.Slot = true, t.cfg.SlotOf(l.name)
 	}
-	h, q := l.holds, l.queue
+	h, q := l.holders.sole(), l.queue
 	switch {
 	case h != nil:
 		p := &h.session.peer
@@ -87,7 +87,7 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.holds == nil && (l.claim.IsBusy() || t.shardOf(l).isUp() && l.claim.State() != claim.Absent) {
+		if !l.holders.isHeld() && (l.claim.IsBusy() || t.shardOf(l).isUp() && l.claim.State() != claim.Absent) {
 			n++
 		}
 	}

@@ -65,7 +65,7 @@ const (
 )
 
 // lock is one name. Three parts of it have one job each: claim is what Redis has for this
-// host; holds and the waiters in queue are what local clients have and want; the contest in
+// host; holders and the waiters in queue are what local clients have and want; the contest in
 // queue decides between this host and others.
 //
 // There may be a hundred thousand of these: the fields are in an order that leaves no gaps.
@@ -80,9 +80,14 @@ type lock struct {
 	group   uint8 // in which it counts: see groupOf
 	shard   redisop.Shard
 
-	claim claim.Claim
-	holds *hold  // linked by hold.next
-	queue *queue // nil while there are no waiters and no subscription
+	claim   claim.Claim
+	holders holders
+	queue   *queue // nil while there are no waiters and no subscription
+}
+
+// holders are the holds of a lock: see holders.go.
+type holders struct {
+	newest *hold // linked by hold.next
 }
 
 // hold is one granted request, until it is released or lost.

@@ -34,7 +34,7 @@ func (t *Table) reconcile(now int64, l *lock) {
 	}
 	t.markDirty(l)
 	switch {
-	case t.hasMore && l.holds != nil: // in the backlog, nothing of the hold would be done when it is due
+	case t.hasMore && l.holders.isHeld(): // in the backlog, nothing of the hold would be done when it is due
 		t.arm(&l.timer, now)
 	case t.hasMore:
 		t.wheel.Defer(&l.timer)
@@ -63,7 +63,7 @@ func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
 
 // want sets w, which is empty, to what Redis should have for a lock.
 func (t *Table) want(w *claim.Want, a *moment.Alarm, l *lock) {
-	if l.holds != nil {
+	if l.holders.isHeld() {
 		t.wantForHold(w, a.Now, l)
 		return
 	}
@@ -97,7 +97,7 @@ func (t *Table) want(w *claim.Want, a *moment.Alarm, l *lock) {
 }
 
 func (t *Table) wantForHold(w *claim.Want, now int64, l *lock) {
-	h, q := l.holds, l.queue
+	h, q := l.holders.sole(), l.queue
 	w.Kind, w.HoldID, w.Count = claim.WantHold, h.id, h.entries
 	w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
 	w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
@@ -147,7 +147,7 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 		op.User = l.user.uid
 	}
 	op.CanWait = op.Kind == redisop.Drop && !l.isAwaited(op)
-	if op.Kind == redisop.Take && l.holds == nil {
+	if op.Kind == redisop.Take && !l.holders.isHeld() {
 		t.lastNum = op.HoldID
 		if op.Enqueue {
 			l.queue.contest.OnTakeSent(now, op)
@@ -162,9 +162,9 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 		}
 	}
 	t.windows.Open(&l.claim)
-	l.claim.Send(now, op, l.holds == nil)
+	l.claim.Send(now, op, !l.holders.isHeld())
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
-		t.trackDeadline(l.holds)
+		t.trackDeadline(l.holders.sole())
 	}
 	t.shardOf(l).onSent(now)
 	t.next(Redis).Op = *op
@@ -181,8 +181,8 @@ func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
 	if w := q.waiters.head; w != nil {
 		waitsSince = w.request.since
 	}
-	if l.holds != nil {
-		heldSince = l.holds.granted
+	if l.holders.isHeld() {
+		heldSince = l.holders.sole().granted
 	}
 	switch q.contest.UpdateSubscription(&t.contests, a, waitsSince, heldSince) {
 	case contest.Subscribe:
@@ -202,6 +202,6 @@ func (l *lock) due(t *Table, now int64) { t.reconcile(now, l) }
 // isUrgent reports whether the watchdog renews the lock's hold. It need not be due now: the
 // lock has one timer, and in the backlog it would not fire when the renewal is due.
 func (t *Table) isUrgent(now int64, l *lock) bool {
-	h := l.holds
+	h := l.holders.sole()
 	return h != nil && h.isRenewed() && h.session.phase != SessionEnded && now < t.deadline(h) && (h.endAt == 0 || now < h.endAt)
 }

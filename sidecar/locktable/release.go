@@ -34,7 +34,7 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
-			if t.leave(now, h); l.holds == nil {
+			if t.leave(now, h); !l.holders.isHeld() {
 				t.linger(now, l, granted)
 			}
 		}
@@ -84,11 +84,11 @@ func (t *Table) forceHold(now int64, l *lock) (num uint64, ok bool) {
 		return 0, false
 	}
 	t.expireHold(now, l)
-	if l.holds == nil {
+	if !l.holders.isHeld() {
 		return 0, false
 	}
-	num = l.holds.id
-	t.loseHold(now, l.holds, protocol.ByForce, "")
+	num = l.holders.sole().id
+	t.loseHold(now, l.holders.sole(), protocol.ByForce, "")
 	return num, true
 }
 
@@ -126,7 +126,7 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 		t.charge(l, s.user)
 	}
 	q := t.needQueue(l)
-	if t.cfg.Durable && l.holds == nil && l.claim.State() == claim.Absent && !l.claim.IsBusy() {
+	if t.cfg.Durable && !l.holders.isHeld() && l.claim.State() == claim.Absent && !l.claim.IsBusy() {
 		t.doubt(l)
 	}
 	q.confirms = append(q.confirms, confirm{s.id, s.user, req.ID})

@@ -78,13 +78,13 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			t.onDropDone(now, l, op, r)
 		case redisop.Check:
 			c.OnChecked(now)
-			if h := l.holds; h != nil && h.isChecked() {
+			if h := l.holders.sole(); h != nil && h.isChecked() {
 				c.SetRenewAt(t.nextCheck(now, h))
 			}
 		default:
 			t.onConfirmed(now, l, op, r)
 		}
-		if op.Since.Has(claim.KeyMayHaveChanged) && l.holds != nil {
+		if op.Since.Has(claim.KeyMayHaveChanged) && l.holders.isHeld() {
 			c.CheckSoon(now)
 		}
 
@@ -92,22 +92,22 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		l.forgetClaim(claim.Absent)
 		t.cool(l)
 		t.doubtForConfirms(l, r.Unsynced)
-		if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+		if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		if q = l.queue; q != nil {
 			t.onHeldByOther(now, l, op, r)
 		}
 
 	case redisop.KeyMissing:
-		if l.holds != nil && op.Since.Has(claim.DataMayBeLost) {
+		if l.holders.isHeld() && op.Since.Has(claim.DataMayBeLost) {
 			c.OnKeyMissing() // no program deleted it: assert it
 			break
 		}
 		l.forgetClaim(claim.Absent)
 		t.doubtForConfirms(l, true)
-		if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Deleted, "")
+		if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Deleted, "")
 		} else if q != nil && op.Enqueue {
 			q.contest.OnFoundFree(&t.contests, now, q.firstTries())
 		}
@@ -117,8 +117,8 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 
 	case redisop.NotALock:
 		l.forgetClaim(claim.Absent)
-		if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+		if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)
 
@@ -134,7 +134,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		if r.Outcome == redisop.NotSynced {
 			c.OnUnknown(now, op) // after a failover, Redis may have what it had before
 		}
-		if op.Reserve > 0 && l.holds != nil {
+		if op.Reserve > 0 && l.holders.isHeld() {
 			t.reserveFailed(now, l)
 		} else {
 			c.Retry(now + int64(t.cfg.RetryAfter))
@@ -142,7 +142,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		t.onRedisError(l, r.Msg)
 
 	case redisop.Refused:
-		if q != nil && l.holds == nil {
+		if q != nil && !l.holders.isHeld() {
 			q.contest.OnRefused()
 		}
 		switch {
@@ -152,11 +152,11 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			if l.queue != nil && len(l.queue.confirms) > 0 {
 				l.queue.refusal = r.Msg
 			}
-		case op.Reserve > 0 && l.holds != nil:
+		case op.Reserve > 0 && l.holders.isHeld():
 			t.reserveFailed(now, l)
-		case l.holds != nil:
+		case l.holders.isHeld():
 			c.Retry(now + int64(t.cfg.RetryAfter))
-			if h := l.holds; h.phase == HoldLive && h.lease == WatchdogLease {
+			if h := l.holders.sole(); h.phase == HoldLive && h.lease == WatchdogLease {
 				h.phase = HoldUnrenewable
 			}
 		default:
@@ -179,7 +179,7 @@ const reservePause = time.Second
 
 // onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
 func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
-	c, h := &l.claim, l.holds
+	c, h := &l.claim, l.holders.sole()
 	isForQueue := op.Unassigned
 	op.Unassigned = op.Unassigned && h == nil // a request may have been granted with what there was before
 	if q := l.queue; q != nil {
@@ -234,7 +234,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 // doubtForConfirms notes that a failover may bring a field of this host back, if replicas did not confirm the
 // operation which found that there is none, and clients wait for that. Another operation follows.
 func (t *Table) doubtForConfirms(l *lock, isUnsynced bool) {
-	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && l.holds == nil {
+	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && !l.holders.isHeld() {
 		l.claim.MayBeBack()
 	}
 }
@@ -265,7 +265,7 @@ func (t *Table) onRedisError(l *lock, msg string) {
 		return
 	}
 	q.lastError = msg
-	for l.holds == nil && q.firstTries() {
+	for !l.holders.isHeld() && q.firstTries() {
 		r := q.waiters.head.request
 		t.endRequest(r)
 		t.refuseAcquire(l, r.session, r.id, protocol.Unavailable, msg)

@@ -69,11 +69,11 @@ func (t *Table) finishResume(now int64, s *session) {
 			changed = append(changed, l)
 			t.expireHold(now, l) // it may be over since
 		default:
-			if t.expireHold(now, l); l.holds != h {
+			if t.expireHold(now, l); l.holders.sole() != h {
 				changed = append(changed, l)
 			}
 		}
-		if h = l.holds; h != nil && h.isRenewed() {
+		if h = l.holders.sole(); h != nil && h.isRenewed() {
 			until = min(until, t.deadline(h))
 		}
 		h = next

@@ -94,8 +94,8 @@ func (t *Table) addClone(l *lock) {
 	}
 	t.locks = append(t.locks, c)
 	t.byName[c.name] = c
-	for at, h := &c.holds, l.holds; h != nil; at, h = &(*at).next, h.next {
-		*at = t.cloneHold(h, c)
+	for h := range l.holders.each {
+		c.holders.add(t.cloneHold(h, c))
 	}
 	if l.timer.Pending() {
 		t.arm(&c.timer, l.timer.Deadline())
@@ -201,7 +201,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 	}
 	busy, turn, grants := contest.Limits(&t.contests)
 	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
-	for h := l.holds; h != nil; h = h.next {
+	for h := range l.holders.each {
 		t.describeHold(d, now, h)
 	}
 	q := l.queue

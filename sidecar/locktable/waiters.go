@@ -111,7 +111,7 @@ func (t *Table) leaveRest() {
 // hold, or that it refuses the release. Those that one step may not answer, Work does.
 func (t *Table) answerConfirms(l *lock) {
 	q := l.queue
-	if q == nil || q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {
+	if q == nil || q.refusal == "" && !l.holders.isHeld() && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {
 		return
 	}
 	n := min(len(q.confirms), t.cfg.MaxWork)

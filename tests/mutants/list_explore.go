@@ -75,8 +75,8 @@ var explorationMutants = []mutant{
 	{
 		rule: `the journal has a lock for which a ticket may stand: a successor drops it`,
 		in:   "sidecar/locktable (*lock).hasRemoteState",
-		find: "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
-		put:  "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy()",
+		find: "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
+		put:  "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy()",
 		by:   exploration,
 	},
 	{

@@ -143,8 +143,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal behind an operation in flight postpones no other",
 		in:   "sidecar/locktable (*Table).paceRenewal",
-		find: "now < c.RenewAt() || c.IsBusy() || l.holds == nil",
-		put:  "now < c.RenewAt() || l.holds == nil",
+		find: "now < c.RenewAt() || c.IsBusy() || !l.holders.isHeld()",
+		put:  "now < c.RenewAt() || !l.holders.isHeld()",
 		by:   tableTest("TestRenewalThatWaitsIsNotCounted"),
 	},
 
@@ -236,12 +236,12 @@ var locktableMutants = []mutant{
 	{
 		rule: "a key of another type under a hold ends the hold",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: `if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+		find: `if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)`,
 		put: `if false {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)`,
 		by: simulation,
@@ -347,12 +347,12 @@ var locktableMutants = []mutant{
 		rule: "an expired hold is not re-entered",
 		in:   "sidecar/locktable (*Table).Acquire",
 		find: `t.expireHold(now, l)
-		if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
 			t.reconcile(now, l)
 			return
 		}`,
-		put: `if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		put: `if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
 			t.reconcile(now, l)
 			return
@@ -379,7 +379,7 @@ var locktableMutants = []mutant{
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
-			if t.leave(now, h); l.holds == nil {
+			if t.leave(now, h); !l.holders.isHeld() {
 				t.linger(now, l, granted)
 			}
 		}
@@ -400,7 +400,7 @@ var locktableMutants = []mutant{
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
-			if t.leave(now, h); l.holds == nil {
+			if t.leave(now, h); !l.holders.isHeld() {
 				t.linger(now, l, granted)
 			}
 		}
@@ -544,7 +544,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a reservation of tokens that Redis refuses does not count as a refused renewal",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: `case op.Reserve > 0 && l.holds != nil:
+		find: `case op.Reserve > 0 && l.holders.isHeld():
 			t.reserveFailed(now, l)`,
 		put: "",
 		by:  tableTest("TestRefusedDrawKeepsNoRenewalBack"),
@@ -552,7 +552,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a reservation of tokens that Redis cannot do now keeps no renewal back",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: "if op.Reserve > 0 && l.holds != nil {",
+		find: "if op.Reserve > 0 && l.holders.isHeld() {",
 		put:  "if false {",
 		by:   tableTest("TestRefusedDrawKeepsNoRenewalBack"),
 	},
@@ -659,7 +659,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal does not wait behind answers that are left",
 		in:   "sidecar/locktable (*Table).reconcile",
-		find: "case t.hasMore && l.holds != nil:",
+		find: "case t.hasMore && l.holders.isHeld():",
 		put:  "case false:",
 		by:   tableTest("TestRenewalIsNotKeptBackByAnswersThatAreLeft"),
 	},
@@ -708,7 +708,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a message of another program during a hold has the key checked",
 		in:   "sidecar/locktable (*Table).onUnlocked",
-		find: "if l.holds != nil {",
+		find: "if l.holders.isHeld() {",
 		put:  "if false {",
 		by:   simulation,
 	},
@@ -1240,7 +1240,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a confirm of a lock that is not known waits for replicas`,
 		in:   "sidecar/locktable (*Table).Confirm",
-		find: "t.cfg.Durable && l.holds == nil",
+		find: "t.cfg.Durable && !l.holders.isHeld()",
 		put:  "false",
 		by:   tableTest("TestConfirmOfALockThatIsNotKnownWaitsForReplicas"),
 	},
@@ -1461,8 +1461,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `the journal has a lock for which a ticket may stand`,
 		in:   "sidecar/locktable (*lock).hasRemoteState",
-		find: "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
-		put:  "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy()",
+		find: "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
+		put:  "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy()",
 		by:   tableTest("TestTicketIsInTheJournal"),
 	},
 	{
@@ -2045,7 +2045,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a release is confirmed when Redis has executed it",
 		in:   "sidecar/locktable (*Table).answerConfirms",
-		find: `q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy())`,
+		find: `q.refusal == "" && !l.holders.isHeld() && (l.claim.State() != claim.Absent || l.claim.IsBusy())`,
 		put:  "l.claim.State() > claim.Confirmed",
 		by:   simulation,
 	},
@@ -2151,8 +2151,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a transfer is accepted only if it is proved`,
 		in:   "sidecar/locktable (*Table).onTransferred",
-		find: "case isLive && l.holds == nil && q.contest.IsProof(m):",
-		put:  "case isLive && l.holds == nil:",
+		find: "case isLive && !l.holders.isHeld() && q.contest.IsProof(m):",
+		put:  "case isLive && !l.holders.isHeld():",
 		by:   tableTest("TestTransferThatIsNotProvedIsAskedFor"),
 	},
 	{
