@@ -125,7 +125,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: token, owner: r.owner, lock: l, session: s, granted: now, entries: 1,
-		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: r.mode(),
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS,
 	}
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {

@@ -3,6 +3,14 @@ package locktable
 // The holds of one lock. Locks of kind lock have one hold at most. What follows from that calls sole:
 // there, a further kind has to look at each.
 
+// mode is that of the hold which a request becomes.
+func (r *request) mode() Mode { return Exclusive }
+
+func (h *hold) mode() Mode { return Exclusive }
+
+// units is how many permits of its lock a hold has.
+func (h *hold) units() uint16 { return 1 }
+
 // isHeld reports whether a client of this host has the lock, or had it until its keep ends.
 func (s *holders) isHeld() bool { return s.newest != nil }
 
@@ -25,7 +33,7 @@ func (s *holders) remove(h *hold) {
 // place that says when a waiter gets a lock although there are holds.
 func (s *holders) admits(next Mode) bool {
 	for h := s.newest; h != nil; h = h.next {
-		if !h.mode.admits(next) {
+		if !h.mode().admits(next) {
 			return false
 		}
 	}

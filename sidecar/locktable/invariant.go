@@ -19,7 +19,7 @@ import (
 func (t *Table) assertGranted(now int64, h *hold) {
 	l, c := h.lock, &h.lock.claim
 	switch {
-	case !l.holders.admits(h.mode):
+	case !l.holders.admits(h.mode()):
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, l.holders.sole().id)
 	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)

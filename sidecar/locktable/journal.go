@@ -111,7 +111,7 @@ func (t *Table) fillRecord(r *HoldRecord, h *hold) {
 		ID: h.id, Token: h.token, Owner: h.owner, Session: h.session.id,
 		Granted: h.granted, Deadline: h.deadline, End: h.endAt, KeepUntil: t.keepUntil(h),
 		LeaseSeq: h.leaseSeq, LeaseMS: t.remainingLease(h), Entries: h.entries, CrashDelayMS: h.crashDelayMS,
-		Permits: h.permits, Lease: h.lease, Mode: h.mode, Phase: h.phase,
+		Permits: h.units(), Lease: h.lease, Mode: h.mode(), Phase: h.phase,
 		InDoubt: h.lock.claim.State().IsUnsure(),
 	}
 	if h.isOrphan() {

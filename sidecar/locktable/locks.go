@@ -107,9 +107,6 @@ func (l *lock) hasRemoteState() bool {
 
 func (w *waiter) isTrying() bool { return w.request.phase == requestTrying }
 
-// mode is that of the hold which a request becomes.
-func (r *request) mode() Mode { return Exclusive }
-
 // isRenewed reports whether the watchdog renews the hold.
 func (h *hold) isRenewed() bool {
 	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp && h.phase != HoldKept

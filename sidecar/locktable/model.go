@@ -115,9 +115,7 @@ type hold struct {
 	leaseSeq       uint32 // session.leaseSeq at the grant
 	leaseMS        uint32 // see leaseOf
 	crashDelayMS   uint32
-	permits        uint16
 	lease          LeaseKind
-	mode           Mode
 	phase          HoldPhase
 	isTracked      bool // its deadline counts in session.deadlineBuckets
 	isCounted      bool // it counts for a quota of its session: see Terms

@@ -241,7 +241,7 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	d.Value(h.owner)
 	d.Value(uint64(h.entries)<<32 | uint64(h.claimedEntries))
 	d.Value(uint64(h.leaseMS)<<32 | uint64(h.crashDelayMS))
-	d.Value(uint64(h.lease)<<16 | uint64(h.mode)<<8 | uint64(h.phase)<<2 | bit(h.isTracked)<<1 | bit(h.leaseSeq == h.session.leaseSeq))
+	d.Value(uint64(h.lease)<<16 | uint64(h.phase)<<2 | bit(h.isTracked)<<1 | bit(h.leaseSeq == h.session.leaseSeq))
 	d.Time(max(h.deadline, now))
 	d.Time(max(t.deadline(h), now))
 	d.Value(bit(h.endAt != 0))
