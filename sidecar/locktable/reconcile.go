@@ -78,13 +78,15 @@ func (t *Table) want(w *claim.Want, a *moment.Alarm, l *lock) {
 	case verdict.Do == contest.Linger:
 		w.Kind = claim.WantLinger
 	case verdict.Do == contest.Ask, verdict.Do == contest.Grant && !verdict.GivesBack:
-		w.Kind, w.HoldID, w.Count, w.LeaseMS, w.Reserve = claim.WantForQueue, t.lastNum+1, 1, t.leaseToTake(q.waiters.head.request), 1
-		w.Take = claim.Take(q.contest.Take(&v, verdict.Pipelined))
+		w.Kind, w.HoldID, w.Count, w.LeaseMS = claim.WantForQueue, t.lastNum+1, 1, t.leaseToTake(q.waiters.head.request)
+		q.contest.Ask(&v, &verdict)
+		w.Asked, w.NotBefore, w.ArriveAt = verdict.Asked, verdict.NotBefore, verdict.ArriveAt
+		w.Reserve = 1
 		if l.memory.IsHot() || v.Waiting > 1 {
 			w.Reserve = uint16(max(2, t.cfg.Tokens))
 		}
 		// The Drop before a pipelined Take counts them.
-		w.CountsListeners = !verdict.Pipelined && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs())
+		w.Set(redisop.CountListeners, !w.Has(redisop.AfterPendingDrop) && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs()))
 	default:
 		w.Kind, w.LeaseMS = claim.WantNothing, t.leaseMS
 		if verdict.LeavesFree {
@@ -112,9 +114,8 @@ func (t *Table) wantForHold(w *claim.Want, now int64, l *lock) {
 	if h.hasKeep {
 		w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
 	}
-	if q != nil {
-		w.Take.Arrives = t.isInOrder(l) && q.newcomer != nil
-		w.Take.ArriveAt = q.contest.ArriveAt()
+	if w.ArriveAt = moment.Never; q != nil && q.newcomer != nil && t.isInOrder(l) {
+		w.ArriveAt = q.contest.ArriveAt()
 	}
 }
 
@@ -146,10 +147,10 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 	if l.user != nil {
 		op.User = l.user.uid
 	}
-	op.CanWait = op.Kind == redisop.Drop && !l.isAwaited(op)
+	op.Set(redisop.CanWait, op.Kind == redisop.Drop && !l.isAwaited(op))
 	if op.Kind == redisop.Take && !l.holders.isHeld() {
 		t.lastNum = op.HoldID
-		if op.Enqueue {
+		if op.Has(redisop.Enqueue) {
 			l.queue.contest.OnTakeSent(now, op)
 		}
 	}

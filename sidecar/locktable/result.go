@@ -39,7 +39,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		t.reconcile(now, l)
 		return
 	}
-	if op.Enqueue && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
+	if op.Has(redisop.Enqueue) && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
 		l.queue.contest.OnTakeResult(op.HoldID, &r)
 		if r.Outcome == redisop.HeldByOther && r.Arrived != 0 {
 			l.queue.arrive(op.SentAt, r.Arrived)
@@ -108,7 +108,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		t.doubtForConfirms(l, true)
 		if l.holders.isHeld() {
 			t.loseHold(now, l.holders.sole(), protocol.Deleted, "")
-		} else if q != nil && op.Enqueue {
+		} else if q != nil && op.Has(redisop.Enqueue) {
 			q.contest.OnFoundFree(&t.contests, now, q.firstTries())
 		}
 
@@ -185,7 +185,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.R
 	if q := l.queue; q != nil {
 		q.contest.OnAcquired(c.State().IsOurs())
 		if op.Kind == redisop.Take && isForQueue && !c.State().IsOurs() { // a Take that asserts a hold says nothing of waiters
-			q.contest.OnTaken(op.SentAt, op.Enqueue, r)
+			q.contest.OnTaken(op.SentAt, op.Has(redisop.Enqueue), r)
 		}
 	}
 	if r.Ticket != 0 { // it stood in the queue
@@ -228,7 +228,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) {
 		l.claim.MayBeBack() // another Drop follows
 	}
-	t.doubtForConfirms(l, op.CanWait)
+	t.doubtForConfirms(l, op.Has(redisop.CanWait))
 }
 
 // doubtForConfirms notes that a failover may bring a field of this host back, if replicas did not confirm the
@@ -252,7 +252,7 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *claim.InFlight, r *redisop
 	switch {
 	case q.firstTries():
 		q.contest.TryNow(now) // it came after the operation was sent
-	case !op.Enqueue && l.waiting() > 0 && t.shardOf(l).isListening:
+	case !op.Has(redisop.Enqueue) && l.waiting() > 0 && t.shardOf(l).isListening:
 		q.contest.TryBy(now) // the operation was for a hold, or for a request that did not wait, and made no ticket
 	}
 }

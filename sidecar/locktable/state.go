@@ -258,11 +258,11 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	q, c := l.queue, &l.claim
 	isOurs := c.State().IsOurs()
-	contest.DescribeOrder(&q.contest, d, now, c.InFlight().Enqueue, isOurs)
+	contest.DescribeOrder(&q.contest, d, now, c.InFlight().Has(redisop.Enqueue), isOurs)
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
 		r := w.request
 		d.Arrival(r.arrived)
-		served := contest.DescribeWaiter(&q.contest, c.InFlight().Enqueue, isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
+		served := contest.DescribeWaiter(&q.contest, c.InFlight().Has(redisop.Enqueue), isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
 		d.Value(served<<2 | bit(r.isFair)<<1 | bit(w == q.newcomer))
 	}
 }

@@ -147,10 +147,10 @@ func (c *commands) do(ops []redisop.Op) bool {
 		switch k := ops[i].Kind; {
 		case k == redisop.Renew || k == redisop.Check:
 			c.renewals.push(ops[i])
-		case ops[i].CanWait:
+		case ops[i].Has(redisop.CanWait):
 			c.deletes.push(ops[i])
 		default:
-			if ops[i].AfterPendingDrop {
+			if ops[i].Has(redisop.AfterPendingDrop) {
 				// Something waits for the lock now. A Take never overtakes its Drop, so the
 				// Drop goes with it.
 				if drop, ok := c.deletes.removeDrop(ops[i].Name); ok {

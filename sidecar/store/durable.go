@@ -62,7 +62,7 @@ const minWait = 100 * time.Millisecond
 // isCovered reports whether an operation is done only when replicas have it. Nothing waits for a Drop
 // with CanWait: if it is lost, the key ends with its lease.
 func isCovered(op *redisop.Op) bool {
-	return op.Kind == redisop.Take || op.Kind == redisop.Renew || op.Kind == redisop.Drop && !op.CanWait
+	return op.Kind == redisop.Take || op.Kind == redisop.Renew || op.Kind == redisop.Drop && !op.Has(redisop.CanWait)
 }
 
 // note notes operations that are being queued, and reports whether a WAIT is to follow.
@@ -170,7 +170,7 @@ func notSynced(results []redisop.Result, unawaited []int, why string) {
 func (d *durability) withhold(ops []redisop.Op, from int, isOwed bool) {
 	d.withholds = d.withholds || isOwed
 	for i := range ops {
-		if ops[i].CanWait {
+		if ops[i].Has(redisop.CanWait) {
 			d.unawaited = append(d.unawaited, from+i)
 		}
 	}

@@ -92,7 +92,7 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 	p.register(now, call{form: probing})
 	lease := uint32(probeLease.Milliseconds())
 	ops := []redisop.Op{
-		{Kind: redisop.Take, Name: b.lock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
+		{Kind: redisop.Take, Name: b.lock, HoldID: 1, Count: 1, LeaseMS: lease, Asked: redisop.Asked{Reserve: 1}},
 		{Kind: redisop.Drop, Name: b.lock, HoldID: 1},
 	}
 	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), ops)

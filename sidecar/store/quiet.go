@@ -58,7 +58,7 @@ func (p *pipeline) quietScript(now int64, op *redisop.Op) *script {
 	switch {
 	case !p.encoder.declares, op.Ticket != 0, p.busy.has(now, op.Name):
 		return nil
-	case op.Kind == redisop.Take && argSectionOf(op) == taken && !op.AfterPendingDrop:
+	case op.Kind == redisop.Take && argSectionOf(op) == taken && !op.Has(redisop.AfterPendingDrop):
 		return quietTake
 	case op.Kind == redisop.Drop:
 		return quietDrop
@@ -77,7 +77,7 @@ func (p *pipeline) holdBack(now int64, ops []redisop.Op) []redisop.Op {
 	}
 	return slices.DeleteFunc(ops, func(op redisop.Op) bool {
 		_, isDropping := p.dropping[op.Name]
-		if isDropping && op.AfterPendingDrop {
+		if isDropping && op.Has(redisop.AfterPendingDrop) {
 			p.dropping[op.Name] = op
 			p.busy.add(now, op.Name)
 			return true

@@ -137,7 +137,7 @@ func sortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 	}
 	var ofTake map[string]uint32 // leases of the Takes that are pipelined after a Drop
 	for i := range ops {
-		if op := &ops[i]; op.AfterPendingDrop {
+		if op := &ops[i]; op.Has(redisop.AfterPendingDrop) {
 			if ofTake == nil {
 				ofTake = make(map[string]uint32)
 			}
@@ -205,7 +205,7 @@ func batchPrefix(ops []redisop.Op, slot func(name string) uint16) (*script, int)
 
 // isPair reports whether the second operation is a Take that is pipelined after the first, a Drop.
 func isPair(drop, take *redisop.Op) bool {
-	return drop.Kind == redisop.Drop && take.AfterPendingDrop && take.Name == drop.Name
+	return drop.Kind == redisop.Drop && take.Has(redisop.AfterPendingDrop) && take.Name == drop.Name
 }
 
 // argSection is the section of the script's arguments that an operation goes into. A script
@@ -231,9 +231,9 @@ func argSectionOf(op *redisop.Op) argSection {
 		return taken
 	case op.Kind == redisop.Drop:
 		return dropped
-	case op.RequireExisting, op.Ticket != 0:
+	case op.Has(redisop.RequireExisting), op.Ticket != 0:
 		return setLate
-	case op.Count != 1 || op.Reserve != 1 || op.CountListeners:
+	case op.Count != 1 || op.Reserve != 1 || op.Has(redisop.CountListeners):
 		return set
 	}
 	return taken
@@ -241,16 +241,16 @@ func argSectionOf(op *redisop.Op) argSection {
 
 // retakes reports whether the first two of ops are a lock that is dropped and taken again.
 func retakes(ops []redisop.Op) bool {
-	if len(ops) < 2 || ops[0].Kind != redisop.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
+	if len(ops) < 2 || ops[0].Kind != redisop.Drop || !ops[1].Has(redisop.AfterPendingDrop) || ops[0].Name != ops[1].Name {
 		return false
 	}
 	take := &ops[1]
-	return !take.RequireExisting && take.Count == 1 && take.Reserve != 0
+	return !take.Has(redisop.RequireExisting) && take.Count == 1 && take.Reserve != 0
 }
 
 // orderArgs puts ops, which one run executes, into the order of its script.
 func (e *encoder) orderArgs(ops []redisop.Op) {
-	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.AfterPendingDrop }) {
+	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.Has(redisop.AfterPendingDrop) }) {
 		// Each of those follows its drop, if that is among ops, and makes one turn with it,
 		// unless it is set: then it goes first, and the drop finds a later hold.
 		slices.SortStableFunc(ops, func(a, b redisop.Op) int {
@@ -398,11 +398,11 @@ func (e *encoder) counts(taken, set, dropped, flags byte) []byte {
 // as wait.….
 func waitOf(op *redisop.Op) wait {
 	switch {
-	case !op.Enqueue:
+	case !op.Has(redisop.Enqueue):
 		return waitNone
 	case op.Arrived != 0:
 		return waitArrived
-	case op.InOrder:
+	case op.Has(redisop.InOrder):
 		return waitInOrder
 	}
 	return waitQueued
@@ -411,11 +411,11 @@ func waitOf(op *redisop.Op) wait {
 // flagsOf is what a Take that is not the usual one has as flags: see take.lua.
 func flagsOf(op *redisop.Op) string {
 	switch {
-	case op.CountListeners && op.RequireExisting:
+	case op.Has(redisop.CountListeners) && op.Has(redisop.RequireExisting):
 		return "cm"
-	case op.CountListeners:
+	case op.Has(redisop.CountListeners):
 		return "c"
-	case op.RequireExisting:
+	case op.Has(redisop.RequireExisting):
 		return "m"
 	}
 	return ""

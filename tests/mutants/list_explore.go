@@ -171,9 +171,9 @@ var explorationMutants = []mutant{
 	},
 	{
 		rule: `waiters with a ticket arrive at Redis`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
-		find: "t.Arrives, t.ArriveAt = t.Ticket != 0 && v.HasNewcomer, c.order.retryAt",
-		put:  "t.ArriveAt = c.order.retryAt",
+		in:   "sidecar/locktable/contest (*Contest).Ask",
+		find: "if w.Ticket != 0 && v.HasNewcomer {",
+		put:  "if false {",
 		by:   explorationStrictOrder,
 	},
 }

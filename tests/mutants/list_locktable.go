@@ -78,8 +78,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a lock has one operation in flight, or a Take after a Drop`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {",
-		put:  "if c.IsBusy() && !w.Take.Pipelined && w.Kind == WantNothing || !a.Due(c.retryAt) {",
+		find: "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) || !a.Due(c.retryAt) {",
+		put:  "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) && w.Kind == WantNothing || !a.Due(c.retryAt) {",
 		by:   simulation,
 	},
 	{
@@ -122,15 +122,15 @@ var locktableMutants = []mutant{
 	{
 		rule: `a waiter queues at once after an operation without a ticket finds another owner`,
 		in:   "sidecar/locktable (*Table).onHeldByOther",
-		find: "!op.Enqueue && l.waiting() > 0",
+		find: "!op.Has(redisop.Enqueue) && l.waiting() > 0",
 		put:  "false && l.waiting() > 0",
 		by:   tableTest("TestWaiterQueuesAtOnceWhenAnotherHostIsFound"),
 	},
 	{
 		rule: `a sidecar that receives no messages does not ask again and again for a ticket`,
 		in:   "sidecar/locktable (*Table).onHeldByOther",
-		find: "!op.Enqueue && l.waiting() > 0 && t.shardOf(l).isListening",
-		put:  "!op.Enqueue && l.waiting() > 0",
+		find: "!op.Has(redisop.Enqueue) && l.waiting() > 0 && t.shardOf(l).isListening",
+		put:  "!op.Has(redisop.Enqueue) && l.waiting() > 0",
 		by:   tableTest("TestWaiterQueuesAtOnceWhenAnotherHostIsFound"),
 	},
 	{
@@ -277,8 +277,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `after an error Redis is not asked again at once`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {",
-		put:  "if c.IsBusy() && !w.Take.Pipelined {",
+		find: "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) || !a.Due(c.retryAt) {",
+		put:  "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) {",
 		by:   tableTest("TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease"),
 	},
 
@@ -1035,9 +1035,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock that is left free is looked at without being taken`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
-		find: "t.OnlyAsk = v.Claim == Absent && enqueue && !first.Tries",
-		put:  "t.OnlyAsk = false",
+		in:   "sidecar/locktable/contest (*Contest).Ask",
+		find: "onlyLooks := v.Claim == Absent && enqueue && !first.Tries",
+		put:  "onlyLooks := false",
 		by:   tableTest("TestLockThatIsLeftFreeIsLookedAt"),
 	},
 	{
@@ -1233,7 +1233,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a confirm waits for a Drop that replicas confirmed`,
 		in:   "sidecar/locktable (*Table).onDropDone",
-		find: "t.doubtForConfirms(l, op.CanWait)",
+		find: "t.doubtForConfirms(l, op.Has(redisop.CanWait))",
 		put:  "t.doubtForConfirms(l, false)",
 		by:   tableTest("TestConfirmWaitsForADropThatReplicasConfirmed"),
 	},
@@ -1269,16 +1269,10 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a host asks again with the ticket that it has`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
-		find: `Take{
-		NotBefore: c.nextTry, Ticket: c.place.live(), Pipelined: pipelined, Enqueue: enqueue,
-		OnlyAsk: v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now),
-	}`,
-		put: `Take{
-		NotBefore: c.nextTry, Pipelined: pipelined, Enqueue: enqueue,
-		OnlyAsk: v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now),
-	}`,
-		by: tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
+		in:   "sidecar/locktable/contest (*Contest).Ask",
+		find: "w.NotBefore, w.ArriveAt, w.Ticket = c.nextTry, never, c.place.live()",
+		put:  "w.NotBefore, w.ArriveAt = c.nextTry, never",
+		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
 	},
 	{
 		rule: `a transfer that a Drop in flight gives back needs no further one`,
@@ -1475,8 +1469,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a result may come after the ticket is forgotten",
 		in:   "sidecar/locktable (*Table).Result",
-		find: "if op.Enqueue && l.queue != nil { // Up",
-		put:  "if op.Enqueue { // Up",
+		find: "if op.Has(redisop.Enqueue) && l.queue != nil { // Up",
+		put:  "if op.Has(redisop.Enqueue) { // Up",
 		by:   tableTest("TestTakeThatEnqueuedMayEndAfterTheChannelIsGone"),
 	},
 	{
@@ -1554,8 +1548,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `arrivals do not keep a ticket from being refreshed`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.Take.NotBefore)):",
-		put:  "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.Take.NotBefore) && !w.Take.Arrives):",
+		find: "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore)):",
+		put:  "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore) && w.ArriveAt == moment.Never):",
 		by:   tableTest("TestArrivalsDoNotKeepTheTicketFromBeingRefreshed"),
 	},
 	{
@@ -1581,7 +1575,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a ticket is not used for a waiter that came after the one for which it stands`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
+		in:   "sidecar/locktable/contest (*Contest).Ask",
 		find: "case c.standsForAnother(first):",
 		put:  "case false:",
 		by:   tableTest("TestTicketOfAWaiterThatIsGoneIsNotUsedForTheNext"),
@@ -1743,8 +1737,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a Drop says for how long the lock has been passed on`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Ticket: w.Ticket, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}",
-		put:  "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Ticket: w.Ticket}",
+		find: "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Asked: redisop.Asked{Ticket: w.Ticket}, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}",
+		put:  "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Asked: redisop.Asked{Ticket: w.Ticket}}",
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
 	{

@@ -2,6 +2,8 @@ package claim
 
 import (
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // A Description receives the state of a claim as a sequence of values: see locktable.Description,
@@ -65,7 +67,7 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 	}
 	if c.IsBusy() {
 		op := &c.op
-		d.Value(uint64(op.Kind)<<8 | bit(op.Unassigned)<<7 | bit(op.Enqueue)<<6 | uint64(op.Since))
+		d.Value(uint64(op.Kind)<<8 | bit(op.Unassigned)<<7 | bit(op.Has(redisop.Enqueue))<<6 | uint64(op.Since))
 		d.Number(op.HoldID)
 		describeAge(d, now, op.SentAt, limits.Lease)
 		d.Value(uint64(op.Count)<<32 | uint64(op.LeaseMS))

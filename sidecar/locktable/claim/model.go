@@ -143,9 +143,8 @@ type InFlight struct {
 	PassedMS   uint32 // of a Drop; of a Take: of the transfer that was received since it was sent
 	Kind       redisop.OpKind
 	Unassigned bool // for the queue, not for a hold
-	Enqueue    bool // see redisop.Op
-	CanWait    bool // the same
-	Since      Events
+	redisop.Flags
+	Since Events
 }
 
 // Events is what has happened since an operation was sent: its result may be out of date.

@@ -1,6 +1,9 @@
 package contest
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // Decide decides about a lock that no local client has. c is nil if the lock is not contended. a
 // is the time from which a verdict may be another one, although nothing happens.
@@ -27,40 +30,39 @@ func (c *Contest) decideForWaiter(s *Shared, v *View) Verdict {
 		return Verdict{Do: Grant, GivesBack: isLeaving, LeavesFree: isLeaving && s.isTired(c.memory, v)}
 	case isLeaving:
 	case v.IsReleasing && c.mayPipeline(s, v, yields):
-		return Verdict{Do: Ask, Pipelined: true}
+		return Verdict{Do: Ask, Asked: redisop.Asked{Flags: redisop.AfterPendingDrop}}
 	case !yields:
 		return Verdict{Do: Ask}
 	}
 	return Verdict{Do: Yield, EndsTurn: endsTurn, LeavesFree: s.isTired(c.memory, v)}
 }
 
-// Take returns how Redis is asked for the lock, if a verdict is that it is. pipelined: after the Drop
-// in flight.
-func (c *Contest) Take(v *View, pipelined bool) Take {
+// Ask completes a verdict, if it is that Redis is asked for the lock.
+func (c *Contest) Ask(v *View, w *Verdict) {
 	first, enqueue := &v.First, c.mayEnqueue(v)
-	t := Take{
-		NotBefore: c.nextTry, Ticket: c.place.live(), Pipelined: pipelined, Enqueue: enqueue,
-		OnlyAsk: v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now),
-	}
-	t.InOrder = enqueue && t.Ticket == 0
+	w.NotBefore, w.ArriveAt, w.Ticket = c.nextTry, never, c.place.live()
+	w.Set(redisop.Enqueue, enqueue)
+	w.Set(redisop.InOrder, enqueue && w.Ticket == 0) // a free lock goes to the first of the queue, if there is one
+	w.Set(redisop.RequireExisting, v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now))
 	if enqueue && v.isInOrder() {
-		t.InOrder, t.Arrived = true, first.Arrived
-		t.Arrives, t.ArriveAt = t.Ticket != 0 && v.HasNewcomer, c.order.retryAt
+		w.Flags, w.Arrived = w.Flags|redisop.InOrder, first.Arrived
+		if w.Ticket != 0 && v.HasNewcomer {
+			w.ArriveAt = c.order.retryAt
+		}
 		switch {
 		case c.mustMove(first):
-			t.NotBefore = min(t.NotBefore, max(v.Now, c.backoffUntil))
+			w.NotBefore = min(w.NotBefore, max(v.Now, c.backoffUntil))
 		case c.standsForAnother(first):
-			t.NotBefore = never // the ticket moves to the arrival of the first waiter before it is used
+			w.NotBefore = never // the ticket moves to the arrival of the first waiter before it is used
 		}
 	}
-	if c.isBackingOff(v.Now) && t.NotBefore < c.backoffUntil {
+	if c.isBackingOff(v.Now) && w.NotBefore < c.backoffUntil {
 		// The lock is left free. It may be looked at, see lookForPoller.
-		t.OnlyAsk = v.Claim == Absent && enqueue && !first.Tries
-		if !t.OnlyAsk {
-			t.NotBefore = c.backoffUntil
+		onlyLooks := v.Claim == Absent && enqueue && !first.Tries
+		if w.Set(redisop.RequireExisting, onlyLooks); !onlyLooks {
+			w.NotBefore = c.backoffUntil
 		}
 	}
-	return t
 }
 
 // ArriveAt returns from when on Redis may be asked when waiters arrived.

@@ -1,5 +1,7 @@
 package contest
 
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
+
 // View is all that a decision about a lock depends on, apart from what the contest and the memory
 // of the lock know.
 type View struct {
@@ -69,7 +71,7 @@ const (
 	// Yield: the lock is given back, or is being given back, before the first waiter gets it.
 	Yield
 
-	// Ask: Redis is asked for the lock: see Contest.Take.
+	// Ask: Redis is asked for the lock.
 	Ask
 )
 
@@ -79,18 +81,10 @@ type Verdict struct {
 	LeavesFree bool // of a lock that is given back: Redis leaves the lock free for a moment, although hosts wait
 	EndsTurn   bool // of Yield: this host has had the lock for long enough
 	GivesBack  bool // of Grant: a lock whose claim does not cover the waiter is given back, with a ticket that is given up
-	Pipelined  bool // of Ask: after the Drop in flight
-}
 
-// Take is how Redis is asked for a lock. See redisop.Op.
-type Take struct {
-	NotBefore int64
-	ArriveAt  int64  // if Arrives: Redis is asked from then on when the waiters arrived
-	Ticket    uint64 // that may stand in the queue; 0: none
-	Arrived   uint64
-	Arrives   bool // there are waiters whose arrival is not known
-	Enqueue   bool // a ticket is to stand in the queue if another host has the lock
-	InOrder   bool // a free lock goes to the first of the queue, if there is one
-	OnlyAsk   bool // a free lock is left to the hosts before this one in the queue
-	Pipelined bool // after the Drop in flight
+	// Of Ask, and of Grant, if the claim does not cover the waiter. The table adds how many tokens are
+	// drawn, and whether subscribers are counted.
+	redisop.Asked
+	NotBefore int64 // no Take before, unless the key is this host's
+	ArriveAt  int64 // from when Redis is asked when the waiters arrived; never: that is known
 }
