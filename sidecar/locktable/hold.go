@@ -48,7 +48,8 @@ func (t *Table) expireHold(now int64, l *lock) {
 
 // endDueHold ends the hold of a lock if its time is over, or gives it up. It returns whether
 // the hold has ended.
-func (t *Table) endDueHold(a *moment.Alarm, l *lock) bool {
+func (t *Table) endDueHold(v *visit) bool {
+	a, l := &v.Alarm, v.lock
 	h := l.holders.sole()
 	t.expire(a, l)
 	if !l.holders.isHeld() {

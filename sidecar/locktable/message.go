@@ -32,7 +32,7 @@ func (t *Table) Message(now int64, m redisop.Message) {
 		}
 	}
 	if l != nil {
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
@@ -36,8 +37,8 @@ type Table struct {
 	holds    pool[hold]
 	windows  claim.Windows
 
-	hasMore    bool // reconcile: the lock has more requests to answer than one step may. Outside of it it means nothing
-	isStopping bool // no lock lingers any more
+	visiting   visit // the reconcile that is under way. Outside of it it means nothing
+	isStopping bool  // no lock lingers any more
 
 	searches uint64 // for wait cycles, so far
 	path     []step // emptied, for the next search
@@ -259,6 +260,20 @@ type renewalPace struct {
 	tick      int64 // of the last renewal that was due
 	begun     int   // in that tick
 	postponed int   // in that tick, to later ones
+}
+
+// visit is one pass of reconcile over a lock. What the contest decides about the lock is decided once,
+// when it is first needed, and again after the lock has changed.
+type visit struct {
+	moment.Alarm // when a rule applies that does not yet
+	lock         *lock
+	hasMore      bool // it has more requests to answer than one step may
+
+	lingerUntil int64 // the owner of a hot lock has just released it: it may linger until then; 0: otherwise
+
+	isDecided bool // view and verdict are of the lock as it is
+	view      contest.View
+	verdict   contest.Verdict
 }
 
 // step is one step of a search for a wait cycle.

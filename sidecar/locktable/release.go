@@ -17,6 +17,7 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		return
 	}
 	l := h.lock
+	v := t.visit(now, l)
 	t.expireHold(now, l)
 	if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
 		t.refuseRelease(s, &req)
@@ -35,11 +36,11 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 			}
 			granted := h.granted
 			if t.leave(now, h); !l.holders.isHeld() {
-				t.linger(now, l, granted)
+				t.linger(v, granted)
 			}
 		}
 	}
-	t.reconcile(now, l)
+	t.reconcile(v)
 }
 
 func (t *Table) refuseRelease(s *session, req *protocol.Release) {
@@ -63,7 +64,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
 	}
 	if l != nil {
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }
 
@@ -73,7 +74,7 @@ func (t *Table) EndHold(now int64, name string) (num uint64, ok bool) {
 	l := t.byName[name]
 	num, ok = t.forceHold(now, l)
 	if l != nil {
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 	return num, ok
 }
@@ -136,5 +137,5 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s.confirms[req.ID] = struct{}{}
 	t.waiting++
 	s.user.waiters++
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }

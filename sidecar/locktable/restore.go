@@ -49,7 +49,7 @@ func (t *Table) Restore(now int64, m *Snapshot) {
 		}
 	}
 	for i := len(t.locks) - 1; i >= 0; i-- {
-		t.reconcile(now, t.locks[i])
+		t.reconcile(t.visit(now, t.locks[i]))
 	}
 }
 

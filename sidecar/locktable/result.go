@@ -31,12 +31,12 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		// Nothing more to learn here: the result of the Take pipelined after this Drop
 		// reports the key's state.
 		l.memory.NoteSubscribers(&r)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 		return
 	}
 	if op.Kind == redisop.Arrive {
 		t.onArrived(now, l, &op, &r)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 		return
 	}
 	if op.Has(redisop.Enqueue) && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
@@ -65,7 +65,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 			l.queue.contest.OnMoved(now, t.shardOf(l).isListening)
 		}
 	}
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }
 
 // onOutcome takes in what became of an operation.

@@ -171,7 +171,7 @@ var explorationMutants = []mutant{
 	},
 	{
 		rule: `waiters with a ticket arrive at Redis`,
-		in:   "sidecar/locktable/contest (*Contest).Ask",
+		in:   "sidecar/locktable/contest (*Contest).ask",
 		find: "if w.Ticket != 0 && v.HasNewcomer {",
 		put:  "if false {",
 		by:   explorationStrictOrder,

@@ -307,7 +307,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `no timer is set for a hold that has ended`,
 		in:   "sidecar/locktable (*Table).reconcile",
-		find: "a.Next = moment.Never // of",
+		find: "v.Next = moment.Never // of",
 		put:  "// of",
 		by:   tableTest("TestTimerIsForTheNextChangeOnly"),
 	},
@@ -349,12 +349,12 @@ var locktableMutants = []mutant{
 		find: `t.expireHold(now, l)
 		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 			return
 		}`,
 		put: `if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 			return
 		}`,
 		by: simulation,
@@ -380,7 +380,7 @@ var locktableMutants = []mutant{
 			}
 			granted := h.granted
 			if t.leave(now, h); !l.holders.isHeld() {
-				t.linger(now, l, granted)
+				t.linger(v, granted)
 			}
 		}
 	}`,
@@ -401,7 +401,7 @@ var locktableMutants = []mutant{
 			}
 			granted := h.granted
 			if t.leave(now, h); !l.holders.isHeld() {
-				t.linger(now, l, granted)
+				t.linger(v, granted)
 			}
 		}
 	}`,
@@ -659,7 +659,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal does not wait behind answers that are left",
 		in:   "sidecar/locktable (*Table).reconcile",
-		find: "case t.hasMore && l.holders.isHeld():",
+		find: "case v.hasMore && l.holders.isHeld():",
 		put:  "case false:",
 		by:   tableTest("TestRenewalIsNotKeptBackByAnswersThatAreLeft"),
 	},
@@ -987,8 +987,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a host that yields releases the lock in Redis`,
 		in:   "sidecar/locktable (*Table).want",
-		find: "contest.Grant",
-		put:  "contest.Yield, verdict.Do == contest.Grant",
+		find: "contest.Ask",
+		put:  "contest.Ask, contest.Yield",
 		by:   simulation,
 	},
 	{
@@ -1035,7 +1035,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock that is left free is looked at without being taken`,
-		in:   "sidecar/locktable/contest (*Contest).Ask",
+		in:   "sidecar/locktable/contest (*Contest).ask",
 		find: "onlyLooks := v.Claim == Absent && enqueue && !first.Tries",
 		put:  "onlyLooks := false",
 		by:   tableTest("TestLockThatIsLeftFreeIsLookedAt"),
@@ -1269,7 +1269,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a host asks again with the ticket that it has`,
-		in:   "sidecar/locktable/contest (*Contest).Ask",
+		in:   "sidecar/locktable/contest (*Contest).ask",
 		find: "w.NotBefore, w.ArriveAt, w.Ticket = c.nextTry, never, c.place.live()",
 		put:  "w.NotBefore, w.ArriveAt = c.nextTry, never",
 		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
@@ -1575,7 +1575,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a ticket is not used for a waiter that came after the one for which it stands`,
-		in:   "sidecar/locktable/contest (*Contest).Ask",
+		in:   "sidecar/locktable/contest (*Contest).ask",
 		find: "case c.standsForAnother(first):",
 		put:  "case false:",
 		by:   tableTest("TestTicketOfAWaiterThatIsGoneIsNotUsedForTheNext"),
@@ -1610,8 +1610,8 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a host that gives up only a ticket does not back off`,
-		in:   "sidecar/locktable/contest (*Contest).OnDropSentBeforeWaiters",
-		find: "v.Claim == Ours && c.areForeignKnown(v.Now)",
+		in:   "sidecar/locktable/contest (*Contest).decideForWaiter",
+		find: "isOurs && c.areForeignKnown(v.Now)",
 		put:  "c.areForeignKnown(v.Now)",
 		by:   tableTest("TestHostThatGivesUpOnlyATicketDoesNotBackOff"),
 	},
@@ -1846,8 +1846,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `only a hot lock lingers`,
 		in:   "sidecar/locktable (*Table).linger",
-		find: "if !l.memory.IsHot() {",
-		put:  "if false {",
+		find: "!l.memory.IsHot() || l.waiting() > 0",
+		put:  "l.waiting() > 0",
 		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
 	},
 	{
@@ -1887,14 +1887,14 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock lingers for its time`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
 		find: "!a.Due(min(v.LingerUntil, v.LingerLatest))",
 		put:  "!a.Due(v.LingerLatest)",
 		by:   tableTest("TestLingeringEndsAfterItsTime"),
 	},
 	{
 		rule: `a lock does not linger until its lease ends`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
 		find: "!a.Due(min(v.LingerUntil, v.LingerLatest))",
 		put:  "!a.Due(v.LingerUntil)",
 		by:   tableTest("TestLockDoesNotLingerUntilItsLeaseEnds"),
@@ -1943,9 +1943,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock whose data Redis may have lost does not linger`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
-		find: "v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy",
-		put:  "v.LingerUntil != 0 && v.MayLinger && !v.IsBusy",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "v.IsSpare && !v.IsBusy",
+		put:  "!v.IsBusy",
 		by:   tableTest("TestLingeringEnds"),
 	},
 	{
@@ -1970,8 +1970,8 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock that lingers is left free now and then`,
-		in:   "sidecar/locktable/contest (*Shared).AfterRelease",
-		find: "case v.Grants >= 2 && s.isTired(m, v):",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "case v.IsReleased && v.Grants >= 2 && isTired:",
 		put:  "case false:",
 		by:   tableTest("TestLockThatLingersIsLeftFreeNowAndThen"),
 	},
@@ -2020,8 +2020,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "many tokens are drawn for a hot lock",
 		in:   "sidecar/locktable (*Table).want",
-		find: "if l.memory.IsHot() || v.Waiting > 1 {",
-		put:  "if v.Waiting > 1 {",
+		find: "if l.memory.IsHot() || v.view.Waiting > 1 {",
+		put:  "if v.view.Waiting > 1 {",
 		by:   tableTest("TestTokensOfAHotLockAreReservedBeforeTheLast"),
 	},
 	{
@@ -2030,7 +2030,7 @@ var locktableMutants = []mutant{
 		find: `t.unlinkHold(h)
 	h.uncountHold()`,
 		put: `t.unlinkHold(h)
-	defer t.linger(t.now, h.lock, h.granted)
+	defer t.linger(t.visit(t.now, h.lock), h.granted)
 	h.uncountHold()`,
 		by: tableTest("TestOnlyAReleasedLockLingers"),
 	},
@@ -2193,19 +2193,17 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock with an operation in flight does not linger`,
-		in:   "sidecar/locktable/contest (*Shared).AfterRelease",
-		find: "case v.IsBusy, !v.IsSpare:",
-		put:  "case !v.IsSpare:",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "v.IsSpare && !v.IsBusy",
+		put:  "v.IsSpare",
 		by:   tableTest("TestLockDoesNotLingerWhileAnOperationIsInFlight"),
 	},
 	{
 		rule: `a lock that another host wants lingers no more`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
-		find: `v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy && !isWanted(m, c, v) &&
-		!a.Due(min(v.LingerUntil, v.LingerLatest))`,
-		put: `v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy &&
-		!a.Due(min(v.LingerUntil, v.LingerLatest))`,
-		by: tableTest("TestLingeringEnds"),
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "v.LingerUntil == 0 || !v.MayLinger || isWanted(m, c, v)",
+		put:  "v.LingerUntil == 0 || !v.MayLinger",
+		by:   tableTest("TestLingeringEnds"),
 	},
 	{
 		rule: `a ticket that is not known to stand does not move`,
