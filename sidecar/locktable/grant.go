@@ -119,7 +119,6 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		c.LimitTo(until, until-int64(t.cfg.Lease)/4)
 		t.onWatchdogGrant(s, until)
 	}
-	t.countGrant(l)
 	t.assertGranted(now, h)
 	t.addHold(h)
 	t.linkHold(h)

@@ -34,7 +34,7 @@ func (t *Table) List(now int64, after uint64, yield func(protocol.LockRow) bool)
 }
 
 func (t *Table) row(now int64, l *lock) protocol.LockRow {
-	r := protocol.LockRow{Name: l.name, State: protocol.StateFree, Grants: t.grantsOf(l)}
+	r := protocol.LockRow{Name: l.name, State: protocol.StateFree, Grants: l.claim.Granted()}
 	if t.routes != nil {
 		r.InCluster, r.Slot = true, t.cfg.SlotOf(l.name)
 	}

@@ -33,7 +33,6 @@ func (t *Table) forget(l *lock) {
 	t.cells -= Cells(l.name)
 	t.wheel.Remove(&l.timer)
 	delete(t.byName, l.name)
-	delete(t.grantCarries, l.name)
 	last := len(t.locks) - 1
 	moved := t.locks[last]
 	t.locks[l.index] = moved

@@ -23,8 +23,7 @@ type Table struct {
 	byName   map[string]*lock
 	byHold   map[uint64]*hold
 
-	grantCarries map[string]uint32 // by the name of a lock: see countGrant
-	keeps        map[uint64]int64  // until when holds with a keep exclude others, by hold number: few have one
+	keeps map[uint64]int64 // until when holds with a keep exclude others, by hold number: few have one
 
 	locks   []*lock // every lock, in no order; lock.index is its index
 	cells   int     // that the locks take of MaxLocks: see Cells

@@ -44,7 +44,7 @@ func Clone(t *Table, j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: t.routes, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -199,8 +199,8 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))
 	}
-	busy, turn, grants := contest.Limits(&t.contests)
-	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
+	busy, turn := contest.Limits(&t.contests)
+	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
 	for h := range l.holders.each {
 		t.describeHold(d, now, h)
 	}

@@ -13,8 +13,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a claim whose expiry an operation in flight may change is not that of a keep",
 		in:   "sidecar/locktable/claim (*Claim).Send",
-		find: "c.use = unusedDoubted",
-		put:  "c.use = unused",
+		find: "c.setUse(unusedDoubted)",
+		put:  "c.setUse(unused)",
 		by:   tableTest("TestClaimIsNotThatOfAKeepWhileATakeMayShortenIt"),
 	},
 	{
@@ -514,7 +514,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold does not use the number of an earlier operation again",
 		in:   "sidecar/locktable/claim (*Claim).Grant",
-		find: "if c.use == used || id != c.maxHoldID {",
+		find: "if c.use() == used || id != c.maxHoldID {",
 		put:  "if false {",
 		by:   simulation,
 	},

@@ -19,7 +19,6 @@ type Description interface {
 // no difference.
 type Limits struct {
 	Busy, Turn, Lease time.Duration
-	Grants            int
 	Tokens            int // that are drawn at one time
 	PassedMS          uint32
 }
@@ -39,7 +38,7 @@ func IsAtRest(c *Claim) bool { return c.window == &atRest }
 
 // Describe describes the claim.
 func Describe(c *Claim, d Description, now int64, limits Limits) {
-	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use)<<1 | bit(c.retryAt != 0))
+	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use())<<1 | bit(c.retryAt != 0))
 	d.Number(c.maxHoldID)
 	d.Time(max(c.retryAt, now))
 	if c.state != Absent {
@@ -49,7 +48,7 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 		if c.tokensLeft > 0 {
 			d.Token(c.nextToken)
 		}
-		d.Value(uint64(min(int(c.grants), limits.Grants)))
+		d.Value(uint64(c.Grants()))
 		describeAge(d, now, c.confirmedAt, time.Duration(max(hotSyncDelay, checkPause)))
 		d.Time(max(c.validUntil, now))
 		d.Value(bit(c.busySince != 0))

@@ -34,8 +34,8 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+Validity(op.LeaseMS))
-		if c.use == unused {
-			c.use = unusedDoubted
+		if c.use() == unused {
+			c.setUse(unusedDoubted)
 		}
 	}
 }

@@ -25,7 +25,7 @@ type View struct {
 	IsReleasing  bool  // a Drop is the one operation in flight
 	DropPassedMS int64 // its PassedMS
 	CameAt       int64 // when the lock came to this host: its turn began
-	Grants       int   // in this turn
+	Grants       int   // in this turn; 2: two or more
 	BusySince    int64 // since when the key has had no free moment, whichever host had it; 0: it is not known
 	LingerUntil  int64 // it is kept until then although no local client wants it; 0: it is not
 	LingerLatest int64 // and no longer than this, because of its lease
