@@ -90,7 +90,7 @@ func (w *world) isOpen(n int) bool { return w.redis.open[n].to != 0 }
 func (w *world) isHere(h *host, o *operation) bool {
 	n := int(o.name)
 	open := &w.redis.open[n]
-	if isPair := o.op.AfterPendingDrop && w.redis.names[n].dropped.script == o.script; open.to == 0 || isPair {
+	if isPair := o.op.Has(redisop.AfterPendingDrop) && w.redis.names[n].dropped.script == o.script; open.to == 0 || isPair {
 		return true // the keys of both are declared once
 	}
 	needs, exist, there := lockKey, w.keysOf(n), w.keysThere(n)

@@ -43,7 +43,7 @@ func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
 		w.forgetArrivals(h, n)
 	}
 	isKnown := reply.Arrived != 0
-	if isTaken := o.op.Kind == redisop.Take && reply.Outcome == redisop.Done && (!o.op.RequireExisting || o.op.Enqueue); !w.isOrdered(n) || !isKnown && !isTaken {
+	if isTaken := o.op.Kind == redisop.Take && reply.Outcome == redisop.Done && (!o.op.Has(redisop.RequireExisting) || o.op.Has(redisop.Enqueue)); !w.isOrdered(n) || !isKnown && !isTaken {
 		return
 	}
 	for i := range h.sessions {

@@ -38,7 +38,7 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 	w.check.meetIf(TicketMoved, op.Ticket != 0 && op.Kind == redisop.Take && op.Arrived > w.arrivalOf(h, n, op.Ticket))
 	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == redisop.Renew)
 	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == redisop.Renew)
-	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == redisop.Take && !op.RequireExisting && op.HoldID == c.num)
+	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == redisop.Take && !op.Has(redisop.RequireExisting) && op.HoldID == c.num)
 	h.journal.checkOperation(n, op)
 	if c.state == orphaned && op.Kind != redisop.Drop && op.Kind != redisop.Arrive {
 		// No client believes in it, and the lease may be shorter than it was.
@@ -84,7 +84,7 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 				l.yieldedAt = now
 			}
 		}
-	case op.Kind == redisop.Take && !op.RequireExisting:
+	case op.Kind == redisop.Take && !op.Has(redisop.RequireExisting):
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		if !w.queuesBehind(h, n, op) && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
@@ -100,14 +100,14 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 // the Drop came in one batch of inputs, the checker has noted the result before this Take.
 func (w *world) queuesBehind(h *host, n int, op redisop.Op) bool {
 	l := &h.locks[n]
-	return op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n) || op.Enqueue && l.dropPending == noOp)
+	return op.Has(redisop.AfterPendingDrop) && (l.waiting > 0 || w.wantsOrder(h, n) || op.Has(redisop.Enqueue) && l.dropPending == noOp)
 }
 
 // checkPipelined judges an operation that is issued while another one is in flight: only a
 // Take may be, after one Drop, while no other host is known to wait, and not forever.
 func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	l := &h.locks[n]
-	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != redisop.Drop || op.Kind != redisop.Take || op.RequireExisting {
+	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != redisop.Drop || op.Kind != redisop.Take || op.Has(redisop.RequireExisting) {
 		w.violation(invariant.OneOperation, n, "host %d has two operations in flight", h.index)
 	}
 	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
@@ -120,8 +120,8 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	if l.pipelinedSince == 0 {
 		l.pipelinedSince = now
 	}
-	isForOrder := op.InOrder && op.Arrived != 0 // perhaps for an acquire whose session has just ended
-	queues := op.Enqueue && (l.waiting > 0 || w.wantsOrder(h, n) || isForOrder)
+	isForOrder := op.Has(redisop.InOrder) && op.Arrived != 0 // perhaps for an acquire whose session has just ended
+	queues := op.Has(redisop.Enqueue) && (l.waiting > 0 || w.wantsOrder(h, n) || isForOrder)
 	mayBeForNone := l.waiting == 0 && (h.closing > 0 || h.detaching) // the acquire that wants order may be one that ends
 	if passed := w.ops[l.inFlight].op.PassedMS; queues && passed >= 100 && op.Arrived == 0 && !mayBeForNone {
 		w.violation(invariant.FreeMoments, n, "host %d queues at once for a lock that has not been free for %d ms", h.index, passed)
@@ -226,7 +226,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			l.getsMessage = r.IsQueued && r.Recall != redisop.RecallMissed
 			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && !l.getsMessage {
 				l.rivalUntil = now + rivalMemory
-				if o.op.Enqueue && !r.LeftFree {
+				if o.op.Has(redisop.Enqueue) && !r.LeftFree {
 					l.pollerUntil = now + rivalMemory
 				}
 			}
@@ -244,8 +244,9 @@ func (w *world) checkResult(h *host, o *operation) {
 			w.check.lossKnown[h.index] |= 1 << n
 		}
 		first := h.first(n)
-		isTry := first != nil && (first.acquire.WaitMS == 0 || !first.waits(now-eps))          // a wait that has just ended may not be known
-		if r.Outcome == redisop.KeyMissing && o.op.RequireExisting && o.op.Enqueue && !isTry { // those before it in the queue have a moment
+		isTry := first != nil && (first.acquire.WaitMS == 0 || !first.waits(now-eps)) // a wait that has just ended may not be known
+		// Those before it in the queue have a moment.
+		if r.Outcome == redisop.KeyMissing && o.op.Has(redisop.RequireExisting) && o.op.Has(redisop.Enqueue) && !isTry {
 			l.freedUntil = max(l.freedUntil, now+yieldBackoff)
 		}
 		h.revokeTokens(n, true)
@@ -310,7 +311,7 @@ func (w *world) onDone(h *host, o *operation) {
 	}
 	l.mayYield = l.othersListen() || now < l.rivalUntil
 	l.waiting = r.Waiting
-	if (!o.op.RequireExisting || o.op.Enqueue) && o.op.HoldID > l.hold.num && !l.isProtected(now) { // not an assertion
+	if (!o.op.Has(redisop.RequireExisting) || o.op.Has(redisop.Enqueue)) && o.op.HoldID > l.hold.num && !l.isProtected(now) { // not an assertion
 		l.cameAt, l.turnGrants, l.localGrants = now, 0, 0
 	}
 }

@@ -1,6 +1,9 @@
 package sim
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // Digest is a hash of a sequence of effects, except for the sentences in them. A
 // refactoring of the table does not change it.
@@ -10,8 +13,8 @@ func (d Digest) with(e *locktable.Effect) Digest {
 	op := &e.Op
 	for _, x := range [...]uint64{
 		uint64(e.Kind), bit(e.WasWaiting || e.IsLast || e.WasClaimed), uint64(e.Count), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), uint64(e.End),
-		uint64(op.Kind), op.HoldID, uint64(op.Count), uint64(op.LeaseMS), uint64(op.Reserve), bit(op.RequireExisting), bit(op.AfterPendingDrop),
-		bit(op.Enqueue), bit(op.InOrder), bit(op.CountListeners), bit(op.CanWait), op.Ticket, op.Arrived, uint64(op.PassedMS), uint64(op.User), uint64(e.Since),
+		uint64(op.Kind), op.HoldID, uint64(op.Count), uint64(op.LeaseMS), uint64(op.Reserve), bit(op.Has(redisop.RequireExisting)), bit(op.Has(redisop.AfterPendingDrop)),
+		bit(op.Has(redisop.Enqueue)), bit(op.Has(redisop.InOrder)), bit(op.Has(redisop.CountListeners)), bit(op.Has(redisop.CanWait)), op.Ticket, op.Arrived, uint64(op.PassedMS), uint64(op.User), uint64(e.Since),
 	} {
 		d = d.Add(x)
 	}

@@ -538,7 +538,7 @@ func (f *Fleet) executeSlot(host int16, c *fleetConn, b *batch, at *int64) int {
 		return 133 + 33*n
 	}
 	isQuiet := n == 1 && first.Ticket == 0 && (first.Kind == redisop.Drop ||
-		first.Kind == redisop.Take && first.Count == 1 && first.Reserve == 1 && !first.RequireExisting && !first.CountListeners)
+		first.Kind == redisop.Take && first.Count == 1 && first.Reserve == 1 && !first.Has(redisop.RequireExisting) && !first.Has(redisop.CountListeners))
 	if isQuiet {
 		*at += costQuiet
 	} else {

@@ -209,11 +209,11 @@ func (f *Fleet) execute(host int16, c *fleetConn, b *batch, at *int64) int {
 	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != redisop.Renew {
 		op := &b.ops[len(b.results)]
 		var next *redisop.Op // the Take that follows this Drop in the same script
-		if i := len(b.results) + 1; n+1 < storeKeys && i < len(b.ops) && b.ops[i].AfterPendingDrop && b.ops[i].Name == op.Name {
+		if i := len(b.results) + 1; n+1 < storeKeys && i < len(b.ops) && b.ops[i].Has(redisop.AfterPendingDrop) && b.ops[i].Name == op.Name {
 			next = &b.ops[i]
 		}
 		dropped := redis.Reply{}
-		if op.AfterPendingDrop {
+		if op.Has(redisop.AfterPendingDrop) {
 			dropped = previous
 		}
 		reply := f.run(host, op, next, &dropped, *at)

@@ -346,7 +346,7 @@ func (w *world) failOver(n int, old *redisName) {
 // decides for all of them. If it does, it has everything up to now: each of them writes something on its
 // connection, also a Drop that finds nothing. A Drop with CanWait is not waited for.
 func (w *world) replicate(h *host, o *operation) {
-	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.via].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.CanWait {
+	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.via].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.Has(redisop.CanWait) {
 		return
 	}
 	s := &h.conns[o.via].sync
@@ -467,7 +467,7 @@ func (w *world) execute(h *host, o *operation) {
 		Floor: o.floor, Fresh: max(w.time(s), o.birth), Expiry: w.counterExpiry,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
 		Queue:  name.queue, Clock: w.time(s), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
-		LeftFree: left.free && o.op.Enqueue && o.op.Arrived != 0,
+		LeftFree: left.free && o.op.Has(redisop.Enqueue) && o.op.Arrived != 0,
 		Receivers: func(sidecar redis.Owner) int32 {
 			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], s)))
 		},
@@ -620,7 +620,7 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 // takeAfter returns the Take that follows a Drop in the same script, or nil.
 func (w *world) takeAfter(h *host, o *operation) *operation {
 	if l := &h.locks[o.name]; o.op.Kind == redisop.Drop && !o.settled && l.inFlight != noOp {
-		if take := &w.ops[l.inFlight]; take.op.AfterPendingDrop && take.script == o.script && !take.lost {
+		if take := &w.ops[l.inFlight]; take.op.Has(redisop.AfterPendingDrop) && take.script == o.script && !take.lost {
 			return take
 		}
 	}
@@ -636,7 +636,7 @@ type dropped struct {
 
 // to returns what the Drop leaves to an operation.
 func (d *dropped) to(o *operation) dropped {
-	if o.op.AfterPendingDrop && o.script == d.script {
+	if o.op.Has(redisop.AfterPendingDrop) && o.script == d.script {
 		return *d
 	}
 	return dropped{}

@@ -10,7 +10,7 @@ import (
 
 // What Redis refuses changes nothing, whichever fault makes Redis refuse it.
 func TestFaultyRedisChangesNothing(t *testing.T) {
-	draw := redisop.Op{Kind: redisop.Take, Reserve: 1}
+	draw := redisop.Op{Kind: redisop.Take, Asked: redisop.Asked{Reserve: 1}}
 	take, keep := redisop.Op{Kind: redisop.Take}, redisop.Op{Kind: redisop.Renew}
 	check, drop := redisop.Op{Kind: redisop.Check}, redisop.Op{Kind: redisop.Drop}
 	for _, fault := range []struct {
@@ -55,8 +55,8 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 // process of the host sends alone, because the store did not send its Drop.
 func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 	const lease, expiry = 30_000, 20 * sec
-	inOrder := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, Enqueue: true, InOrder: true, Arrived: 1, Reserve: 7}
-	waiting := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, Enqueue: true, Reserve: 7}
+	inOrder := redisop.Op{Kind: redisop.Take, Asked: redisop.Asked{Arrived: 1, Reserve: 7, Flags: redisop.AfterPendingDrop | redisop.Enqueue | redisop.InOrder}}
+	waiting := redisop.Op{Kind: redisop.Take, Asked: redisop.Asked{Reserve: 7, Flags: redisop.AfterPendingDrop | redisop.Enqueue}}
 	for _, left := range []struct {
 		what   string
 		passed uint32 // by the Drop, ms

@@ -106,13 +106,13 @@ func opString(op redisop.Op) string {
 	switch op.Kind {
 	case redisop.Take:
 		held := ""
-		if op.RequireExisting {
+		if op.Has(redisop.RequireExisting) {
 			held = " held"
 		}
-		if op.Enqueue {
+		if op.Has(redisop.Enqueue) {
 			held += fmt.Sprintf(" enqueue ticket=%d", op.Ticket)
 		}
-		if op.InOrder {
+		if op.Has(redisop.InOrder) {
 			held += fmt.Sprintf(" in order arrived=%d", op.Arrived)
 		}
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)

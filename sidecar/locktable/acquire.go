@@ -15,15 +15,15 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	l := t.byName[req.Name]
 	if l != nil {
 		t.expireHold(now, l)
-		if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 			return
 		}
 	}
 	if t.refuseOverLimit(now, s, l, &req) {
 		if l != nil {
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 		}
 		return
 	}
@@ -33,7 +33,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	q := t.needQueue(l)
 	t.skipEnded(q)
-	isFree := l.holds == nil && q.waiters.head == nil
+	isFree := !l.holders.isHeld() && q.waiters.head == nil
 	isFair := t.wantsOrder(&req)
 	switch {
 	case isFair:
@@ -45,12 +45,12 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	case req.WaitMS == 0 && !isFree:
 		code, msg := t.explain(now, l, s, now, false)
 		t.refuseAcquire(l, s, req.ID, code, msg)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 		return
-	case req.WaitMS != 0 && req.Owner != 0 && l.holds != nil:
+	case req.WaitMS != 0 && req.Owner != 0 && l.holders.isHeld():
 		if cycle := t.findWaitCycle(s, req.Owner, l); cycle != "" {
 			t.refuseAcquire(l, s, req.ID, protocol.Deadlock, cycle)
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 			return
 		}
 	}
@@ -84,7 +84,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	case req.WaitMS > 0:
 		t.arm(&r.timer, now+moment.MS(req.WaitMS))
 	}
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }
 
 // Cancel ends a waiting acquire of the session.
@@ -102,7 +102,7 @@ func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
 		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, WasWaiting: r != nil})
 	}
 	if r != nil {
-		t.reconcile(now, r.at.lock)
+		t.reconcile(t.visit(now, r.at.lock))
 	}
 }
 
@@ -120,7 +120,7 @@ func (r *request) due(t *Table, now int64) {
 		r.phase = requestTrying
 		q.contest.OnFirstRequest(now, true)
 		t.arm(&r.timer, latest)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 		return
 	}
 	t.endRequest(r)
@@ -129,7 +129,7 @@ func (r *request) due(t *Table, now int64) {
 		msg = "waited " + milliseconds(now-r.since) + "; " + msg
 	}
 	t.refuseAcquire(l, r.session, r.id, code, msg)
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }
 
 // DropWaiters ends all requests that wait, without an answer, because the sidecar stops:
@@ -142,6 +142,6 @@ func (t *Table) DropWaiters(now int64) {
 			t.abandon(l.queue.waiters.head.request)
 		}
 		t.dropConfirms(l)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }

@@ -60,13 +60,13 @@ func (t *Table) Audit() error {
 				add(c.user, user{waiters: 1})
 			}
 		}
-		for h := l.holds; h != nil; h = h.next {
+		for h := range l.holders.each {
 			if h.isCounted {
 				q, _ := h.session.terms.Holds.Of(l.name)
 				quotas[q]++
 			}
 		}
-		if h := l.holds; h != nil && h.session.user != l.user {
+		if h := l.holders.sole(); h != nil && h.session.user != l.user {
 			return fmt.Errorf("%s is held by user %d and counts as another user's", l.name, h.session.user.uid)
 		}
 	}

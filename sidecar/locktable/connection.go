@@ -23,7 +23,7 @@ func (t *Table) Up(now int64, n redisop.Shard, dataLost, isListening bool) {
 		if q := l.queue; q != nil {
 			q.contest.OnUp(now, isListening)
 		}
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }
 
@@ -35,7 +35,7 @@ func (t *Table) Down(now int64, n redisop.Shard, why string) {
 	}
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		if l := t.locks[i]; l.shard == n {
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 		}
 	}
 }
@@ -69,7 +69,7 @@ func (t *Table) move(now int64, l *lock) {
 			t.emit(Effect{Kind: Subscribe, Name: l.name, Op: redisop.Op{Shard: l.shard}})
 		}
 	}
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }
 
 // Subscribed notes that Redis confirmed the subscription, for the first time or again.
@@ -77,11 +77,11 @@ func (t *Table) Subscribed(now int64, n redisop.Shard, name string) {
 	if l := t.byName[name]; l != nil && l.shard == n && l.queue != nil && l.queue.contest.IsSubscribing() {
 		q := l.queue
 		l.claim.Note(claim.LockMayBeFree)
-		if l.holds != nil {
+		if l.holders.isHeld() {
 			l.claim.CheckSoon(now)
 		}
-		q.contest.OnSubscribed(now, q.waiters.head != nil && l.holds == nil)
-		t.reconcile(now, l)
+		q.contest.OnSubscribed(now, q.waiters.head != nil && !l.holders.isHeld())
+		t.reconcile(t.visit(now, l))
 	}
 }
 
@@ -90,6 +90,6 @@ func (t *Table) Subscribed(now int64, n redisop.Shard, name string) {
 func (t *Table) Unsubscribed(now int64, n redisop.Shard, name string) {
 	if l := t.byName[name]; l != nil && l.shard == n && l.queue != nil && l.queue.contest.IsSubscribed() {
 		l.queue.contest.OnUnsubscribed(&t.contests, now)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }

@@ -19,15 +19,3 @@ func (t *Table) groupStats(l *lock) *GroupStats { return &t.stats.Groups[l.group
 func (t *Table) CountRefusal(name string, code protocol.Code) {
 	t.stats.Groups[t.groupOf(name)].Acquires[resultOf(code)]++
 }
-
-// countGrant counts a grant of the lock. The counter of a lock has 16 bits, because there may be a
-// hundred thousand locks; what is above is counted apart, for the few that need it.
-func (t *Table) countGrant(l *lock) {
-	if l.claim.CountGrant() {
-		t.grantCarries[l.name]++
-	}
-}
-
-func (t *Table) grantsOf(l *lock) uint32 {
-	return t.grantCarries[l.name]<<16 | uint32(l.claim.Granted())
-}

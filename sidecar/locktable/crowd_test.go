@@ -39,19 +39,19 @@ func TestRefreshLeavesFreeLockToHostsBeforeIt(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	first := r.queued(5)
-	if !first.InOrder || first.RequireExisting {
+	if !first.Has(redisop.InOrder) || first.Has(redisop.RequireExisting) {
 		t.Errorf("the first take of a lock is %+v, want one in the order of the queue", first)
 	}
 	r.pass(7 * time.Second) // the longest refresh
 	refresh := r.answer(redisop.Take, redisop.Result{Outcome: redisop.KeyMissing})
-	if !refresh.RequireExisting || refresh.Ticket != first.HoldID {
+	if !refresh.Has(redisop.RequireExisting) || refresh.Ticket != first.HoldID {
 		t.Errorf("the refresh is %+v, want one that takes no free lock", refresh)
 	}
 	r.pass(9 * time.Millisecond)
 	r.quiet()
 	r.pass(3 * time.Millisecond)
 	r.collect()
-	if len(r.ops) != 1 || r.ops[0].RequireExisting || r.ops[0].Ticket != first.HoldID {
+	if len(r.ops) != 1 || r.ops[0].Has(redisop.RequireExisting) || r.ops[0].Ticket != first.HoldID {
 		t.Errorf("operations in flight: %+v, want a take of a lock that no other host took", r.ops)
 	}
 }
@@ -64,7 +64,7 @@ func TestFirstOfQueueTakesLockThatWasLeftFree(t *testing.T) {
 	r.pass(3 * time.Millisecond)
 	r.quiet()
 	r.pass(3 * time.Millisecond)
-	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting || op.Ticket != ticket {
+	if op := r.redis(redisop.Take, redisop.Done); op.Has(redisop.RequireExisting) || op.Ticket != ticket {
 		t.Errorf("it sends %+v, want a take", op)
 	}
 	r.want("s1 granted hold=2 token=1 count=1")
@@ -77,7 +77,7 @@ func TestTakeAfterExpiryOfLeaseTakesFreeLock(t *testing.T) {
 	r.pass(1010 * time.Millisecond)
 	r.quiet() // the hosts before it ask first
 	r.pass(10 * time.Millisecond)
-	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting {
+	if op := r.redis(redisop.Take, redisop.Done); op.Has(redisop.RequireExisting) {
 		t.Errorf("it sends %+v, want a take", op)
 	}
 }
@@ -94,7 +94,7 @@ func TestHostThatLeftLockFreeDoesNotTakeItAtOnce(t *testing.T) {
 	r.acquire(1, "a")
 	r.quiet()
 	r.pass(12 * time.Millisecond)
-	if op := r.redis(redisop.Take, redisop.Done); !op.InOrder {
+	if op := r.redis(redisop.Take, redisop.Done); !op.Has(redisop.InOrder) {
 		t.Errorf("it sends %+v, want a take in the order of the queue", op)
 	}
 }

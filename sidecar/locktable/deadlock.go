@@ -25,7 +25,7 @@ func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 	}()
 	for i, steps := 0, 0; i < len(path); i++ {
 		at := path[i].lock
-		h := at.holds
+		h := at.holders.sole()
 		if h.isOwnedBy(s, owner) {
 			var locks []*lock
 			for j := i; j >= 0; j = path[j].from {
@@ -61,7 +61,7 @@ func (s *session) describeCycle(locks []*lock) string {
 	last := len(locks) - 1
 	fmt.Fprintf(&b, "waiting would never end: you ask for %q", locks[last].name)
 	for i := last; i > 0; i-- {
-		h := locks[i].holds
+		h := locks[i].holders.sole()
 		fmt.Fprintf(&b, ", held by %s, who waits for %s", s.describeOwner(locks[i].name, h), s.nameInCycle(locks, i-1))
 	}
 	b.WriteString(", which you hold; release it first, or ")
@@ -81,7 +81,7 @@ func (s *session) describeCycle(locks []*lock) string {
 // both ends are its own, and the policy decides about those between them. Otherwise a deadlock,
 // which two processes of one user can make on purpose, would be a list of names.
 func (s *session) nameInCycle(locks []*lock, i int) string {
-	if i > 0 && i < len(locks)-1 && !s.mayName(locks[i].name, locks[i].holds.session.peer.UID, locks[i+1].holds.session.peer.UID) {
+	if i > 0 && i < len(locks)-1 && !s.mayName(locks[i].name, locks[i].holders.sole().session.peer.UID, locks[i+1].holders.sole().session.peer.UID) {
 		return "a lock that the policy hides from you"
 	}
 	return fmt.Sprintf("%q", locks[i].name)

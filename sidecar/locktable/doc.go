@@ -44,5 +44,7 @@
 // comparison is made again. However many times a lock is handed over between local owners
 // during one round trip, Redis executes one operation.
 //
+// One such visit to a lock (visit.go) asks the contest once, and again if the lock has changed.
+//
 // Times are int64 nanoseconds of CLOCK_BOOTTIME.
 package locktable

@@ -112,12 +112,12 @@ func TestConfirmWaitsForADropThatReplicasConfirmed(t *testing.T) {
 			r.release(1, 1)
 			r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 7, Name: "a"})
 			r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
-			if op := r.redis(redisop.Drop, redisop.Done); !op.CanWait {
+			if op := r.redis(redisop.Drop, redisop.Done); !op.Has(redisop.CanWait) {
 				t.Errorf("%+v", op)
 			}
 			if tt.durable {
 				r.want()
-				if op := r.redis(redisop.Drop, redisop.NotSynced); op.CanWait || op.HoldID != 1 {
+				if op := r.redis(redisop.Drop, redisop.NotSynced); op.Has(redisop.CanWait) || op.HoldID != 1 {
 					t.Errorf("%+v", op)
 				}
 				r.want()
@@ -142,7 +142,7 @@ func TestConfirmOfALockThatIsNotKnownWaitsForReplicas(t *testing.T) {
 		r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 7, Name: "a"})
 		if durable {
 			r.want()
-			if op := r.redis(redisop.Drop, redisop.NotSynced); op.Name != "a" || op.CanWait || op.HoldID != 1 {
+			if op := r.redis(redisop.Drop, redisop.NotSynced); op.Name != "a" || op.Has(redisop.CanWait) || op.HoldID != 1 {
 				t.Errorf("%+v", op)
 			}
 			r.want()

@@ -17,7 +17,7 @@ func (t *Table) flushLeaseEvents() {
 			// and must not come back to life by this event.
 			for h := s.holds.head; h != nil; {
 				next := h.inSession.next
-				t.reconcile(t.now, h.lock)
+				t.reconcile(t.visit(t.now, h.lock))
 				h = next
 			}
 			if !t.needsLeaseEvent(s) {

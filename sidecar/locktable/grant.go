@@ -13,28 +13,32 @@ import (
 // grantNext grants a free lock to the first of its waiters if Redis is known to have it for
 // this host, and answers first waiters that do not wait. It returns whether there is a new
 // hold.
-func (t *Table) grantNext(now int64, l *lock) bool {
+func (t *Table) grantNext(v *visit) bool {
+	now, l := v.Now, v.lock
 	q := l.queue
 	if q == nil {
 		return false
 	}
-	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.admits(q.waiters.head.request)); left-- {
+	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.holders.admits(q.waiters.head.request.mode())); left-- {
 		if left == 0 {
-			t.leaveRest()
+			t.leaveRest(v)
 			return false
 		}
 		w := q.waiters.head
 		r := w.request
 		if r.session.phase.IsOver() {
+			v.onChange()
 			t.abandon(r)
 			continue
 		}
 		if q.denial != "" {
+			v.onChange()
 			t.endRequest(r)
 			t.refuseAcquire(l, r.session, r.id, protocol.Denied, q.denial)
 			continue
 		}
-		if t.mayGrant(now, l) && t.isCovered(now, l, r) {
+		if t.mayGrant(v) {
+			v.onChange()
 			if why := t.fullOfHolds(r.session, l.name); why != "" { // since it began to wait
 				t.endRequest(r)
 				t.refuseAcquire(l, r.session, r.id, protocol.Limit, why)
@@ -50,6 +54,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		if !cannotAsk && !q.contest.RefusesTries(now, l.claim.IsDropping()) && !t.isSilent(now, l) {
 			return false // until Redis returns a result
 		}
+		v.onChange()
 		t.endRequest(r)
 		code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
 		t.refuseAcquire(l, r.session, r.id, code, msg)
@@ -60,45 +65,16 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 	return false
 }
 
-// mayGrant reports whether the first waiter may get the lock: Redis has it for this host, and it is
-// this host's turn. A turn that is over ends.
-func (t *Table) mayGrant(now int64, l *lock) bool {
-	if !l.claim.State().IsOurs() || l.claim.IsDropping() {
+// mayGrant reports whether the first waiter gets the lock: Redis has it for this host, for long enough,
+// and it is this host's turn. A turn that is over ends.
+func (t *Table) mayGrant(v *visit) bool {
+	c := &v.lock.claim
+	if !c.State().IsOurs() || c.IsDropping() {
 		return false
 	}
-	var v contest.View
-	t.view(&v, now, l)
-	a := moment.At(now)
-	verdict := t.contests.Decide(&a, &l.memory, &l.queue.contest, &v)
-	l.queue.contest.Accept(verdict)
+	verdict := t.decide(v)
+	v.lock.queue.contest.Accept(verdict)
 	return verdict.Do == contest.Grant
-}
-
-// isCovered reports whether the claim covers a request: with a token for it, and with
-// validity that is long enough to be worth having. A lease that was acquired for it may have
-// spent up to two thirds on the way; one that it inherits has to be as long as its own. A keep
-// begins when the lease does, which may be a moment before the grant; an inherited claim, and one
-// whose key may have another expiry by now, has to be valid for all of it.
-func (t *Table) isCovered(now int64, l *lock, r *request) bool {
-	c := &l.claim
-	if !c.HasTokens() {
-		return false
-	}
-	lease, left := t.leaseOf(r.lease, r.leaseMS), c.ValidUntil()-now
-	isOwn := c.IsMadeFor(t.leaseToTake(r))
-	switch {
-	case !isOwn && left < moment.MS(r.keepMS):
-		return false
-	case r.lease == WatchdogLease || isOwn:
-		return left >= moment.MS(lease)/3
-	}
-	return left >= claim.Validity(lease)
-}
-
-// leaseToTake is the lease that Redis is given for a request: from the grant on, it has the lock
-// for all of the keep, so that the lock stays held if this host dies.
-func (t *Table) leaseToTake(r *request) uint32 {
-	return max(t.leaseOf(r.lease, r.leaseMS), claim.LeaseKeeping(moment.MS(r.keepMS)))
 }
 
 // grant makes a request a hold. If another hold had the lock before, this is a handoff:
@@ -125,7 +101,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: token, owner: r.owner, lock: l, session: s, granted: now, entries: 1,
-		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: r.mode(),
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS,
 	}
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {
@@ -143,12 +119,11 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		c.LimitTo(until, until-int64(t.cfg.Lease)/4)
 		t.onWatchdogGrant(s, until)
 	}
-	t.countGrant(l)
+	t.assertGranted(now, h)
 	t.addHold(h)
 	t.linkHold(h)
 	h.countHold()
 	t.trackDeadline(h)
-	t.assertGranted(now, h)
 	e := t.next(Granted)
 	e.Session, e.ID, e.Hold, e.Token, e.Count = s.id, r.id, id, h.token, 1
 	e.Deadline, e.End, e.Since = until, h.endAt, r.since

@@ -48,11 +48,12 @@ func (t *Table) expireHold(now int64, l *lock) {
 
 // endDueHold ends the hold of a lock if its time is over, or gives it up. It returns whether
 // the hold has ended.
-func (t *Table) endDueHold(a *moment.Alarm, l *lock) bool {
-	h := l.holds
+func (t *Table) endDueHold(v *visit) bool {
+	a, l := &v.Alarm, v.lock
+	h := l.holders.sole()
 	t.expire(a, l)
-	if l.holds == nil {
-		return l.holds != h
+	if !l.holders.isHeld() {
+		return l.holders.sole() != h
 	}
 	switch {
 	case h.phase == HoldUnrenewable:
@@ -62,7 +63,7 @@ func (t *Table) endDueHold(a *moment.Alarm, l *lock) bool {
 	case t.cfg.SlotOf != nil && h.isTracked:
 		t.giveUpForOthers(a, h)
 	}
-	return l.holds != h
+	return l.holders.sole() != h
 }
 
 // giveUpForOthers gives up a hold that keeps down the deadline of the session's other holds, shortly
@@ -88,14 +89,14 @@ func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
 // expire ends the hold of a lock if its time is over, or moves it to the phase that the
 // end of its session asks for.
 func (t *Table) expire(a *moment.Alarm, l *lock) {
-	h := l.holds
+	h := l.holders.sole()
 	if h == nil {
 		return
 	}
 	if !h.isOrphan() {
 		switch s := h.session; {
 		case s.phase == SessionEnded:
-			if t.orphan(a.Now, h); l.holds != h {
+			if t.orphan(a.Now, h); l.holders.sole() != h {
 				return
 			}
 		case s.phase.IsOver() && h.phase != HoldUnserved:
@@ -103,7 +104,7 @@ func (t *Table) expire(a *moment.Alarm, l *lock) {
 			h.deadline, h.phase = t.deadline(h), HoldUnserved
 		}
 	}
-	for l.holds == h {
+	for l.holders.sole() == h {
 		switch {
 		case a.Due(t.deadline(h)):
 			t.notifyLoss(h, protocol.Expired, "")
@@ -225,13 +226,7 @@ func (t *Table) endHold(now int64, h *hold) {
 	if h.phase != HoldKept {
 		t.observeEnd(now, h)
 	}
-	l := h.lock
-	for at := &l.holds; ; at = &(*at).next {
-		if *at == h {
-			*at = h.next
-			break
-		}
-	}
+	h.lock.holders.remove(h)
 	if h.slot != 0 {
 		*h = hold{slot: h.slot, next: t.dirty.ended} // until writeJournal
 		t.dirty.ended = h
@@ -247,7 +242,7 @@ func (t *Table) freeHold(h *hold) {
 
 // addHold makes a hold known by its id.
 func (t *Table) addHold(h *hold) {
-	h.next, h.lock.holds = h.lock.holds, h
+	h.lock.holders.add(h)
 	t.byHold[h.id] = h
 }
 

@@ -14,12 +14,13 @@ import (
 // broken, in every build: a sidecar that broke one stops, and its successor continues from
 // the journal, which is better than a second holder.
 
-// assertGranted panics if a hold that has just been granted breaks an invariant.
+// assertGranted panics if a hold that is being granted, and is not among those of its lock yet, breaks
+// an invariant.
 func (t *Table) assertGranted(now int64, h *hold) {
 	l, c := h.lock, &h.lock.claim
 	switch {
-	case h.next != nil && !h.mode.admits(h.next.mode):
-		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, h.next.id)
+	case !l.holders.admits(h.mode()):
+		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, l.holders.sole().id)
 	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
 	case h.deadline > c.ValidUntil() || h.deadline <= now:

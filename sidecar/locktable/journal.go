@@ -64,10 +64,12 @@ func (t *Table) writeLock(j Journal, l *lock) {
 		d.lock = LockRecord{Name: l.name, MaxHoldID: l.claim.MaxHoldID()}
 		l.slot = j.PutLock(l.slot, &d.lock)
 		isStored = l.slot != 0
-		for h := l.holds; h != nil && isStored; h = h.next {
-			t.fillRecord(&d.hold, h)
-			h.slot = j.PutHold(h.slot, l.slot, &d.hold)
-			isStored = h.slot != 0
+		for h := range l.holders.each {
+			if isStored {
+				t.fillRecord(&d.hold, h)
+				h.slot = j.PutHold(h.slot, l.slot, &d.hold)
+				isStored = h.slot != 0
+			}
 		}
 	case l.slot != 0:
 		j.DeleteLock(l.slot)
@@ -109,7 +111,7 @@ func (t *Table) fillRecord(r *HoldRecord, h *hold) {
 		ID: h.id, Token: h.token, Owner: h.owner, Session: h.session.id,
 		Granted: h.granted, Deadline: h.deadline, End: h.endAt, KeepUntil: t.keepUntil(h),
 		LeaseSeq: h.leaseSeq, LeaseMS: t.remainingLease(h), Entries: h.entries, CrashDelayMS: h.crashDelayMS,
-		Permits: h.permits, Lease: h.lease, Mode: h.mode, Phase: h.phase,
+		Permits: h.units(), Lease: h.lease, Mode: h.mode(), Phase: h.phase,
 		InDoubt: h.lock.claim.State().IsUnsure(),
 	}
 	if h.isOrphan() {

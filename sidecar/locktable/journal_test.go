@@ -743,7 +743,7 @@ func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, 0, false, false)
-	if op := l.redis(redisop.Take, redisop.Done); op.RequireExisting || op.HoldID != 1 {
+	if op := l.redis(redisop.Take, redisop.Done); op.Has(redisop.RequireExisting) || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	l.collect()

@@ -312,7 +312,7 @@ func TestHotLockIsSyncedEach50MS(t *testing.T) {
 		if d := time.Duration(r.now - synced); d < 50*time.Millisecond || d > 54*time.Millisecond {
 			t.Errorf("Redis gets the number of the hold after %v", d)
 		}
-		if op := r.redis(redisop.Take, redisop.Done); op.HoldID > hold || op.HoldID < hold-1 || !op.RequireExisting {
+		if op := r.redis(redisop.Take, redisop.Done); op.HoldID > hold || op.HoldID < hold-1 || !op.Has(redisop.RequireExisting) {
 			t.Errorf("%+v for hold %d", op, hold)
 		}
 		synced = r.now
@@ -393,7 +393,7 @@ func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
 		r.acquire(1, "a")
 		hold = r.lastHold()
 	}
-	if len(r.ops) != 1 || r.ops[0].Reserve != 256 || !r.ops[0].RequireExisting {
+	if len(r.ops) != 1 || r.ops[0].Reserve != 256 || !r.ops[0].Has(redisop.RequireExisting) {
 		t.Fatalf("tokens are reserved by %+v", r.ops)
 	}
 	r.log = nil
@@ -494,20 +494,20 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 	begin := r.now
 	for looks := 0; ; looks++ {
 		if r.now-begin >= int64(pause-after) {
-			if op := answer(held(redisop.RecallReceived)); looks == 0 || r.now-begin > int64(pause-after+3*time.Millisecond) || op.RequireExisting {
+			if op := answer(held(redisop.RecallReceived)); looks == 0 || r.now-begin > int64(pause-after+3*time.Millisecond) || op.Has(redisop.RequireExisting) {
 				t.Errorf("after %d looks: %+v", looks, op)
 			}
 			break
 		}
-		if op := answer(redisop.Result{Outcome: redisop.KeyMissing}); !op.RequireExisting || op.Ticket != 1 {
+		if op := answer(redisop.Result{Outcome: redisop.KeyMissing}); !op.Has(redisop.RequireExisting) || op.Ticket != 1 {
 			t.Errorf("in the pause: %+v", op)
 		}
 		r.untilAsked(time.Second)
 	}
-	if after, op := freed(), answer(held(redisop.RecallMissed)); after >= pause || !op.RequireExisting {
+	if after, op := freed(), answer(held(redisop.RecallMissed)); after >= pause || !op.Has(redisop.RequireExisting) {
 		t.Errorf("after %v: %+v", after, op)
 	}
-	if after, op := freed(), answer(held(redisop.RecallMissed)); after < pause || op.RequireExisting {
+	if after, op := freed(), answer(held(redisop.RecallMissed)); after < pause || op.Has(redisop.RequireExisting) {
 		t.Errorf("a program was met, and after %v: %+v", after, op)
 	}
 }

@@ -34,11 +34,11 @@ func (t *Table) List(now int64, after uint64, yield func(protocol.LockRow) bool)
 }
 
 func (t *Table) row(now int64, l *lock) protocol.LockRow {
-	r := protocol.LockRow{Name: l.name, State: protocol.StateFree, Grants: t.grantsOf(l)}
+	r := protocol.LockRow{Name: l.name, State: protocol.StateFree, Grants: l.claim.Granted()}
 	if t.routes != nil {
 		r.InCluster, r.Slot = true, t.cfg.SlotOf(l.name)
 	}
-	h, q := l.holds, l.queue
+	h, q := l.holders.sole(), l.queue
 	switch {
 	case h != nil:
 		p := &h.session.peer
@@ -87,7 +87,7 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.holds == nil && (l.claim.IsBusy() || t.shardOf(l).isUp() && l.claim.State() != claim.Absent) {
+		if !l.holders.isHeld() && (l.claim.IsBusy() || t.shardOf(l).isUp() && l.claim.State() != claim.Absent) {
 			n++
 		}
 	}

@@ -33,7 +33,6 @@ func (t *Table) forget(l *lock) {
 	t.cells -= Cells(l.name)
 	t.wheel.Remove(&l.timer)
 	delete(t.byName, l.name)
-	delete(t.grantCarries, l.name)
 	last := len(t.locks) - 1
 	moved := t.locks[last]
 	t.locks[l.index] = moved
@@ -52,7 +51,7 @@ const noIndex = 1<<32 - 1
 func (l *lock) isForgotten() bool { return l.index == noIndex }
 
 func (l *lock) isIdle() bool {
-	return l.holds == nil && l.claim.IsIdle() && l.claim.State() == claim.Absent && l.queue == nil
+	return !l.holders.isHeld() && l.claim.IsIdle() && l.claim.State() == claim.Absent && l.queue == nil
 }
 
 // waiting is how many waiters the lock has, but for those that are being refused.
@@ -102,17 +101,10 @@ func (l *lock) contest() *contest.Contest {
 // hasRemoteState reports whether Redis has, or may yet have, a field or a ticket of this
 // sidecar.
 func (l *lock) hasRemoteState() bool {
-	return l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()
+	return l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()
 }
 
 func (w *waiter) isTrying() bool { return w.request.phase == requestTrying }
-
-// mode is that of the hold which a request becomes.
-func (r *request) mode() Mode { return Exclusive }
-
-// admits reports whether the holds of a lock, if it has any, admit the hold that a request becomes. It
-// is the one place that says when a waiter gets a lock although there are holds.
-func (l *lock) admits(r *request) bool { return l.holds == nil || l.holds.mode.admits(r.mode()) }
 
 // isRenewed reports whether the watchdog renews the hold.
 func (h *hold) isRenewed() bool {

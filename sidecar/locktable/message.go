@@ -32,7 +32,7 @@ func (t *Table) Message(now int64, m redisop.Message) {
 		}
 	}
 	if l != nil {
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }
 
@@ -70,7 +70,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *redisop.Message) {
 			q.contest.OnTransferredInFlight()
 		}
 		t.doubt(l)
-	case isLive && l.holds == nil && q.contest.IsProof(m):
+	case isLive && !l.holders.isHeld() && q.contest.IsProof(m):
 		t.stats.Handoffs[HandoffTransfer]++
 		validSince := q.contest.OnTransferred(c.State().IsOurs(), m)
 		busySince := now - moment.MS(m.PassedMS) - t.contests.Way()
@@ -116,13 +116,13 @@ func (t *Table) onUnlocked(now int64, l *lock) {
 	q := l.queue
 	l.claim.EndLinger()
 	l.claim.Note(claim.LockMayBeFree) // even if a local client believes to have it: the result may say otherwise
-	if l.holds != nil {
+	if l.holders.isHeld() {
 		l.claim.CheckSoon(now)
 	}
 	switch {
 	case q.waiters.head == nil:
 		q.contest.OnUnneededMessage(now)
-	case l.holds == nil && !l.claim.IsBusy() && !q.contest.IsYielding():
+	case !l.holders.isHeld() && !l.claim.IsBusy() && !q.contest.IsYielding():
 		q.contest.OnUnlocked(&t.contests, now)
 	}
 }

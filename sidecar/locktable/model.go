@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
@@ -22,8 +23,7 @@ type Table struct {
 	byName   map[string]*lock
 	byHold   map[uint64]*hold
 
-	grantCarries map[string]uint32 // by the name of a lock: see countGrant
-	keeps        map[uint64]int64  // until when holds with a keep exclude others, by hold number: few have one
+	keeps map[uint64]int64 // until when holds with a keep exclude others, by hold number: few have one
 
 	locks   []*lock // every lock, in no order; lock.index is its index
 	cells   int     // that the locks take of MaxLocks: see Cells
@@ -36,8 +36,8 @@ type Table struct {
 	holds    pool[hold]
 	windows  claim.Windows
 
-	hasMore    bool // reconcile: the lock has more requests to answer than one step may. Outside of it it means nothing
-	isStopping bool // no lock lingers any more
+	visiting   visit // the reconcile that is under way. Outside of it it means nothing
+	isStopping bool  // no lock lingers any more
 
 	searches uint64 // for wait cycles, so far
 	path     []step // emptied, for the next search
@@ -65,7 +65,7 @@ const (
 )
 
 // lock is one name. Three parts of it have one job each: claim is what Redis has for this
-// host; holds and the waiters in queue are what local clients have and want; the contest in
+// host; holders and the waiters in queue are what local clients have and want; the contest in
 // queue decides between this host and others.
 //
 // There may be a hundred thousand of these: the fields are in an order that leaves no gaps.
@@ -80,9 +80,14 @@ type lock struct {
 	group   uint8 // in which it counts: see groupOf
 	shard   redisop.Shard
 
-	claim claim.Claim
-	holds *hold  // linked by hold.next
-	queue *queue // nil while there are no waiters and no subscription
+	claim   claim.Claim
+	holders holders
+	queue   *queue // nil while there are no waiters and no subscription
+}
+
+// holders are the holds of a lock: see holders.go.
+type holders struct {
+	newest *hold // linked by hold.next
 }
 
 // hold is one granted request, until it is released or lost.
@@ -110,9 +115,7 @@ type hold struct {
 	leaseSeq       uint32 // session.leaseSeq at the grant
 	leaseMS        uint32 // see leaseOf
 	crashDelayMS   uint32
-	permits        uint16
 	lease          LeaseKind
-	mode           Mode
 	phase          HoldPhase
 	isTracked      bool // its deadline counts in session.deadlineBuckets
 	isCounted      bool // it counts for a quota of its session: see Terms
@@ -256,6 +259,20 @@ type renewalPace struct {
 	tick      int64 // of the last renewal that was due
 	begun     int   // in that tick
 	postponed int   // in that tick, to later ones
+}
+
+// visit is one pass of reconcile over a lock. What the contest decides about the lock is decided once,
+// when it is first needed, and again after the lock has changed.
+type visit struct {
+	moment.Alarm // when a rule applies that does not yet
+	lock         *lock
+	hasMore      bool // it has more requests to answer than one step may
+
+	lingerUntil int64 // the owner of a hot lock has just released it: it may linger until then; 0: otherwise
+
+	isDecided bool // view and verdict are of the lock as it is
+	view      contest.View
+	verdict   contest.Verdict
 }
 
 // step is one step of a search for a wait cycle.

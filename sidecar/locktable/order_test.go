@@ -21,7 +21,7 @@ func fair(a *protocol.Acquire) { a.Fair = true }
 func (r *rig) waitsInOrder(rank int32, arrived uint64) (take redisop.Op) {
 	r.Helper()
 	r.collect()
-	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || !r.ops[0].Enqueue {
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || !r.ops[0].Has(redisop.Enqueue) {
 		r.Fatalf("operations in flight: %+v, want a Take that enqueues", r.ops)
 	}
 	ticket := r.ops[0].Ticket
@@ -69,7 +69,7 @@ func TestLockPassesOnHereIfNoOtherHostWaitsBefore(t *testing.T) {
 	r.release(2, 2)
 	r.want("s2 released count=0") // not session 3, which arrived after another host
 	drop, take := r.two()
-	if drop.Kind != redisop.Drop || take.Arrived != 2000 || !take.InOrder || !take.Enqueue || take.Ticket != 0 {
+	if drop.Kind != redisop.Drop || take.Arrived != 2000 || !take.Has(redisop.InOrder) || !take.Has(redisop.Enqueue) || take.Ticket != 0 {
 		t.Errorf("%+v, %+v", drop, take)
 	}
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true})
@@ -102,7 +102,7 @@ func TestTicketMovesIfItsWaiterIsGone(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	first := r.acquire(1, "a", fair)
 	take := r.waitsInOrder(0, 1000)
-	if take.Arrived != 0 || !take.InOrder {
+	if take.Arrived != 0 || !take.Has(redisop.InOrder) {
 		t.Errorf("the first take: %+v", take)
 	}
 	r.pass(time.Millisecond)
@@ -181,7 +181,7 @@ func TestLockInOrderHasNoTurns(t *testing.T) {
 	r.recall("a")
 	r.release(1, 1)
 	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
-	if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take && r.ops[0].RequireExisting {
+	if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take && r.ops[0].Has(redisop.RequireExisting) {
 		r.redis(redisop.Take, redisop.Done)
 	}
 	r.release(2, 2)
@@ -257,7 +257,7 @@ func TestFairAcquireWithoutAPlaceInTheQueue(t *testing.T) {
 func TestFairAcquireThatDoesNotWaitIsATry(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a", fair, wait(0))
-	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Enqueue {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Has(redisop.Enqueue) {
 		t.Errorf("it queues: %+v", op)
 	}
 	r.want("s1 refused timeout")
@@ -421,7 +421,7 @@ func TestReleaseIsForTheQueueThatAnArriveFound(t *testing.T) {
 		r.cancel(2, 2)
 		r.cancel(3, 3)
 		r.release(1, 1)
-		if drop := r.redis(redisop.Drop, redisop.Done); drop.CanWait != (first == 0) {
+		if drop := r.redis(redisop.Drop, redisop.Done); drop.Has(redisop.CanWait) != (first == 0) {
 			t.Errorf("with a first arrival of %d: %+v", first, drop)
 		}
 	}
@@ -505,7 +505,7 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 	if r.collect(); slices.ContainsFunc(r.log, func(s string) bool { return strings.Contains(s, "granted") }) {
 		t.Errorf("%q", r.log)
 	}
-	if drop, take := r.two(); drop.Kind != redisop.Drop || take.Ticket != 0 || !take.InOrder {
+	if drop, take := r.two(); drop.Kind != redisop.Drop || take.Ticket != 0 || !take.Has(redisop.InOrder) {
 		t.Errorf("the next operations: %+v, %+v", drop, take)
 	}
 }

@@ -38,7 +38,7 @@ func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
 			r.queued(0)
 			r.transferOver(tt.conn(r), 1, 32)
 			r.want()
-			if op := r.redis(redisop.Take, redisop.Done); op.Ticket != 1 || op.HoldID != 2 || !op.Enqueue || op.Reserve != 1 {
+			if op := r.redis(redisop.Take, redisop.Done); op.Ticket != 1 || op.HoldID != 2 || !op.Has(redisop.Enqueue) || op.Reserve != 1 {
 				t.Errorf("it is asked for by %+v", op)
 			}
 			r.want("s1 granted hold=2 token=1 count=1")

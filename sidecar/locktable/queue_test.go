@@ -61,7 +61,7 @@ func (r *rig) refusedTake(rank int32, recall redisop.Recall, ttlMS int64) rediso
 	if rank != noTicket {
 		res.IsQueued, res.Rank = true, uint32(rank)
 		r.collect()
-		if len(r.ops) != 1 || !r.ops[0].Enqueue {
+		if len(r.ops) != 1 || !r.ops[0].Has(redisop.Enqueue) {
 			r.Fatalf("operations in flight: %+v, want one Take that enqueues", r.ops)
 		}
 		if res.Ticket = r.ops[0].Ticket; res.Ticket == 0 {
@@ -150,7 +150,7 @@ const believed = 29698 * time.Millisecond
 func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	if op := r.queued(1); op.HoldID != 1 || op.Ticket != 0 || !op.InOrder {
+	if op := r.queued(1); op.HoldID != 1 || op.Ticket != 0 || !op.Has(redisop.InOrder) {
 		t.Fatalf("the first take: %+v", op)
 	}
 	r.want() // not even a subscription
@@ -182,7 +182,7 @@ func TestWaiterQueuesAtOnceWhenAnotherHostIsFound(t *testing.T) {
 	queues := func(t *testing.T, r *rig) {
 		t.Helper()
 		r.collect()
-		if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || !r.ops[0].Enqueue {
+		if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || !r.ops[0].Has(redisop.Enqueue) {
 			t.Fatalf("operations in flight: %+v, want a Take that enqueues", r.ops)
 		}
 		r.queued(0)
@@ -257,7 +257,7 @@ func TestTransferredLockIsHandedOverHere(t *testing.T) {
 	r.want("s1 granted hold=1 token=101 count=1", "s1 released count=0", "s2 granted hold=2 token=102 count=1")
 	r.quiet()
 	r.pass(10 * time.Millisecond)
-	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 2 || !op.RequireExisting {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 2 || !op.Has(redisop.RequireExisting) {
 		t.Errorf("Redis gets the number of the new hold by %+v", op)
 	}
 }
@@ -702,7 +702,7 @@ func TestTurnThatIsOverPassesTheLockOn(t *testing.T) {
 	if drop.HoldID != 3 || drop.Ticket != 0 || drop.LeaseMS != 30_000 {
 		t.Errorf("the drop: %+v", drop)
 	}
-	if take.HoldID != 4 || !take.AfterPendingDrop || !take.Enqueue || take.Ticket != 0 {
+	if take.HoldID != 4 || !take.Has(redisop.AfterPendingDrop) || !take.Has(redisop.Enqueue) || take.Ticket != 0 {
 		t.Errorf("the take behind it: %+v", take)
 	}
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 2})
@@ -724,7 +724,7 @@ func TestTurnEndsByItsTime(t *testing.T) {
 		for hold := uint64(1); len(r.ops) == 0; hold++ {
 			r.pass(time.Millisecond)
 			r.handOver(hold)
-			if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take && r.ops[0].RequireExisting {
+			if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take && r.ops[0].Has(redisop.RequireExisting) {
 				r.redis(redisop.Take, redisop.Done) // Redis gets the number of the new hold
 				r.recall("a")                       // and says that the other one waits
 			}
@@ -736,7 +736,7 @@ func TestTurnEndsByItsTime(t *testing.T) {
 		if d := time.Duration(r.now - begin); d < turn || d > turn+2*time.Millisecond {
 			t.Errorf("a turn of %v took %v", turn, d)
 		}
-		if !take.Enqueue || drop.PassedMS != uint32(time.Duration(r.now-begin)/time.Millisecond) {
+		if !take.Has(redisop.Enqueue) || drop.PassedMS != uint32(time.Duration(r.now-begin)/time.Millisecond) {
 			t.Errorf("%+v, %+v", drop, take)
 		}
 	}
@@ -813,7 +813,7 @@ func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
 	for hold := uint64(1); hold < 10; hold++ {
 		r.handOver(hold)
 		for r.collect(); len(r.ops) > 0; r.collect() {
-			if op := r.ops[0]; op.Kind != redisop.Take || !op.RequireExisting {
+			if op := r.ops[0]; op.Kind != redisop.Take || !op.Has(redisop.RequireExisting) {
 				t.Fatalf("%+v", op)
 			}
 			r.redis(redisop.Take, redisop.Done)
@@ -1215,7 +1215,7 @@ func (r *rig) lastHold() uint64 {
 func TestAcquireThatDoesNotWaitDoesNotEnqueue(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a", wait(0))
-	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Enqueue || op.Ticket != 0 {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Has(redisop.Enqueue) || op.Ticket != 0 {
 		t.Errorf("a try: %+v", op)
 	}
 	r.want("s1 refused timeout")
@@ -1226,7 +1226,7 @@ func TestAcquireThatDoesNotWaitDoesNotEnqueue(t *testing.T) {
 func TestSidecarWithoutItsChannelDoesNotEnqueue(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Enqueue {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Has(redisop.Enqueue) {
 		t.Errorf("the take: %+v", op)
 	}
 	r.want("subscribe a")
@@ -1245,7 +1245,7 @@ func TestTicketsAskAgainAfterAnOutage(t *testing.T) {
 		r.quiet()
 		r.tb.Up(r.now, 0, false, isListening)
 		op := r.redis(redisop.Take, redisop.HeldByOther)
-		if want := uint64(btoi(isListening)); op.Ticket != want || op.Enqueue != isListening {
+		if want := uint64(btoi(isListening)); op.Ticket != want || op.Has(redisop.Enqueue) != isListening {
 			t.Errorf("listening %v: %+v", isListening, op)
 		}
 	}

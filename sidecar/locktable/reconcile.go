@@ -15,17 +15,17 @@ import (
 //
 // Nothing leaves the table and nothing is stored before Effects: reconcile appends effects,
 // and marks what the journal has to store.
-func (t *Table) reconcile(now int64, l *lock) {
-	t.now = now
-	t.hasMore = false
-	a := moment.At(now)
-	for t.endDueHold(&a, l) || t.grantNext(now, l) {
-		a.Next = moment.Never // of what has changed
+func (t *Table) reconcile(v *visit) {
+	l := v.lock
+	t.now = v.Now
+	for t.endDueHold(v) || t.grantNext(v) {
+		v.onChange()
+		v.Next = moment.Never // of what has changed
 	}
 	if !l.isIdle() {
-		t.syncRemote(&a, l)
-		t.answerConfirms(l)
-		t.updateSubscription(&a, l)
+		t.syncRemote(v)
+		t.answerConfirms(v)
+		t.updateSubscription(v)
 	}
 	t.windows.Close(&l.claim)
 	if l.isIdle() {
@@ -34,27 +34,28 @@ func (t *Table) reconcile(now int64, l *lock) {
 	}
 	t.markDirty(l)
 	switch {
-	case t.hasMore && l.holds != nil: // in the backlog, nothing of the hold would be done when it is due
-		t.arm(&l.timer, now)
-	case t.hasMore:
+	case v.hasMore && l.holders.isHeld(): // in the backlog, nothing of the hold would be done when it is due
+		t.arm(&l.timer, v.Now)
+	case v.hasMore:
 		t.wheel.Defer(&l.timer)
-	case a.Next == moment.Never:
+	case v.Next == moment.Never:
 		t.wheel.Remove(&l.timer)
 	default:
-		t.arm(&l.timer, a.Next)
+		t.arm(&l.timer, v.Next)
 	}
 }
 
 // syncRemote sends the operation, if there is one, that makes Redis have what it should have.
-func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
+func (t *Table) syncRemote(v *visit) {
+	l := v.lock
 	for t.shardOf(l).isUp() && l.claim.MayStep() {
 		var w claim.Want
-		t.want(&w, a, l)
-		op := l.claim.Step(a, &w)
+		t.want(&w, v)
+		op := l.claim.Step(&v.Alarm, &w)
 		if op.Kind == redisop.NoOp {
 			return
 		}
-		t.send(a.Now, l, &op)
+		t.send(v, &op)
 		if l.waiting() == 0 {
 			return // for a waiter, a Take may be pipelined after a Drop
 		}
@@ -62,29 +63,28 @@ func (t *Table) syncRemote(a *moment.Alarm, l *lock) {
 }
 
 // want sets w, which is empty, to what Redis should have for a lock.
-func (t *Table) want(w *claim.Want, a *moment.Alarm, l *lock) {
-	if l.holds != nil {
-		t.wantForHold(w, a.Now, l)
+func (t *Table) want(w *claim.Want, v *visit) {
+	l, q := v.lock, v.lock.queue
+	if l.holders.isHeld() {
+		t.wantForHold(w, v.Now, l)
 		return
 	}
-	var v contest.View
-	t.view(&v, a.Now, l)
-	q := l.queue
-	verdict := t.contests.Decide(a, &l.memory, l.contest(), &v)
-	if v.LingerUntil != 0 && v.Waiting == 0 && verdict.Do != contest.Linger {
+	verdict := t.decide(v)
+	if v.view.LingerUntil != 0 && v.view.Waiting == 0 && verdict.Do != contest.Linger {
 		l.claim.EndLinger()
 	}
-	switch {
-	case verdict.Do == contest.Linger:
+	switch verdict.Do {
+	case contest.Linger:
 		w.Kind = claim.WantLinger
-	case verdict.Do == contest.Ask, verdict.Do == contest.Grant && !verdict.GivesBack:
-		w.Kind, w.HoldID, w.Count, w.LeaseMS, w.Reserve = claim.WantForQueue, t.lastNum+1, 1, t.leaseToTake(q.waiters.head.request), 1
-		w.Take = claim.Take(q.contest.Take(&v, verdict.Pipelined))
-		if l.memory.IsHot() || v.Waiting > 1 {
+	case contest.Ask:
+		w.Kind, w.HoldID, w.Count, w.LeaseMS = claim.WantForQueue, t.lastNum+1, 1, t.leaseToTake(q.waiters.head.request)
+		w.Asked, w.NotBefore, w.ArriveAt = verdict.Asked, verdict.NotBefore, verdict.ArriveAt
+		w.Reserve = 1
+		if l.memory.IsHot() || v.view.Waiting > 1 {
 			w.Reserve = uint16(max(2, t.cfg.Tokens))
 		}
 		// The Drop before a pipelined Take counts them.
-		w.CountsListeners = !verdict.Pipelined && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs())
+		w.Set(redisop.CountListeners, !w.Has(redisop.AfterPendingDrop) && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs()))
 	default:
 		w.Kind, w.LeaseMS = claim.WantNothing, t.leaseMS
 		if verdict.LeavesFree {
@@ -97,7 +97,7 @@ func (t *Table) want(w *claim.Want, a *moment.Alarm, l *lock) {
 }
 
 func (t *Table) wantForHold(w *claim.Want, now int64, l *lock) {
-	h, q := l.holds, l.queue
+	h, q := l.holders.sole(), l.queue
 	w.Kind, w.HoldID, w.Count = claim.WantHold, h.id, h.entries
 	w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
 	w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
@@ -112,9 +112,8 @@ func (t *Table) wantForHold(w *claim.Want, now int64, l *lock) {
 	if h.hasKeep {
 		w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
 	}
-	if q != nil {
-		w.Take.Arrives = t.isInOrder(l) && q.newcomer != nil
-		w.Take.ArriveAt = q.contest.ArriveAt()
+	if w.ArriveAt = moment.Never; q != nil && q.newcomer != nil && t.isInOrder(l) {
+		w.ArriveAt = q.contest.ArriveAt()
 	}
 }
 
@@ -141,30 +140,27 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 	return lease
 }
 
-func (t *Table) send(now int64, l *lock, op *redisop.Op) {
+func (t *Table) send(v *visit, op *redisop.Op) {
+	now, l := v.Now, v.lock
 	op.Name, op.User, op.Shard = l.name, redisop.NoUser, l.shard
 	if l.user != nil {
 		op.User = l.user.uid
 	}
-	op.CanWait = op.Kind == redisop.Drop && !l.isAwaited(op)
-	if op.Kind == redisop.Take && l.holds == nil {
+	op.Set(redisop.CanWait, op.Kind == redisop.Drop && !l.isAwaited(op))
+	if op.Kind == redisop.Take && !l.holders.isHeld() {
 		t.lastNum = op.HoldID
-		if op.Enqueue {
+		if op.Has(redisop.Enqueue) {
 			l.queue.contest.OnTakeSent(now, op)
 		}
 	}
 	if op.Kind == redisop.Drop && l.queue != nil {
-		l.queue.contest.OnDropSent()
-		if l.waiting() > 0 && !l.queue.waiters.head.request.isAlone {
-			var v contest.View
-			t.view(&v, now, l)
-			l.queue.contest.OnDropSentBeforeWaiters(&t.contests, &v)
-		}
+		l.queue.contest.OnDropSent(&v.verdict)
 	}
+	v.onChange()
 	t.windows.Open(&l.claim)
-	l.claim.Send(now, op, l.holds == nil)
+	l.claim.Send(now, op, !l.holders.isHeld())
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
-		t.trackDeadline(l.holds)
+		t.trackDeadline(l.holders.sole())
 	}
 	t.shardOf(l).onSent(now)
 	t.next(Redis).Op = *op
@@ -172,8 +168,8 @@ func (t *Table) send(now int64, l *lock, op *redisop.Op) {
 
 // updateSubscription has the host subscribe or unsubscribe, and frees a queue that
 // nothing needs.
-func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
-	q := l.queue
+func (t *Table) updateSubscription(v *visit) {
+	a, l, q := &v.Alarm, v.lock, v.lock.queue
 	if q == nil {
 		return
 	}
@@ -181,8 +177,8 @@ func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
 	if w := q.waiters.head; w != nil {
 		waitsSince = w.request.since
 	}
-	if l.holds != nil {
-		heldSince = l.holds.granted
+	if l.holders.isHeld() {
+		heldSince = l.holders.sole().granted
 	}
 	switch q.contest.UpdateSubscription(&t.contests, a, waitsSince, heldSince) {
 	case contest.Subscribe:
@@ -197,11 +193,11 @@ func (t *Table) updateSubscription(a *moment.Alarm, l *lock) {
 	}
 }
 
-func (l *lock) due(t *Table, now int64) { t.reconcile(now, l) }
+func (l *lock) due(t *Table, now int64) { t.reconcile(t.visit(now, l)) }
 
 // isUrgent reports whether the watchdog renews the lock's hold. It need not be due now: the
 // lock has one timer, and in the backlog it would not fire when the renewal is due.
 func (t *Table) isUrgent(now int64, l *lock) bool {
-	h := l.holds
+	h := l.holders.sole()
 	return h != nil && h.isRenewed() && h.session.phase != SessionEnded && now < t.deadline(h) && (h.endAt == 0 || now < h.endAt)
 }

@@ -17,6 +17,7 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		return
 	}
 	l := h.lock
+	v := t.visit(now, l)
 	t.expireHold(now, l)
 	if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
 		t.refuseRelease(s, &req)
@@ -34,12 +35,12 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
-			if t.leave(now, h); l.holds == nil {
-				t.linger(now, l, granted)
+			if t.leave(now, h); !l.holders.isHeld() {
+				t.linger(v, granted)
 			}
 		}
 	}
-	t.reconcile(now, l)
+	t.reconcile(v)
 }
 
 func (t *Table) refuseRelease(s *session, req *protocol.Release) {
@@ -63,7 +64,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
 	}
 	if l != nil {
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 }
 
@@ -73,7 +74,7 @@ func (t *Table) EndHold(now int64, name string) (num uint64, ok bool) {
 	l := t.byName[name]
 	num, ok = t.forceHold(now, l)
 	if l != nil {
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 	}
 	return num, ok
 }
@@ -84,11 +85,11 @@ func (t *Table) forceHold(now int64, l *lock) (num uint64, ok bool) {
 		return 0, false
 	}
 	t.expireHold(now, l)
-	if l.holds == nil {
+	if !l.holders.isHeld() {
 		return 0, false
 	}
-	num = l.holds.id
-	t.loseHold(now, l.holds, protocol.ByForce, "")
+	num = l.holders.sole().id
+	t.loseHold(now, l.holders.sole(), protocol.ByForce, "")
 	return num, true
 }
 
@@ -126,7 +127,7 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 		t.charge(l, s.user)
 	}
 	q := t.needQueue(l)
-	if t.cfg.Durable && l.holds == nil && l.claim.State() == claim.Absent && !l.claim.IsBusy() {
+	if t.cfg.Durable && !l.holders.isHeld() && l.claim.State() == claim.Absent && !l.claim.IsBusy() {
 		t.doubt(l)
 	}
 	q.confirms = append(q.confirms, confirm{s.id, s.user, req.ID})
@@ -136,5 +137,5 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s.confirms[req.ID] = struct{}{}
 	t.waiting++
 	s.user.waiters++
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }

@@ -102,10 +102,10 @@ const renewalsPerTick = 4 * redisop.RenewalGroupSize
 // tick: to a later tick, and by half a cell at most. Nothing else of the lock waits for that.
 func (t *Table) paceRenewal(now int64, l *lock) {
 	c := &l.claim
-	if now < c.RenewAt() || c.IsBusy() || l.holds == nil {
+	if now < c.RenewAt() || c.IsBusy() || !l.holders.isHeld() {
 		return
 	}
-	cell := t.cellOf(l.holds)
+	cell := t.cellOf(l.holders.sole())
 	latest := c.RenewAt()/cell*cell + cell/2 // renewals are due at the beginning of a cell
 	if now >= latest {
 		return

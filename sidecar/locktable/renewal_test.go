@@ -52,7 +52,8 @@ func TestRenewalGroupsReachTheirOffsets(t *testing.T) {
 func TestRenewalThatWaitsIsNotCounted(t *testing.T) {
 	now := int64(time.Hour)
 	tb := New(Config{}, now)
-	l := &lock{holds: &hold{phase: HoldLive, lease: WatchdogLease}}
+	l := new(lock)
+	l.holders.add(&hold{phase: HoldLive, lease: WatchdogLease})
 	l.claim.Reset()
 	l.claim.SetRenewAt(now)
 	tb.windows.Open(&l.claim)

@@ -73,7 +73,7 @@ func TestTableAtRestRemembersNothing(t *testing.T) {
 	}
 	pass(time.Hour)
 	for what, n := range map[string]int{
-		"holds": len(tb.byHold), "keeps": len(tb.keeps), "locks": len(tb.byName) + len(tb.locks), "grants": len(tb.grantCarries),
+		"holds": len(tb.byHold), "keeps": len(tb.keeps), "locks": len(tb.byName) + len(tb.locks),
 		"sessions": len(tb.sessions), "users": len(tb.users), "requests that wait": tb.waiting, "cells": tb.cells,
 	} {
 		if n != 0 {

@@ -49,7 +49,7 @@ func (t *Table) Restore(now int64, m *Snapshot) {
 		}
 	}
 	for i := len(t.locks) - 1; i >= 0; i-- {
-		t.reconcile(now, t.locks[i])
+		t.reconcile(t.visit(now, t.locks[i]))
 	}
 }
 
@@ -62,7 +62,7 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 	*h = hold{
 		id: r.ID, token: r.Token, owner: r.Owner, lock: l, session: s, slot: r.Slot, granted: r.Granted,
 		deadline: r.Deadline, endAt: r.End, leaseSeq: r.LeaseSeq, entries: r.Entries, leaseMS: r.LeaseMS,
-		crashDelayMS: r.CrashDelayMS, permits: r.Permits, lease: r.Lease, mode: r.Mode, phase: r.Phase,
+		crashDelayMS: r.CrashDelayMS, lease: r.Lease, phase: r.Phase,
 	}
 	if r.KeepUntil != 0 {
 		h.hasKeep = true

@@ -31,15 +31,15 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		// Nothing more to learn here: the result of the Take pipelined after this Drop
 		// reports the key's state.
 		l.memory.NoteSubscribers(&r)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 		return
 	}
 	if op.Kind == redisop.Arrive {
 		t.onArrived(now, l, &op, &r)
-		t.reconcile(now, l)
+		t.reconcile(t.visit(now, l))
 		return
 	}
-	if op.Enqueue && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
+	if op.Has(redisop.Enqueue) && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
 		l.queue.contest.OnTakeResult(op.HoldID, &r)
 		if r.Outcome == redisop.HeldByOther && r.Arrived != 0 {
 			l.queue.arrive(op.SentAt, r.Arrived)
@@ -65,7 +65,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 			l.queue.contest.OnMoved(now, t.shardOf(l).isListening)
 		}
 	}
-	t.reconcile(now, l)
+	t.reconcile(t.visit(now, l))
 }
 
 // onOutcome takes in what became of an operation.
@@ -78,13 +78,13 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			t.onDropDone(now, l, op, r)
 		case redisop.Check:
 			c.OnChecked(now)
-			if h := l.holds; h != nil && h.isChecked() {
+			if h := l.holders.sole(); h != nil && h.isChecked() {
 				c.SetRenewAt(t.nextCheck(now, h))
 			}
 		default:
 			t.onConfirmed(now, l, op, r)
 		}
-		if op.Since.Has(claim.KeyMayHaveChanged) && l.holds != nil {
+		if op.Since.Has(claim.KeyMayHaveChanged) && l.holders.isHeld() {
 			c.CheckSoon(now)
 		}
 
@@ -92,23 +92,23 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		l.forgetClaim(claim.Absent)
 		t.cool(l)
 		t.doubtForConfirms(l, r.Unsynced)
-		if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+		if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		if q = l.queue; q != nil {
 			t.onHeldByOther(now, l, op, r)
 		}
 
 	case redisop.KeyMissing:
-		if l.holds != nil && op.Since.Has(claim.DataMayBeLost) {
+		if l.holders.isHeld() && op.Since.Has(claim.DataMayBeLost) {
 			c.OnKeyMissing() // no program deleted it: assert it
 			break
 		}
 		l.forgetClaim(claim.Absent)
 		t.doubtForConfirms(l, true)
-		if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Deleted, "")
-		} else if q != nil && op.Enqueue {
+		if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Deleted, "")
+		} else if q != nil && op.Has(redisop.Enqueue) {
 			q.contest.OnFoundFree(&t.contests, now, q.firstTries())
 		}
 
@@ -117,8 +117,8 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 
 	case redisop.NotALock:
 		l.forgetClaim(claim.Absent)
-		if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+		if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)
 
@@ -134,7 +134,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		if r.Outcome == redisop.NotSynced {
 			c.OnUnknown(now, op) // after a failover, Redis may have what it had before
 		}
-		if op.Reserve > 0 && l.holds != nil {
+		if op.Reserve > 0 && l.holders.isHeld() {
 			t.reserveFailed(now, l)
 		} else {
 			c.Retry(now + int64(t.cfg.RetryAfter))
@@ -142,7 +142,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		t.onRedisError(l, r.Msg)
 
 	case redisop.Refused:
-		if q != nil && l.holds == nil {
+		if q != nil && !l.holders.isHeld() {
 			q.contest.OnRefused()
 		}
 		switch {
@@ -152,11 +152,11 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			if l.queue != nil && len(l.queue.confirms) > 0 {
 				l.queue.refusal = r.Msg
 			}
-		case op.Reserve > 0 && l.holds != nil:
+		case op.Reserve > 0 && l.holders.isHeld():
 			t.reserveFailed(now, l)
-		case l.holds != nil:
+		case l.holders.isHeld():
 			c.Retry(now + int64(t.cfg.RetryAfter))
-			if h := l.holds; h.phase == HoldLive && h.lease == WatchdogLease {
+			if h := l.holders.sole(); h.phase == HoldLive && h.lease == WatchdogLease {
 				h.phase = HoldUnrenewable
 			}
 		default:
@@ -179,13 +179,13 @@ const reservePause = time.Second
 
 // onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
 func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
-	c, h := &l.claim, l.holds
+	c, h := &l.claim, l.holders.sole()
 	isForQueue := op.Unassigned
 	op.Unassigned = op.Unassigned && h == nil // a request may have been granted with what there was before
 	if q := l.queue; q != nil {
 		q.contest.OnAcquired(c.State().IsOurs())
 		if op.Kind == redisop.Take && isForQueue && !c.State().IsOurs() { // a Take that asserts a hold says nothing of waiters
-			q.contest.OnTaken(op.SentAt, op.Enqueue, r)
+			q.contest.OnTaken(op.SentAt, op.Has(redisop.Enqueue), r)
 		}
 	}
 	if r.Ticket != 0 { // it stood in the queue
@@ -228,13 +228,13 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) {
 		l.claim.MayBeBack() // another Drop follows
 	}
-	t.doubtForConfirms(l, op.CanWait)
+	t.doubtForConfirms(l, op.Has(redisop.CanWait))
 }
 
 // doubtForConfirms notes that a failover may bring a field of this host back, if replicas did not confirm the
 // operation which found that there is none, and clients wait for that. Another operation follows.
 func (t *Table) doubtForConfirms(l *lock, isUnsynced bool) {
-	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && l.holds == nil {
+	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && !l.holders.isHeld() {
 		l.claim.MayBeBack()
 	}
 }
@@ -252,7 +252,7 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *claim.InFlight, r *redisop
 	switch {
 	case q.firstTries():
 		q.contest.TryNow(now) // it came after the operation was sent
-	case !op.Enqueue && l.waiting() > 0 && t.shardOf(l).isListening:
+	case !op.Has(redisop.Enqueue) && l.waiting() > 0 && t.shardOf(l).isListening:
 		q.contest.TryBy(now) // the operation was for a hold, or for a request that did not wait, and made no ticket
 	}
 }
@@ -265,7 +265,7 @@ func (t *Table) onRedisError(l *lock, msg string) {
 		return
 	}
 	q.lastError = msg
-	for l.holds == nil && q.firstTries() {
+	for !l.holders.isHeld() && q.firstTries() {
 		r := q.waiters.head.request
 		t.endRequest(r)
 		t.refuseAcquire(l, r.session, r.id, protocol.Unavailable, msg)

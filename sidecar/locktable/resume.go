@@ -44,7 +44,7 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault strin
 		}
 		h.claimedEntries = c.Entries
 		h.countHold()
-		t.reconcile(now, h.lock) // it may be over just now
+		t.reconcile(t.visit(now, h.lock)) // it may be over just now
 	}
 	if !req.More {
 		t.finishResume(now, s)
@@ -69,18 +69,18 @@ func (t *Table) finishResume(now int64, s *session) {
 			changed = append(changed, l)
 			t.expireHold(now, l) // it may be over since
 		default:
-			if t.expireHold(now, l); l.holds != h {
+			if t.expireHold(now, l); l.holders.sole() != h {
 				changed = append(changed, l)
 			}
 		}
-		if h = l.holds; h != nil && h.isRenewed() {
+		if h = l.holders.sole(); h != nil && h.isRenewed() {
 			until = min(until, t.deadline(h))
 		}
 		h = next
 	}
 	for _, l := range changed {
 		if t.byName[l.name] == l { // it may be listed twice, and be gone by now
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 		}
 	}
 	if until != math.MaxInt64 {

@@ -134,7 +134,7 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 			r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Listeners: listeners(c.programs), Token: 1})
 			c.wait(r)
 			r.release(1, 1)
-			if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].CanWait != c.want {
+			if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].Has(redisop.CanWait) != c.want {
 				t.Errorf("operations in flight: %+v, want a Drop that can wait: %v", r.ops, c.want)
 			}
 			r.redisDoesAll()
@@ -146,7 +146,7 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 	id := r.acquire(1, "a")
 	r.queued(0)
 	r.cancel(1, id)
-	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].CanWait {
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].Has(redisop.CanWait) {
 		t.Errorf("operations in flight: %+v, want a Drop that cannot wait", r.ops)
 	}
 	r.redisDoesAll()

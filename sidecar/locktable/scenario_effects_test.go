@@ -87,11 +87,11 @@ func operation(op *redisop.Op) string {
 		is   bool
 		word string
 	}{
-		{op.RequireExisting, "only-if-ours"},
-		{op.AfterPendingDrop, "after-the-drop"},
-		{op.Enqueue, "enqueue"},
-		{op.InOrder, "in-order"},
-		{op.CanWait, "can-wait"},
+		{op.Has(redisop.RequireExisting), "only-if-ours"},
+		{op.Has(redisop.AfterPendingDrop), "after-the-drop"},
+		{op.Has(redisop.Enqueue), "enqueue"},
+		{op.Has(redisop.InOrder), "in-order"},
+		{op.Has(redisop.CanWait), "can-wait"},
 	} {
 		if flag.is {
 			add("%s", flag.word)

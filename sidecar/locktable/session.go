@@ -88,12 +88,12 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 		most--
 		r := s.byAge.head
 		t.abandon(r)
-		t.reconcile(now, r.at.lock)
+		t.reconcile(t.visit(now, r.at.lock))
 	}
 	if s.phase != SessionEnded {
 		for h := s.holds.head; h != nil && most > 1; most-- {
 			next := h.inSession.next
-			t.reconcile(now, h.lock)
+			t.reconcile(t.visit(now, h.lock))
 			h = next
 		}
 		return max(most, 1)
@@ -103,7 +103,7 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 			return 0
 		}
 		most--
-		t.reconcile(now, s.holds.head.lock)
+		t.reconcile(t.visit(now, s.holds.head.lock))
 	}
 	if most == 0 {
 		return 0

@@ -152,7 +152,7 @@ func TestHoldIsAssertedWhereItsSlotMoved(t *testing.T) {
 	c.hold(1, "a")
 	c.tb.Route(c.now, []redisop.SlotRange{{First: 1, Last: 1, Shard: 2}})
 	op := c.next()
-	if op.Kind != redisop.Take || op.Shard != 2 || op.RequireExisting {
+	if op.Kind != redisop.Take || op.Shard != 2 || op.Has(redisop.RequireExisting) {
 		t.Errorf("sent %+v, want a Take at shard 2", op)
 	}
 	c.answer(op, redisop.Result{})
@@ -222,7 +222,7 @@ func TestTakeIsNotPipelinedAfterADropAtTheShardBefore(t *testing.T) {
 	c.acquire(2, "a")
 	c.rests()
 	c.answer(drop, redisop.Result{})
-	if op := c.next(); op.Kind != redisop.Take || op.Shard != 2 || op.AfterPendingDrop {
+	if op := c.next(); op.Kind != redisop.Take || op.Shard != 2 || op.Has(redisop.AfterPendingDrop) {
 		t.Errorf("sent %+v, want a Take at shard 2", op)
 	}
 }

@@ -44,7 +44,7 @@ func Clone(t *Table, j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: t.routes, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -94,8 +94,8 @@ func (t *Table) addClone(l *lock) {
 	}
 	t.locks = append(t.locks, c)
 	t.byName[c.name] = c
-	for at, h := &c.holds, l.holds; h != nil; at, h = &(*at).next, h.next {
-		*at = t.cloneHold(h, c)
+	for h := range l.holders.each {
+		c.holders.add(t.cloneHold(h, c))
 	}
 	if l.timer.Pending() {
 		t.arm(&c.timer, l.timer.Deadline())
@@ -199,9 +199,9 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))
 	}
-	busy, turn, grants := contest.Limits(&t.contests)
-	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Grants: grants, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
-	for h := l.holds; h != nil; h = h.next {
+	busy, turn := contest.Limits(&t.contests)
+	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
+	for h := range l.holders.each {
 		t.describeHold(d, now, h)
 	}
 	q := l.queue
@@ -241,7 +241,7 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	d.Value(h.owner)
 	d.Value(uint64(h.entries)<<32 | uint64(h.claimedEntries))
 	d.Value(uint64(h.leaseMS)<<32 | uint64(h.crashDelayMS))
-	d.Value(uint64(h.lease)<<16 | uint64(h.mode)<<8 | uint64(h.phase)<<2 | bit(h.isTracked)<<1 | bit(h.leaseSeq == h.session.leaseSeq))
+	d.Value(uint64(h.lease)<<16 | uint64(h.phase)<<2 | bit(h.isTracked)<<1 | bit(h.leaseSeq == h.session.leaseSeq))
 	d.Time(max(h.deadline, now))
 	d.Time(max(t.deadline(h), now))
 	d.Value(bit(h.endAt != 0))
@@ -258,11 +258,11 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	q, c := l.queue, &l.claim
 	isOurs := c.State().IsOurs()
-	contest.DescribeOrder(&q.contest, d, now, c.InFlight().Enqueue, isOurs)
+	contest.DescribeOrder(&q.contest, d, now, c.InFlight().Has(redisop.Enqueue), isOurs)
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
 		r := w.request
 		d.Arrival(r.arrived)
-		served := contest.DescribeWaiter(&q.contest, c.InFlight().Enqueue, isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
+		served := contest.DescribeWaiter(&q.contest, c.InFlight().Has(redisop.Enqueue), isOurs, &contest.Waiter{Since: r.since, Arrived: r.arrived})
 		d.Value(served<<2 | bit(r.isFair)<<1 | bit(w == q.newcomer))
 	}
 }

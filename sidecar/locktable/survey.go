@@ -142,7 +142,7 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 	for ; i > 0 && most > 0; i, most = i-1, most-1 {
 		l := t.locks[i-1]
 		g, s := &v.Groups[l.group], v.shard(l.shard)
-		for h := l.holds; h != nil; h = h.next {
+		for h := range l.holders.each {
 			g.Holds++
 			s.Holds++
 			g.OldestHold.take(h.granted, l, h.session)

@@ -21,9 +21,7 @@ func New(cfg Config, now int64) *Table {
 		users:    make(map[int64]*user),
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*hold),
-
-		grantCarries: make(map[string]uint32),
-		keeps:        make(map[uint64]int64),
+		keeps:    make(map[uint64]int64),
 	}
 	chance := cfg.Chance
 	if chance == nil {

@@ -208,7 +208,7 @@ func (r *rig) release(s locktable.SessionID, hold uint64) {
 func TestAFreeLockIsTakenAndDropped(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.RequireExisting {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.Has(redisop.RequireExisting) {
 		t.Fatalf("take: %+v", op)
 	}
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -233,7 +233,7 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	r.acquire(2, "a")
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
 	drop, take := r.two()
-	if drop.HoldID != 1 || take.HoldID != 2 || take.Reserve != 1 || !take.AfterPendingDrop {
+	if drop.HoldID != 1 || take.HoldID != 2 || take.Reserve != 1 || !take.Has(redisop.AfterPendingDrop) {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
@@ -382,7 +382,7 @@ func TestHandoffIsAnsweredBeforeTheOperationIsSent(t *testing.T) {
 	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
 	r.acquire(3, "a")
-	if op := r.redis(redisop.Take, redisop.Done); !op.RequireExisting || op.HoldID != 1 || op.Reserve != 64 {
+	if op := r.redis(redisop.Take, redisop.Done); !op.Has(redisop.RequireExisting) || op.HoldID != 1 || op.Reserve != 64 {
 		t.Fatalf("drawing tokens for a queue: %+v", op)
 	}
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -392,7 +392,7 @@ func TestHandoffIsAnsweredBeforeTheOperationIsSent(t *testing.T) {
 	r.want("s2 released count=0", "s3 granted hold=3 token=3 count=1")
 	r.quiet() // Redis is told of the last of them, a moment later
 	r.pass(20 * time.Millisecond)
-	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 3 || !op.RequireExisting || op.Reserve != 0 {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 3 || !op.Has(redisop.RequireExisting) || op.Reserve != 0 {
 		t.Fatalf("mirror: %+v", op)
 	}
 	r.quiet()
@@ -547,7 +547,7 @@ func TestAfterDataLossHoldsAreAssertedAgain(t *testing.T) {
 	}
 	for i, outcome := range []redisop.Outcome{redisop.Done, redisop.HeldByOther} {
 		op := r.ops[i]
-		if op.Kind != redisop.Take || op.RequireExisting || op.Reserve != 0 {
+		if op.Kind != redisop.Take || op.Has(redisop.RequireExisting) || op.Reserve != 0 {
 			t.Fatalf("asserting: %+v", op)
 		}
 		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now})
@@ -1076,7 +1076,7 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 	r.tb.Up(r.now, 0, true, false) // the renewal that is in flight runs on what came up
 	r.redis(redisop.Renew, redisop.KeyMissing)
 	r.want("s1 granted hold=1 token=1 count=1")
-	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting || op.HoldID != 1 {
+	if op := r.redis(redisop.Take, redisop.Done); op.Has(redisop.RequireExisting) || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	r.quiet()

@@ -102,16 +102,17 @@ func (l *lock) blockerSince(since int64) (local *Peer, field string) {
 }
 
 // leaveRest has Work reconcile the lock again: it has more requests than one step may answer.
-func (t *Table) leaveRest() {
-	t.hasMore = true
+func (t *Table) leaveRest(v *visit) {
+	v.hasMore = true
+	v.onChange()
 	t.budget -= t.cfg.MaxWork
 }
 
 // answerConfirms answers those who asked for a confirmation: that Redis has no ended
 // hold, or that it refuses the release. Those that one step may not answer, Work does.
-func (t *Table) answerConfirms(l *lock) {
-	q := l.queue
-	if q == nil || q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {
+func (t *Table) answerConfirms(v *visit) {
+	l, q := v.lock, v.lock.queue
+	if q == nil || q.refusal == "" && !l.holders.isHeld() && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {
 		return
 	}
 	n := min(len(q.confirms), t.cfg.MaxWork)
@@ -125,7 +126,7 @@ func (t *Table) answerConfirms(l *lock) {
 		}
 	}
 	if q.confirms = q.confirms[n:]; len(q.confirms) > 0 {
-		t.leaveRest()
+		t.leaveRest(v)
 		return
 	}
 	q.confirms, q.refusal = nil, ""

@@ -52,23 +52,46 @@ const NoUser = int64(-1)
 // Op is one operation on one lock. When many locks are renewed there are thousands: the fields
 // are in an order that leaves no gaps.
 type Op struct {
-	Name             string
-	User             int64  // as whose the lock counts, by uid; NoUser: it counts for no user
-	HoldID           uint64 // hold number; only grows
-	Arrived          uint64 // Take with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
-	Ticket           uint64 // Take with Enqueue: the ticket that may stand in the queue already. Drop: a ticket that is given up. 0: none
-	Count            uint32 // entries of the hold; 1 or more
-	LeaseMS          uint32 // time to live of the key, ms
-	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
-	Reserve          uint16 // Take: tokens to draw; 0 draws none
-	Shard            Shard  // that has the lock
-	Kind             OpKind
-	RequireExisting  bool // Take: a missing key is not set
-	AfterPendingDrop bool // Take: it is pipelined after a Drop of the same lock that has no result yet
-	Enqueue          bool // Take: a ticket is to stand in the queue if another owner has the key
-	InOrder          bool // Take with Enqueue: a free key goes to the first of the queue
-	CountListeners   bool // Take: the subscribers of the lock's channel are counted, also if the lock is this sidecar's then
-	CanWait          bool // Drop: it is not known that anything waits for the lock
+	Name     string
+	User     int64  // as whose the lock counts, by uid; NoUser: it counts for no user
+	HoldID   uint64 // hold number; only grows
+	Asked           // Take. Drop: a Ticket that is given up, and CanWait
+	Count    uint32 // entries of the hold; 1 or more
+	LeaseMS  uint32 // time to live of the key, ms
+	PassedMS uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
+	Shard    Shard  // that has the lock
+	Kind     OpKind
+}
+
+// Asked is how a Take asks for a lock.
+type Asked struct {
+	Ticket  uint64 // with Enqueue: that may stand in the queue already; 0: none
+	Arrived uint64 // with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
+	Reserve uint16 // tokens to draw; 0 draws none
+	Flags
+}
+
+// Flags are what an operation says with yes or no.
+type Flags uint8
+
+const (
+	RequireExisting  Flags = 1 << iota // Take: a missing key is not set
+	AfterPendingDrop                   // Take: it is pipelined after a Drop of the same lock that has no result yet
+	Enqueue                            // Take: a ticket is to stand in the queue if another owner has the key
+	InOrder                            // Take with Enqueue: a free key goes to the first of the queue
+	CountListeners                     // Take: the subscribers of the lock's channel are counted, also if the lock is this sidecar's then
+	CanWait                            // Drop: it is not known that anything waits for the lock
+)
+
+// Has reports whether a flag is set.
+func (f Flags) Has(flag Flags) bool { return f&flag != 0 }
+
+// Set sets a flag, or clears it.
+func (f *Flags) Set(flag Flags, is bool) {
+	*f &^= flag
+	if is {
+		*f |= flag
+	}
 }
 
 // Outcome is what became of an Op.

@@ -97,7 +97,7 @@ func runPairs(b *testing.B, url string, shard redisop.Shard, width, replicas int
 			}
 			if res.Kind == redisop.Take {
 				drop := dropOp(res.Name, names[res.Name])
-				drop.CanWait = replicas > 0
+				drop.Set(redisop.CanWait, replicas > 0)
 				next = append(next, drop)
 				continue
 			}

@@ -245,7 +245,7 @@ func TestDoSplitsByShard(t *testing.T) {
 		for node := range nodes {
 			name := nodes.names(node, 20)[i]
 			take := takeOp(name, 2)
-			take.AfterPendingDrop = true
+			take.Flags |= redisop.AfterPendingDrop
 			ops = append(ops, dropOp(name, 1), take)
 		}
 	}
@@ -340,7 +340,7 @@ func TestAskedOperationsGoOneByOne(t *testing.T) {
 	from := r.shardOf(tag)
 	pair := "{" + tag + "}pair"
 	again := takeOp(pair, 2)
-	again.AfterPendingDrop = true
+	again.Flags |= redisop.AfterPendingDrop
 	ops := []redisop.Op{takeOp("{"+tag+"}1", 1), takeOp("{"+tag+"}2", 1), dropOp("{"+tag+"}3", 1), renewOp("{"+tag+"}4", 1), dropOp(pair, 1), again}
 	for _, res := range r.do(ops...) {
 		if res.Outcome != redisop.Done || res.Shard != from {
@@ -713,16 +713,17 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 		var ops []redisop.Op
 		for i := range rnd.IntN(300) {
 			name := fmt.Sprintf([]string{"lock%d", "{tag}%d", "{t%d}x"}[rnd.IntN(3)], i)
-			op := redisop.Op{Kind: redisop.OpKind(1 + rnd.IntN(5)), Name: name, HoldID: 1 + rnd.Uint64N(1<<40), Count: 1 + uint32(rnd.IntN(2)), LeaseMS: 30_000 + uint32(rnd.IntN(2)), Reserve: 1}
+			op := redisop.Op{Kind: redisop.OpKind(1 + rnd.IntN(5)), Name: name, HoldID: 1 + rnd.Uint64N(1<<40), Count: 1 + uint32(rnd.IntN(2)), LeaseMS: 30_000 + uint32(rnd.IntN(2)), Asked: redisop.Asked{Reserve: 1}}
 			switch {
 			case op.Kind == redisop.Drop && rnd.IntN(2) == 0:
 				op.LeaseMS = 0
 			case op.Kind == redisop.Take && rnd.IntN(3) == 0:
 				drop := dropOp(name, op.HoldID-1)
-				op.AfterPendingDrop, op.Count = true, 1
+				op.Flags, op.Count = redisop.AfterPendingDrop, 1
 				ops = append(ops, drop)
 			case op.Kind == redisop.Take:
-				op.Enqueue, op.RequireExisting = rnd.IntN(2) == 0, rnd.IntN(4) == 0
+				op.Set(redisop.Enqueue, rnd.IntN(2) == 0)
+				op.Set(redisop.RequireExisting, rnd.IntN(4) == 0)
 			}
 			ops = append(ops, op)
 		}

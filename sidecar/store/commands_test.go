@@ -626,7 +626,7 @@ func TestBusyAndRefused(t *testing.T) {
 			t.Errorf("entered again: %+v", res)
 		}
 		next := takeOp("held", 2)
-		next.RequireExisting, next.Reserve = true, 64
+		next.Flags, next.Reserve = next.Flags|redisop.RequireExisting, 64
 		if res := r.one(next); res.Outcome != redisop.Done || res.Token == 0 || !a.HExists(ctx, "held", field(ourUUID, 2)).Val() {
 			t.Errorf("passed on: %+v", res)
 		}
@@ -796,7 +796,7 @@ func TestPermissions(t *testing.T) {
 	t.Run("without PUBSUB the number of listeners is not known", func(t *testing.T) {
 		r := connected(t, s.userURL("nonumsub", "~*", "&*", "+@all", "-pubsub"))
 		op := takeOp("a", 1)
-		op.CountListeners = true
+		op.Flags |= redisop.CountListeners
 		if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != (redisop.Listeners{State: redisop.Uncountable}) {
 			t.Errorf("%+v", res)
 		}
@@ -892,7 +892,7 @@ func TestTLSUserPasswordAndDatabase(t *testing.T) {
 	r.Subscribe(0, "lock")
 	recv(t, r.subscribed, "subscription")
 	op := takeOp("lock", 1)
-	op.CountListeners = true
+	op.Flags |= redisop.CountListeners
 	if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(1) {
 		t.Errorf("%+v", res)
 	}
@@ -965,7 +965,7 @@ func TestSuccessorGoesOn(t *testing.T) {
 		t.Errorf("its lock: %+v", res)
 	}
 	next := takeOp("lock", 8)
-	next.RequireExisting = true
+	next.Flags |= redisop.RequireExisting
 	if res := after.one(next); res.Outcome != redisop.Done || res.Token <= first {
 		t.Errorf("its lock, passed on: %+v after token %d", res, first)
 	}
@@ -1154,7 +1154,7 @@ func (r *recorder) overtakes(t *testing.T, first int, crowd []redisop.Op, late .
 
 func ofUser(uid int64, op redisop.Op) redisop.Op { op.User = uid; return op }
 
-func thatCanWait(op redisop.Op) redisop.Op { op.CanWait = true; return op }
+func thatCanWait(op redisop.Op) redisop.Op { op.Flags |= redisop.CanWait; return op }
 
 func TestRenewalsAreNotStarved(t *testing.T) {
 	r := connected(t, startRedis(t).url())
@@ -1209,7 +1209,7 @@ func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
 		r := connected(t, startRedis(t).url())
 		r.one(takeOp("held", 1))
 		drop, take := thatCanWait(ofUser(1001, dropOp("held", 1))), ofUser(1001, takeOp("held", 2))
-		take.AfterPendingDrop = true
+		take.Flags |= redisop.AfterPendingDrop
 		crowd := dropsThatCanWait()
 		ops := append(slices.Clone(crowd), take) // at one time, or how many are sent before would depend on speed
 		if inBacklog {

@@ -316,7 +316,7 @@ func BenchmarkRedisQueue(b *testing.B) {
 					i := k*shape.hosts + turn
 					c := &crowd[i]
 					take := waitOp(lock(i), c.num+1, 0)
-					take.AfterPendingDrop = true
+					take.Flags |= redisop.AfterPendingDrop
 					text, _ := c.bytes(passOp(lock(i), c.num, 10), take)
 					c.write(text)
 					c.num++

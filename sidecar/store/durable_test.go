@@ -266,7 +266,7 @@ func TestTooFewReplicasAreNotSynced(t *testing.T) {
 	short := takeOp("short", 2)
 	short.LeaseMS = 1000
 	later := dropOp("later", 3)
-	later.CanWait = true
+	later.Flags |= redisop.CanWait
 	began := time.Now()
 	got := r.ask(renewOp("mine", 1), short, takeOp("others", 4), dropOp("awaited", 5), later, checkOp("mine", 1))
 	if took := time.Since(began); took < 100*time.Millisecond || took > patience {
@@ -419,7 +419,7 @@ func TestWaitIsSentOnlyForWhatReplicasConfirm(t *testing.T) {
 		t.Errorf("WAIT is called without the setting: %s", got)
 	}
 	unawaited := dropOp("lock", 2)
-	unawaited.CanWait = true
+	unawaited.Flags |= redisop.CanWait
 	d := connected(t, master.url(), replicated(1), func(c *Config) { c.UUID = secondUUID })
 	greeted := waits()
 	d.ask(checkOp("lock", 2))

@@ -100,7 +100,7 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 		t.Errorf("degraded: %s", why)
 	}
 	byAndBy := dropOp("dropped by and by", 3)
-	byAndBy.CanWait = true
+	byAndBy.Flags |= redisop.CanWait
 	for _, op := range []redisop.Op{renewOp("renewed", 1), dropOp("dropped", 2), byAndBy, takeOp("taken", 4)} {
 		if res := r.one(op); res.Outcome != redisop.NotSynced {
 			t.Errorf("%+v", res)

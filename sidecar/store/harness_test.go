@@ -436,7 +436,7 @@ func (r *recorder) ask(ops ...redisop.Op) []redisop.Result {
 func (r *recorder) one(op redisop.Op) redisop.Result { r.t.Helper(); return r.ask(op)[0] }
 
 func takeOp(name string, num uint64) redisop.Op {
-	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Asked: redisop.Asked{Reserve: 1}}
 }
 
 func renewOp(name string, num uint64) redisop.Op {

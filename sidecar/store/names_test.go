@@ -249,7 +249,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			b.admin.FlushAll(ctx)
 			key, counter, channel := "app1:"+name, "redisson_lock_token:"+derived, "redisson_lock__channel:"+derived
 			more := takeOp(name, 2) // of which the subscribers are counted by the script
-			more.RequireExisting, more.CountListeners = true, true
+			more.Flags |= redisop.RequireExisting | redisop.CountListeners
 			r.Subscribe(0, name)
 			if got := recv(t, r.subscribed, "subscription"); got != name {
 				t.Errorf("the subscription of %q is confirmed for %q", name, got)
@@ -258,7 +258,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			expect("channels", channels, err, channel, wire.OwnChannel(ourUUID), wire.OwnChannel(otherUUID))
 			for _, op := range []redisop.Op{takeOp(name, 1), more, renewOp(name, 2), checkOp(name, 2)} {
 				res := r.one(op) // finds the result by its name
-				if res.Outcome != redisop.Done || op.CountListeners && res.Listeners != redisop.CountedListeners(1) {
+				if res.Outcome != redisop.Done || op.Has(redisop.CountListeners) && res.Listeners != redisop.CountedListeners(1) {
 					t.Errorf("%+v is answered %+v", op, res)
 				}
 				keys, err := b.admin.Keys(ctx, "*").Result()
@@ -280,7 +280,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 				ops := []redisop.Op{dropOp(name, hold)}
 				if hold < 6 {
 					again := takeOp(name, hold+1)
-					again.AfterPendingDrop = true
+					again.Flags |= redisop.AfterPendingDrop
 					ops = append(ops, again)
 				}
 				if res := r.ask(ops...)[0]; res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(1) {
@@ -368,7 +368,7 @@ func TestQueuesThatAreNotPermitted(t *testing.T) {
 			r := connected(t, url, func(c *Config) { c.KeyPrefix, c.OnMessages = prefix, nil })
 			other := connected(t, s.url(), func(c *Config) { c.KeyPrefix, c.UUID = prefix, otherUUID })
 			waiting := takeOp("a", 1)
-			waiting.Enqueue = true
+			waiting.Flags |= redisop.Enqueue
 			r.one(takeOp("a", 1))
 			if res := other.one(waiting); res.Outcome != redisop.HeldByOther || res.Ticket != 1 {
 				t.Errorf("a user who may use the queues gets %+v", res)

@@ -33,7 +33,7 @@ func passTo(t *testing.T, holder, next *recorder, lock string) {
 		t.Fatalf("%+v", res)
 	}
 	wait := takeOp(lock, 1)
-	wait.Enqueue = true
+	wait.Flags |= redisop.Enqueue
 	if res := next.one(wait); res.Ticket != 1 {
 		t.Fatalf("%+v", res)
 	}
@@ -119,7 +119,7 @@ func TestReplicaEndsTheSessionOfAWaiter(t *testing.T) {
 		{"a free lock", func(*redisop.Result) redisop.Op { return takeOp("free", 9) }},
 		{"a free lock in order", func(*redisop.Result) redisop.Op {
 			op := waitOp("free", 9, 0)
-			op.InOrder = true
+			op.Flags |= redisop.InOrder
 			return op
 		}},
 		{"a lock of its own", func(*redisop.Result) redisop.Op {

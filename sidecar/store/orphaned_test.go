@@ -86,7 +86,7 @@ func TestOrphanedLockPassesToTheFirstOfItsQueue(t *testing.T) {
 	a.PExpire(ctx, "lock", time.Hour)
 	a.ZAdd(ctx, "locksidecar_queue:{lock}", zMember(1, field(deadUUID, 6)), zMember(2, field(deadUUID, 9)))
 	wait := takeOp("lock", 4)
-	wait.Enqueue = true
+	wait.Flags |= redisop.Enqueue
 	if res := waiter.one(wait); res.Ticket != 4 {
 		t.Fatalf("%+v", res)
 	}

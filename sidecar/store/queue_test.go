@@ -58,7 +58,7 @@ func TestPermissionsOfQueues(t *testing.T) {
 					t.Fatalf("%+v", res)
 				}
 				wait := takeOp(name, 1)
-				wait.Enqueue = true
+				wait.Flags |= redisop.Enqueue
 				first := b.one(wait)
 				again := wait
 				again.HoldID, again.Ticket = 2, first.Ticket
@@ -137,7 +137,7 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 				receiver = connectReceiver()
 			}
 			wait := takeOp("lock", 1)
-			wait.Enqueue = true
+			wait.Flags |= redisop.Enqueue
 			receiver.one(wait)
 			drop := dropOp("lock", 1)
 			drop.LeaseMS = 30_000

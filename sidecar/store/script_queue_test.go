@@ -20,7 +20,7 @@ func sidecarChannel(uuid string) string { return "redisson_lock__channel:{locksi
 // waitOp is a Take that waits in the queue.
 func waitOp(name string, num, ticket uint64) redisop.Op {
 	op := takeOp(name, num)
-	op.Enqueue, op.Ticket = true, ticket
+	op.Flags, op.Ticket = op.Flags|redisop.Enqueue, ticket
 	return op
 }
 
@@ -53,15 +53,15 @@ type queueCase struct {
 func TestQueueInScripts(t *testing.T) {
 	const lock, queue = "lock", "locksidecar_queue:{lock}"
 	again := func(op redisop.Op) redisop.Op {
-		op.AfterPendingDrop = true
+		op.Flags |= redisop.AfterPendingDrop
 		return op
 	}
 	inOrder := func(op redisop.Op) redisop.Op {
-		op.InOrder = true
+		op.Flags |= redisop.InOrder
 		return op
 	}
 	arrived := func(op redisop.Op, age uint64) redisop.Op {
-		op.InOrder, op.Arrived = true, age
+		op.Flags, op.Arrived = op.Flags|redisop.InOrder, age
 		return op
 	}
 	leaves := func(op redisop.Op, ticket uint64) redisop.Op {

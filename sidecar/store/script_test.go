@@ -34,7 +34,7 @@ func TestScripts(t *testing.T) {
 	again := take(7)
 	again.Count = 3
 	held := take(7)
-	held.RequireExisting = true
+	held.Flags |= redisop.RequireExisting
 	noToken := take(7)
 	noToken.Reserve = 0
 	keep := func(num uint64) redisop.Op { return renewOp(name, num) }
@@ -131,7 +131,7 @@ func TestScripts(t *testing.T) {
 					b.admin.Set(ctx, name, tt.value, 0)
 				}
 
-				tt.op.CountListeners = tt.op.Kind == redisop.Take && tt.counted
+				tt.op.Set(redisop.CountListeners, tt.op.Kind == redisop.Take && tt.counted)
 				res := r.one(tt.op)
 
 				if res.Outcome != tt.want || res.Field != tt.field {
@@ -469,11 +469,11 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		b.admin.HSet(ctx, "passed", field(ourUUID, 3), "1")
 		move := func(name string) redisop.Op {
 			op := takeOp(name, 5)
-			op.RequireExisting, op.Reserve = true, 64
+			op.Flags, op.Reserve = redisop.RequireExisting, 64
 			return op
 		}
 		behind := func(op redisop.Op) redisop.Op {
-			op.AfterPendingDrop = true
+			op.Flags |= redisop.AfterPendingDrop
 			return op
 		}
 		want := []struct {
@@ -699,7 +699,7 @@ func TestCountersDoNotExpire(t *testing.T) {
 				theirs := uint64(must(b.admin.Incr(ctx, counter).Result()))
 				num++
 				again := takeOp(name, num)
-				again.AfterPendingDrop = true
+				again.Flags |= redisop.AfterPendingDrop
 				last := r.ask(dropOp(name, num-1), again)[1].Token
 				if !(first < theirs && theirs < last) {
 					t.Errorf("tokens %d, %d, %d do not grow", first, theirs, last)
@@ -835,7 +835,7 @@ func TestPairLeavesOtherStructuresAlone(t *testing.T) {
 				defer listen.Close()
 				must(listen.Receive(ctx))
 				again := takeOp("lock", 2)
-				again.AfterPendingDrop = true
+				again.Flags |= redisop.AfterPendingDrop
 				res := r.ask(dropOp("lock", 1), again)
 				if res[0].Outcome != redisop.Done || res[1].Outcome != tt.want || (res[1].Token == 0) != tt.noToken {
 					t.Errorf("got %+v", res)
@@ -866,7 +866,7 @@ func TestPairLiftsACounterThatIsOneBelowTheFloor(t *testing.T) {
 		b.admin.Set(ctx, counterOf("lock"), r.id.Floor-1, 0)
 		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
 		again := takeOp("lock", 2)
-		again.AfterPendingDrop = true
+		again.Flags |= redisop.AfterPendingDrop
 		if res := r.ask(dropOp("lock", 1), again)[1]; res.Outcome != redisop.Done || res.Token <= before {
 			t.Errorf("got %+v, the time was %d", res, before)
 		}
@@ -903,7 +903,7 @@ func TestPairWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
 	defer listen.Close()
 	must(listen.Receive(ctx))
 	again := takeOp("lock", 2)
-	again.AfterPendingDrop = true
+	again.Flags |= redisop.AfterPendingDrop
 	res := r.ask(dropOp("lock", 1), again)
 	if res[0].Outcome != redisop.Done || res[0].Listeners != redisop.CountedListeners(1) || res[1].Outcome != redisop.Refused {
 		t.Errorf("got %+v", res)

@@ -76,7 +76,7 @@ func TestKeyHasTheQueueInItsOrder(t *testing.T) {
 			t.Fatalf("%+v", res)
 		}
 		wait := takeOp(name, 7)
-		wait.Enqueue = true
+		wait.Flags |= redisop.Enqueue
 		if res := waiter.one(wait); res.Ticket != 7 {
 			t.Fatalf("%+v", res)
 		}

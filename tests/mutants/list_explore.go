@@ -75,8 +75,8 @@ var explorationMutants = []mutant{
 	{
 		rule: `the journal has a lock for which a ticket may stand: a successor drops it`,
 		in:   "sidecar/locktable (*lock).hasRemoteState",
-		find: "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
-		put:  "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy()",
+		find: "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
+		put:  "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy()",
 		by:   exploration,
 	},
 	{
@@ -171,9 +171,9 @@ var explorationMutants = []mutant{
 	},
 	{
 		rule: `waiters with a ticket arrive at Redis`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
-		find: "t.Arrives, t.ArriveAt = t.Ticket != 0 && v.HasNewcomer, c.order.retryAt",
-		put:  "t.ArriveAt = c.order.retryAt",
+		in:   "sidecar/locktable/contest (*Contest).ask",
+		find: "if w.Ticket != 0 && v.HasNewcomer {",
+		put:  "if false {",
 		by:   explorationStrictOrder,
 	},
 }

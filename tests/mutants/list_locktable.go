@@ -13,8 +13,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a claim whose expiry an operation in flight may change is not that of a keep",
 		in:   "sidecar/locktable/claim (*Claim).Send",
-		find: "c.use = unusedDoubted",
-		put:  "c.use = unused",
+		find: "c.setUse(unusedDoubted)",
+		put:  "c.setUse(unused)",
 		by:   tableTest("TestClaimIsNotThatOfAKeepWhileATakeMayShortenIt"),
 	},
 	{
@@ -78,8 +78,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a lock has one operation in flight, or a Take after a Drop`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {",
-		put:  "if c.IsBusy() && !w.Take.Pipelined && w.Kind == WantNothing || !a.Due(c.retryAt) {",
+		find: "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) || !a.Due(c.retryAt) {",
+		put:  "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) && w.Kind == WantNothing || !a.Due(c.retryAt) {",
 		by:   simulation,
 	},
 	{
@@ -122,15 +122,15 @@ var locktableMutants = []mutant{
 	{
 		rule: `a waiter queues at once after an operation without a ticket finds another owner`,
 		in:   "sidecar/locktable (*Table).onHeldByOther",
-		find: "!op.Enqueue && l.waiting() > 0",
+		find: "!op.Has(redisop.Enqueue) && l.waiting() > 0",
 		put:  "false && l.waiting() > 0",
 		by:   tableTest("TestWaiterQueuesAtOnceWhenAnotherHostIsFound"),
 	},
 	{
 		rule: `a sidecar that receives no messages does not ask again and again for a ticket`,
 		in:   "sidecar/locktable (*Table).onHeldByOther",
-		find: "!op.Enqueue && l.waiting() > 0 && t.shardOf(l).isListening",
-		put:  "!op.Enqueue && l.waiting() > 0",
+		find: "!op.Has(redisop.Enqueue) && l.waiting() > 0 && t.shardOf(l).isListening",
+		put:  "!op.Has(redisop.Enqueue) && l.waiting() > 0",
 		by:   tableTest("TestWaiterQueuesAtOnceWhenAnotherHostIsFound"),
 	},
 	{
@@ -143,8 +143,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal behind an operation in flight postpones no other",
 		in:   "sidecar/locktable (*Table).paceRenewal",
-		find: "now < c.RenewAt() || c.IsBusy() || l.holds == nil",
-		put:  "now < c.RenewAt() || l.holds == nil",
+		find: "now < c.RenewAt() || c.IsBusy() || !l.holders.isHeld()",
+		put:  "now < c.RenewAt() || !l.holders.isHeld()",
 		by:   tableTest("TestRenewalThatWaitsIsNotCounted"),
 	},
 
@@ -236,12 +236,12 @@ var locktableMutants = []mutant{
 	{
 		rule: "a key of another type under a hold ends the hold",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: `if l.holds != nil {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+		find: `if l.holders.isHeld() {
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)`,
 		put: `if false {
-			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
+			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)`,
 		by: simulation,
@@ -277,8 +277,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `after an error Redis is not asked again at once`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {",
-		put:  "if c.IsBusy() && !w.Take.Pipelined {",
+		find: "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) || !a.Due(c.retryAt) {",
+		put:  "if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) {",
 		by:   tableTest("TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease"),
 	},
 
@@ -307,7 +307,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `no timer is set for a hold that has ended`,
 		in:   "sidecar/locktable (*Table).reconcile",
-		find: "a.Next = moment.Never // of",
+		find: "v.Next = moment.Never // of",
 		put:  "// of",
 		by:   tableTest("TestTimerIsForTheNextChangeOnly"),
 	},
@@ -347,14 +347,14 @@ var locktableMutants = []mutant{
 		rule: "an expired hold is not re-entered",
 		in:   "sidecar/locktable (*Table).Acquire",
 		find: `t.expireHold(now, l)
-		if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 			return
 		}`,
-		put: `if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		put: `if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
-			t.reconcile(now, l)
+			t.reconcile(t.visit(now, l))
 			return
 		}`,
 		by: simulation,
@@ -379,8 +379,8 @@ var locktableMutants = []mutant{
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
-			if t.leave(now, h); l.holds == nil {
-				t.linger(now, l, granted)
+			if t.leave(now, h); !l.holders.isHeld() {
+				t.linger(v, granted)
 			}
 		}
 	}`,
@@ -400,8 +400,8 @@ var locktableMutants = []mutant{
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
-			if t.leave(now, h); l.holds == nil {
-				t.linger(now, l, granted)
+			if t.leave(now, h); !l.holders.isHeld() {
+				t.linger(v, granted)
 			}
 		}
 	}`,
@@ -514,7 +514,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold does not use the number of an earlier operation again",
 		in:   "sidecar/locktable/claim (*Claim).Grant",
-		find: "if c.use == used || id != c.maxHoldID {",
+		find: "if c.use() == used || id != c.maxHoldID {",
 		put:  "if false {",
 		by:   simulation,
 	},
@@ -544,7 +544,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a reservation of tokens that Redis refuses does not count as a refused renewal",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: `case op.Reserve > 0 && l.holds != nil:
+		find: `case op.Reserve > 0 && l.holders.isHeld():
 			t.reserveFailed(now, l)`,
 		put: "",
 		by:  tableTest("TestRefusedDrawKeepsNoRenewalBack"),
@@ -552,7 +552,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a reservation of tokens that Redis cannot do now keeps no renewal back",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: "if op.Reserve > 0 && l.holds != nil {",
+		find: "if op.Reserve > 0 && l.holders.isHeld() {",
 		put:  "if false {",
 		by:   tableTest("TestRefusedDrawKeepsNoRenewalBack"),
 	},
@@ -659,7 +659,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal does not wait behind answers that are left",
 		in:   "sidecar/locktable (*Table).reconcile",
-		find: "case t.hasMore && l.holds != nil:",
+		find: "case v.hasMore && l.holders.isHeld():",
 		put:  "case false:",
 		by:   tableTest("TestRenewalIsNotKeptBackByAnswersThatAreLeft"),
 	},
@@ -708,7 +708,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a message of another program during a hold has the key checked",
 		in:   "sidecar/locktable (*Table).onUnlocked",
-		find: "if l.holds != nil {",
+		find: "if l.holders.isHeld() {",
 		put:  "if false {",
 		by:   simulation,
 	},
@@ -987,8 +987,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a host that yields releases the lock in Redis`,
 		in:   "sidecar/locktable (*Table).want",
-		find: "contest.Grant",
-		put:  "contest.Yield, verdict.Do == contest.Grant",
+		find: "contest.Ask",
+		put:  "contest.Ask, contest.Yield",
 		by:   simulation,
 	},
 	{
@@ -1035,9 +1035,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock that is left free is looked at without being taken`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
-		find: "t.OnlyAsk = v.Claim == Absent && enqueue && !first.Tries",
-		put:  "t.OnlyAsk = false",
+		in:   "sidecar/locktable/contest (*Contest).ask",
+		find: "onlyLooks := v.Claim == Absent && enqueue && !first.Tries",
+		put:  "onlyLooks := false",
 		by:   tableTest("TestLockThatIsLeftFreeIsLookedAt"),
 	},
 	{
@@ -1233,14 +1233,14 @@ var locktableMutants = []mutant{
 	{
 		rule: `a confirm waits for a Drop that replicas confirmed`,
 		in:   "sidecar/locktable (*Table).onDropDone",
-		find: "t.doubtForConfirms(l, op.CanWait)",
+		find: "t.doubtForConfirms(l, op.Has(redisop.CanWait))",
 		put:  "t.doubtForConfirms(l, false)",
 		by:   tableTest("TestConfirmWaitsForADropThatReplicasConfirmed"),
 	},
 	{
 		rule: `a confirm of a lock that is not known waits for replicas`,
 		in:   "sidecar/locktable (*Table).Confirm",
-		find: "t.cfg.Durable && l.holds == nil",
+		find: "t.cfg.Durable && !l.holders.isHeld()",
 		put:  "false",
 		by:   tableTest("TestConfirmOfALockThatIsNotKnownWaitsForReplicas"),
 	},
@@ -1269,16 +1269,10 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a host asks again with the ticket that it has`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
-		find: `Take{
-		NotBefore: c.nextTry, Ticket: c.place.live(), Pipelined: pipelined, Enqueue: enqueue,
-		OnlyAsk: v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now),
-	}`,
-		put: `Take{
-		NotBefore: c.nextTry, Pipelined: pipelined, Enqueue: enqueue,
-		OnlyAsk: v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now),
-	}`,
-		by: tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
+		in:   "sidecar/locktable/contest (*Contest).ask",
+		find: "w.NotBefore, w.ArriveAt, w.Ticket = c.nextTry, never, c.place.live()",
+		put:  "w.NotBefore, w.ArriveAt = c.nextTry, never",
+		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
 	},
 	{
 		rule: `a transfer that a Drop in flight gives back needs no further one`,
@@ -1461,8 +1455,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `the journal has a lock for which a ticket may stand`,
 		in:   "sidecar/locktable (*lock).hasRemoteState",
-		find: "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
-		put:  "l.holds != nil || l.claim.State() != claim.Absent || l.claim.IsBusy()",
+		find: "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy() || l.queue != nil && l.queue.contest.HasPlace()",
+		put:  "l.holders.isHeld() || l.claim.State() != claim.Absent || l.claim.IsBusy()",
 		by:   tableTest("TestTicketIsInTheJournal"),
 	},
 	{
@@ -1475,8 +1469,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a result may come after the ticket is forgotten",
 		in:   "sidecar/locktable (*Table).Result",
-		find: "if op.Enqueue && l.queue != nil { // Up",
-		put:  "if op.Enqueue { // Up",
+		find: "if op.Has(redisop.Enqueue) && l.queue != nil { // Up",
+		put:  "if op.Has(redisop.Enqueue) { // Up",
 		by:   tableTest("TestTakeThatEnqueuedMayEndAfterTheChannelIsGone"),
 	},
 	{
@@ -1554,8 +1548,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `arrivals do not keep a ticket from being refreshed`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.Take.NotBefore)):",
-		put:  "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.Take.NotBefore) && !w.Take.Arrives):",
+		find: "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore)):",
+		put:  "case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore) && w.ArriveAt == moment.Never):",
 		by:   tableTest("TestArrivalsDoNotKeepTheTicketFromBeingRefreshed"),
 	},
 	{
@@ -1581,7 +1575,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a ticket is not used for a waiter that came after the one for which it stands`,
-		in:   "sidecar/locktable/contest (*Contest).Take",
+		in:   "sidecar/locktable/contest (*Contest).ask",
 		find: "case c.standsForAnother(first):",
 		put:  "case false:",
 		by:   tableTest("TestTicketOfAWaiterThatIsGoneIsNotUsedForTheNext"),
@@ -1616,8 +1610,8 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a host that gives up only a ticket does not back off`,
-		in:   "sidecar/locktable/contest (*Contest).OnDropSentBeforeWaiters",
-		find: "v.Claim == Ours && c.areForeignKnown(v.Now)",
+		in:   "sidecar/locktable/contest (*Contest).decideForWaiter",
+		find: "isOurs && c.areForeignKnown(v.Now)",
 		put:  "c.areForeignKnown(v.Now)",
 		by:   tableTest("TestHostThatGivesUpOnlyATicketDoesNotBackOff"),
 	},
@@ -1743,8 +1737,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a Drop says for how long the lock has been passed on`,
 		in:   "sidecar/locktable/claim (*Claim).choose",
-		find: "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Ticket: w.Ticket, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}",
-		put:  "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Ticket: w.Ticket}",
+		find: "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Asked: redisop.Asked{Ticket: w.Ticket}, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}",
+		put:  "redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Asked: redisop.Asked{Ticket: w.Ticket}}",
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
 	{
@@ -1852,8 +1846,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `only a hot lock lingers`,
 		in:   "sidecar/locktable (*Table).linger",
-		find: "if !l.memory.IsHot() {",
-		put:  "if false {",
+		find: "!l.memory.IsHot() || l.waiting() > 0",
+		put:  "l.waiting() > 0",
 		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
 	},
 	{
@@ -1893,14 +1887,14 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock lingers for its time`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
 		find: "!a.Due(min(v.LingerUntil, v.LingerLatest))",
 		put:  "!a.Due(v.LingerLatest)",
 		by:   tableTest("TestLingeringEndsAfterItsTime"),
 	},
 	{
 		rule: `a lock does not linger until its lease ends`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
 		find: "!a.Due(min(v.LingerUntil, v.LingerLatest))",
 		put:  "!a.Due(v.LingerUntil)",
 		by:   tableTest("TestLockDoesNotLingerUntilItsLeaseEnds"),
@@ -1949,9 +1943,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock whose data Redis may have lost does not linger`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
-		find: "v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy",
-		put:  "v.LingerUntil != 0 && v.MayLinger && !v.IsBusy",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "v.IsSpare && !v.IsBusy",
+		put:  "!v.IsBusy",
 		by:   tableTest("TestLingeringEnds"),
 	},
 	{
@@ -1976,8 +1970,8 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock that lingers is left free now and then`,
-		in:   "sidecar/locktable/contest (*Shared).AfterRelease",
-		find: "case v.Grants >= 2 && s.isTired(m, v):",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "case v.IsReleased && v.Grants >= 2 && isTired:",
 		put:  "case false:",
 		by:   tableTest("TestLockThatLingersIsLeftFreeNowAndThen"),
 	},
@@ -2026,8 +2020,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "many tokens are drawn for a hot lock",
 		in:   "sidecar/locktable (*Table).want",
-		find: "if l.memory.IsHot() || v.Waiting > 1 {",
-		put:  "if v.Waiting > 1 {",
+		find: "if l.memory.IsHot() || v.view.Waiting > 1 {",
+		put:  "if v.view.Waiting > 1 {",
 		by:   tableTest("TestTokensOfAHotLockAreReservedBeforeTheLast"),
 	},
 	{
@@ -2036,7 +2030,7 @@ var locktableMutants = []mutant{
 		find: `t.unlinkHold(h)
 	h.uncountHold()`,
 		put: `t.unlinkHold(h)
-	defer t.linger(t.now, h.lock, h.granted)
+	defer t.linger(t.visit(t.now, h.lock), h.granted)
 	h.uncountHold()`,
 		by: tableTest("TestOnlyAReleasedLockLingers"),
 	},
@@ -2045,7 +2039,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a release is confirmed when Redis has executed it",
 		in:   "sidecar/locktable (*Table).answerConfirms",
-		find: `q.refusal == "" && l.holds == nil && (l.claim.State() != claim.Absent || l.claim.IsBusy())`,
+		find: `q.refusal == "" && !l.holders.isHeld() && (l.claim.State() != claim.Absent || l.claim.IsBusy())`,
 		put:  "l.claim.State() > claim.Confirmed",
 		by:   simulation,
 	},
@@ -2151,8 +2145,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `a transfer is accepted only if it is proved`,
 		in:   "sidecar/locktable (*Table).onTransferred",
-		find: "case isLive && l.holds == nil && q.contest.IsProof(m):",
-		put:  "case isLive && l.holds == nil:",
+		find: "case isLive && !l.holders.isHeld() && q.contest.IsProof(m):",
+		put:  "case isLive && !l.holders.isHeld():",
 		by:   tableTest("TestTransferThatIsNotProvedIsAskedFor"),
 	},
 	{
@@ -2199,19 +2193,17 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a lock with an operation in flight does not linger`,
-		in:   "sidecar/locktable/contest (*Shared).AfterRelease",
-		find: "case v.IsBusy, !v.IsSpare:",
-		put:  "case !v.IsSpare:",
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "v.IsSpare && !v.IsBusy",
+		put:  "v.IsSpare",
 		by:   tableTest("TestLockDoesNotLingerWhileAnOperationIsInFlight"),
 	},
 	{
 		rule: `a lock that another host wants lingers no more`,
-		in:   "sidecar/locktable/contest (*Shared).lingers",
-		find: `v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy && !isWanted(m, c, v) &&
-		!a.Due(min(v.LingerUntil, v.LingerLatest))`,
-		put: `v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy &&
-		!a.Due(min(v.LingerUntil, v.LingerLatest))`,
-		by: tableTest("TestLingeringEnds"),
+		in:   "sidecar/locktable/contest (*Shared).decideForNobody",
+		find: "v.LingerUntil == 0 || !v.MayLinger || isWanted(m, c, v)",
+		put:  "v.LingerUntil == 0 || !v.MayLinger",
+		by:   tableTest("TestLingeringEnds"),
 	},
 	{
 		rule: `a ticket that is not known to stand does not move`,

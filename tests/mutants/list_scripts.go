@@ -775,8 +775,8 @@ end`,
 	{
 		rule: "what may write in a Redis that is full runs after what must not",
 		in:   "sidecar/store/wire ArgSectionOf",
-		find: "case op.RequireExisting, op.Ticket != 0:",
-		put:  "case op.RequireExisting:",
+		find: "case op.Has(redisop.RequireExisting), op.Ticket != 0:",
+		put:  "case op.Has(redisop.RequireExisting):",
 		by:   test("sidecar/store", "TestQueueOfAFullRedis"),
 	},
 	{

@@ -112,7 +112,7 @@ var storeMutants = []mutant{
 	{
 		rule: "locks of one user that end do not delay what others ask for",
 		in:   "sidecar/store/pipeline (*Machine).Do",
-		find: "case ops[i].CanWait:",
+		find: "case ops[i].Has(redisop.CanWait):",
 		put:  "case false:",
 		by:   test("sidecar/store", "TestDropsThatCanWaitDelayNothingElse"),
 	},
@@ -142,7 +142,7 @@ var storeMutants = []mutant{
 	{
 		rule: "a take that is to count the subscribers is not one of the simple ones",
 		in:   "sidecar/store/wire ArgSectionOf",
-		find: "op.Count != 1 || op.Reserve != 1 || op.CountListeners",
+		find: "op.Count != 1 || op.Reserve != 1 || op.Has(redisop.CountListeners)",
 		put:  "op.Count != 1 || op.Reserve != 1",
 		by:   differential,
 	},
@@ -156,8 +156,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a take that needs more than one token is not one of the simple ones",
 		in:   "sidecar/store/wire ArgSectionOf",
-		find: "op.Count != 1 || op.Reserve != 1 || op.CountListeners",
-		put:  "op.Count != 1 || op.CountListeners",
+		find: "op.Count != 1 || op.Reserve != 1 || op.Has(redisop.CountListeners)",
+		put:  "op.Count != 1 || op.Has(redisop.CountListeners)",
 		by:   differential,
 	},
 	{
@@ -763,14 +763,14 @@ var storeMutants = []mutant{
 	{
 		rule: "a Drop that nothing waits for is done without replicas",
 		in:   "sidecar/store/pipeline (*durability).withhold",
-		find: "if ops[i].CanWait {",
+		find: "if ops[i].Has(redisop.CanWait) {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestTooFewReplicasAreNotSynced"),
 	},
 	{
 		rule: "no WAIT is sent for a Drop that nothing waits for",
 		in:   "sidecar/store/wire IsCovered",
-		find: "op.Kind == redisop.Drop && !op.CanWait",
+		find: "op.Kind == redisop.Drop && !op.Has(redisop.CanWait)",
 		put:  "op.Kind == redisop.Drop",
 		by:   test("sidecar/store", "TestWaitIsSentOnlyForWhatReplicasConfirm"),
 	},

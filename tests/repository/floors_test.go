@@ -28,9 +28,9 @@ var floors = []struct {
 		// Inputs. Each ends in reconcile.
 		"table.go", "restore.go", "acquire.go", "release.go", "result.go", "message.go", "connection.go", "resume.go", "session.go", "flush.go",
 		// What an input changes: the one file that sees all rooms, and what clients get.
-		"reconcile.go", "grant.go", "explain.go", "journal.go", "deadlock.go", "hold.go", "waiters.go", "renewal.go", "lease.go", "view.go", "invariant.go",
+		"reconcile.go", "grant.go", "explain.go", "journal.go", "deadlock.go", "hold.go", "waiters.go", "renewal.go", "lease.go", "visit.go", "invariant.go",
 		// What is known of one lock, of Redis and of one user.
-		"locks.go", "reach.go", "user.go", "quota.go", "count.go", "output.go",
+		"locks.go", "holders.go", "reach.go", "user.go", "quota.go", "count.go", "output.go",
 		// The records, and how they refer to each other.
 		"model.go",
 		// Values.

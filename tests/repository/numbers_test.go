@@ -44,7 +44,7 @@ var inline = map[string]struct{ file, pattern string }{
 	"deadlineParts": {"sidecar/locktable/lease.go", `int64\(t\.cfg\.Lease\) / (\d+) }`},
 	"givenUpEarly":  {"sidecar/locktable/hold.go", `!a\.Due\(until - (\d+)\*bucket\)`},
 	"late":          {"sidecar/locktable/survey.go", `int64\(t\.cfg\.Lease\)/(\d+) {`},
-	"lingerEnd":     {"sidecar/locktable/view.go", `moment\.MS\(c\.LeaseMS\(\)\)/(\d+)`},
+	"lingerEnd":     {"sidecar/locktable/visit.go", `moment\.MS\(c\.LeaseMS\(\)\)/(\d+)`},
 	"pythonConnect": {"sdk/python/src/locksidecar/_transport.py", `(?m)^CONNECT_WAIT: Final = (\d+)\.0$`},
 	"pythonPatient": {"sdk/python/src/locksidecar/_transport.py", `RECONNECT_WAIT: Final = (\d+)\.0`},
 	"refresh":       {"sidecar/locktable/contest/asking.go", `int64\(s\.lease\)/(\d+)`},

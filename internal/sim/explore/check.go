@@ -39,7 +39,7 @@ func (w *world) isOrdered() bool {
 // its time, so that they arrive again with a later operation.
 func (w *world) noteArrival(h *host, r *request, reply *redis.Reply) {
 	isKnown := reply.Arrived != 0
-	if isTaken := r.op.Kind == redisop.Take && reply.Outcome == redisop.Done && !r.op.RequireExisting; !isKnown && !isTaken || !w.isOrdered() {
+	if isTaken := r.op.Kind == redisop.Take && reply.Outcome == redisop.Done && !r.op.Has(redisop.RequireExisting); !isKnown && !isTaken || !w.isOrdered() {
 		return
 	}
 	for c := range h.clients {

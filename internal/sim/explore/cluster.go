@@ -218,7 +218,7 @@ func (w *world) redirect(c *connection) {
 		c.frames = push(c.frames, frame{result: w.resultOf(r, &redis.Reply{Outcome: redisop.Retryable, Code: moved})})
 	}
 	answer(&r)
-	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.AfterPendingDrop && c.requests[0].batch == r.batch {
+	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.Has(redisop.AfterPendingDrop) && c.requests[0].batch == r.batch {
 		answer(&c.requests[0])
 		c.requests = c.requests[1:]
 	}

@@ -347,7 +347,7 @@ func (w *world) describeConnection(d *description, c *connection) {
 
 func (w *world) describeOp(d *description, r *request) {
 	op := &r.op
-	d.flags(op.RequireExisting, op.AfterPendingDrop, op.CountListeners, op.Enqueue, op.InOrder, op.Ticket != 0)
+	d.flags(op.Has(redisop.RequireExisting), op.Has(redisop.AfterPendingDrop), op.Has(redisop.CountListeners), op.Has(redisop.Enqueue), op.Has(redisop.InOrder), op.Ticket != 0)
 	d.Value(uint64(op.Kind)<<48 | uint64(op.Reserve)<<32 | uint64(op.LeaseMS))
 	d.Value(uint64(op.Count)<<32 | uint64(min(op.PassedMS, 100)))
 	d.Number(op.HoldID)

@@ -194,7 +194,7 @@ func (w *world) execute(i int, s side, old bool) {
 	defer w.noteWrite(w.data)
 	w.queue = w.queue.Clone()
 	var next *request
-	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.AfterPendingDrop && c.requests[0].batch == r.batch {
+	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.Has(redisop.AfterPendingDrop) && c.requests[0].batch == r.batch {
 		next = &c.requests[0]
 		c.requests = c.requests[1:]
 	}
@@ -227,7 +227,7 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 	}
 	if dropped != nil {
 		cmd.PassedOn = dropped.Passed
-		cmd.LeftFree = dropped.Paused && r.op.Enqueue && r.op.Arrived != 0
+		cmd.LeftFree = dropped.Paused && r.op.Has(redisop.Enqueue) && r.op.Arrived != 0
 	}
 	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
 	w.noteArrival(h, r, &reply)

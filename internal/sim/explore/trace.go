@@ -93,7 +93,7 @@ func (r *request) text() string {
 	}
 	op := &r.op
 	name := [...]string{redisop.Take: "take", redisop.Renew: "renew", redisop.Check: "check", redisop.Arrive: "arrive", redisop.Drop: "drop"}[op.Kind]
-	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Enqueue, op.Reserve, op.LeaseMS, op.AfterPendingDrop, op.RequireExisting, op.PassedMS) +
+	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Has(redisop.Enqueue), op.Reserve, op.LeaseMS, op.Has(redisop.AfterPendingDrop), op.Has(redisop.RequireExisting), op.PassedMS) +
 		arrivedText(" ", op.Arrived)
 }
 

@@ -616,7 +616,7 @@ func (r *lapRun) compareResults(rd *round, results []redisop.Result, floors []in
 		c.NoMemory = rd.full && (results[i].Outcome == redisop.Retryable || !writes && !again)
 		if again {
 			c.PassedOn = previous.Passed
-			c.LeftFree = previous.Paused && op.Enqueue && op.Arrived != 0
+			c.LeftFree = previous.Paused && op.Has(redisop.Enqueue) && op.Arrived != 0
 		}
 		if i+1 < len(ops) && takenAgain(ops, i+1) {
 			c.Next = keyed[i+1]
@@ -675,7 +675,7 @@ func (r *lapRun) writesWithoutMemory(op *redisop.Op) bool {
 	c := r.command(op)
 	q := r.contents.queue(op.Name)
 	return op.Kind == redisop.Take &&
-		(c.Standing(&keys[0]).Ours() || op.Enqueue && q.Rank(0, op.Ticket) >= 0 || op.InOrder && len(q.Tickets) > 0)
+		(c.Standing(&keys[0]).Ours() || op.Has(redisop.Enqueue) && q.Rank(0, op.Ticket) >= 0 || op.Has(redisop.InOrder) && len(q.Tickets) > 0)
 }
 
 // explain runs a command in the model, under all circumstances that are possible and on
@@ -788,7 +788,7 @@ func isRenewal(k redisop.OpKind) bool { return k == redisop.Renew || k == rediso
 // takenAgain reports whether an operation is a Take that was carried out right after the
 // Drop of the same lock.
 func takenAgain(ops []*redisop.Op, i int) bool {
-	return i > 0 && ops[i].AfterPendingDrop && ops[i-1].Kind == redisop.Drop && ops[i-1].Name == ops[i].Name
+	return i > 0 && ops[i].Has(redisop.AfterPendingDrop) && ops[i-1].Kind == redisop.Drop && ops[i-1].Name == ops[i].Name
 }
 
 // compareResult compares what one operation returned with what the model returns, which has

@@ -293,11 +293,11 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 	}
 	// of a Take
 	wait := func(op *redisop.Op) {
-		if op.Enqueue = !r.oneIn(3); op.Enqueue {
-			op.InOrder = r.oneIn(3)
+		if op.Set(redisop.Enqueue, !r.oneIn(3)); op.Has(redisop.Enqueue) {
+			op.Set(redisop.InOrder, r.oneIn(3))
 			op.Ticket = pick(r, 0, ticket())
 			if r.oneIn(3) { // an age, see round.at
-				op.InOrder, op.Arrived = true, uint64(drawAge(r)/time.Microsecond)
+				op.Flags, op.Arrived = op.Flags|redisop.InOrder, uint64(drawAge(r)/time.Microsecond)
 			}
 		}
 	}
@@ -312,8 +312,9 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 			if r.oneIn(3) {
 				op.Reserve = pick[uint16](r, 0, 2, 64)
 			}
-			op.RequireExisting, op.CountListeners = r.oneIn(4), r.oneIn(3)
-			op.AfterPendingDrop = r.oneIn(16) // its Drop was asked for in an earlier batch
+			op.Set(redisop.RequireExisting, r.oneIn(4))
+			op.Set(redisop.CountListeners, r.oneIn(3))
+			op.Set(redisop.AfterPendingDrop, r.oneIn(16)) // its Drop was asked for in an earlier batch
 			wait(&op)
 		case x < 60:
 			op.Kind = redisop.Renew
@@ -327,11 +328,11 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 		default:
 			first := redisop.Op{Kind: redisop.Drop, Name: name, HoldID: op.HoldID, Count: 1}
 			drop(&first)
-			op.Kind, op.HoldID, op.Count, op.Reserve, op.AfterPendingDrop = redisop.Take, op.HoldID+1+r.Uint64N(2), 1, 1, true
+			op.Kind, op.HoldID, op.Count, op.Reserve, op.Flags = redisop.Take, op.HoldID+1+r.Uint64N(2), 1, 1, redisop.AfterPendingDrop
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
-			op.CountListeners = r.oneIn(4)
+			op.Set(redisop.CountListeners, r.oneIn(4))
 			if wait(&op); len(names) > runMax || len(leases) > 1 || users[user].key != nil || rd.full {
 				// The test cannot see whether one run had both, and memory; other messages are sent
 				// then.
@@ -344,7 +345,7 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 	// Operations on different locks come in any order.
 	for range r.IntN(2) * len(rd.ops) {
 		i, j := r.IntN(len(rd.ops)), r.IntN(len(rd.ops))
-		if rd.ops[i].Kind != redisop.Drop && rd.ops[j].Kind != redisop.Drop && !rd.ops[i].AfterPendingDrop && !rd.ops[j].AfterPendingDrop {
+		if rd.ops[i].Kind != redisop.Drop && rd.ops[j].Kind != redisop.Drop && !rd.ops[i].Has(redisop.AfterPendingDrop) && !rd.ops[j].Has(redisop.AfterPendingDrop) {
 			rd.ops[i], rd.ops[j] = rd.ops[j], rd.ops[i]
 		}
 	}

@@ -256,7 +256,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 		if c.Next != nil {
 			if !c.hasNextArrived() {
 				passedMS = min(passedMS, maxPassedAloneMS-1)
-				more = uint32(btoi(c.Next.Enqueue))
+				more = uint32(btoi(c.Next.Has(redisop.Enqueue)))
 			}
 		}
 	}
@@ -302,7 +302,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 		if op.Reserve == 0 {
 			reply.Token, reply.Made = 0, false
 		}
-		if op.CountListeners {
+		if op.Has(redisop.CountListeners) {
 			reply.Listeners, reply.Counted = c.count(channel)
 		}
 		return reply, true
@@ -319,8 +319,8 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 
 // refuse is what a Take does that finds another owner's field.
 func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply) {
-	wasFirst := c.Op.Enqueue && c.hasTickets() && c.Queue.Rank(c.Owner, ticket) == 0
-	if c.Op.Enqueue {
+	wasFirst := c.Op.Has(redisop.Enqueue) && c.hasTickets() && c.Queue.Rank(c.Owner, ticket) == 0
+	if c.Op.Has(redisop.Enqueue) {
 		arrives := c.arrivalAt()
 		rank, stands := c.enqueue(c.Op, ticket)
 		if reply.Rank, reply.Ticket, reply.IsQueued = uint32(rank), stands, stands != 0; reply.IsQueued {
@@ -360,7 +360,7 @@ func (c *Command) holder(key *Key) Owner {
 // hasNextArrived reports whether a Take follows in the same run whose request arrived at a given
 // time.
 func (c *Command) hasNextArrived() bool {
-	return c.Next != nil && c.Next.Enqueue && c.Next.Arrived != 0
+	return c.Next != nil && c.Next.Has(redisop.Enqueue) && c.Next.Arrived != 0
 }
 
 func btoi(b bool) int {

@@ -152,10 +152,10 @@ func Judge(op *redisop.Op, s Standing) Verdict {
 }
 
 func judgeTake(op *redisop.Op, s Standing) Verdict {
-	v := Verdict{Counts: op.CountListeners}
+	v := Verdict{Counts: op.Has(redisop.CountListeners)}
 	switch s {
 	case Free:
-		if op.RequireExisting {
+		if op.Has(redisop.RequireExisting) {
 			return Verdict{Outcome: redisop.KeyMissing}
 		}
 	case Foreign, Shared:

@@ -137,7 +137,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 			c.notifyFirst(key, op.HoldID, &reply)
 			sent = reply.Sent
 		}
-	case op.Kind == redisop.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
+	case op.Kind == redisop.Take && op.Has(redisop.InOrder) && !op.Has(redisop.RequireExisting) && standing == Free && c.hasTickets():
 		reply, done := c.takeInOrder(key, counter, channel)
 		if done {
 			return reply
@@ -209,9 +209,9 @@ func (c *Command) writes(s Standing) bool {
 		return s.Ours()
 	case redisop.Take:
 		if s == Free {
-			return !op.RequireExisting
+			return !op.Has(redisop.RequireExisting)
 		}
-		return s.Ours() || op.Enqueue && (s == Foreign || s == Shared)
+		return s.Ours() || op.Has(redisop.Enqueue) && (s == Foreign || s == Shared)
 	}
 	return false
 }

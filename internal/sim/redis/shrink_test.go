@@ -78,7 +78,7 @@ func showOp(op *redisop.Op) string {
 	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Arrive", "Drop"}[op.Kind]
 	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
 	if op.Kind == redisop.Take {
-		text += fmt.Sprintf(" reserve %d counts %v held %v behind %v enqueue %v in order %v arrived %d", op.Reserve, op.CountListeners, op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Arrived)
+		text += fmt.Sprintf(" reserve %d counts %v held %v behind %v enqueue %v in order %v arrived %d", op.Reserve, op.Has(redisop.CountListeners), op.Has(redisop.RequireExisting), op.Has(redisop.AfterPendingDrop), op.Has(redisop.Enqueue), op.Has(redisop.InOrder), op.Arrived)
 	}
 	if op.Ticket != 0 || op.PassedMS != 0 {
 		text += fmt.Sprintf(" ticket %d passed %d", op.Ticket, op.PassedMS)

@@ -44,8 +44,23 @@ func (c *Claim) CameAt() int64 { return c.cameAt }
 // BusySince is since when the key has had no free moment, whichever host had it; 0: it is not known.
 func (c *Claim) BusySince() int64 { return c.busySince }
 
-// Grants is the number of grants in this turn, up to 2^15.
-func (c *Claim) Grants() int { return int(c.grants) }
+// Grants is the number of grants in this turn; 2: there were two or more.
+func (c *content) Grants() int { return int(c.marks / oneGrant) }
+
+// Granted is the number of grants since the lock is known, modulo 2^32.
+func (c *content) Granted() uint32 { return c.granted }
+
+func (c *content) use() use { return use(c.marks & useMask) }
+
+func (c *content) setUse(u use) { c.marks = c.marks&^useMask | marks(u) }
+
+// countGrant counts a grant in this turn, and since the lock is known.
+func (c *content) countGrant() {
+	c.granted++
+	if c.Grants() < manyGrants {
+		c.marks += oneGrant
+	}
+}
 
 // LingerUntil is until when the claim is kept although no local client wants it; 0: it is not.
 func (c *Claim) LingerUntil() int64 { return c.lingerUntil }
@@ -55,7 +70,7 @@ func (c *Claim) IsSpare() bool { return c.state == Confirmed && c.HasTokens() }
 
 // IsMadeFor reports whether the claim was made for a waiter with this lease, and nothing may have
 // given the key another lease since.
-func (c *Claim) IsMadeFor(leaseMS uint32) bool { return c.use == unused && c.leaseMS == leaseMS }
+func (c *Claim) IsMadeFor(leaseMS uint32) bool { return c.use() == unused && c.leaseMS == leaseMS }
 
 // RenewAt is when the key is to be renewed, or checked.
 func (c *Claim) RenewAt() int64 { return c.renewAt }
@@ -106,20 +121,21 @@ func (c *Claim) Grant(fresh uint64) (id, token uint64, source Source) {
 		violated("A lower hold number never replaces a higher one", "%d is granted after %d", fresh, c.maxHoldID)
 	}
 	id = c.holdID
-	if c.use == used || id != c.maxHoldID {
+	if c.use() == used || id != c.maxHoldID {
 		id = fresh
 		c.maxHoldID = id
 	}
 	switch {
-	case c.use != used:
+	case c.use() != used:
 		source = FromQueue
 	case c.lingerUntil != 0:
 		source = FromLinger
 	default:
 		source = FromHold
 	}
-	c.use, c.lingerUntil = used, 0
-	c.grants = min(c.grants+1, maxGrants)
+	c.lingerUntil = 0
+	c.setUse(used)
+	c.countGrant()
 	return id, c.takeToken(), source
 }
 
@@ -137,16 +153,6 @@ func (c *Claim) LimitTo(until, renewBy int64) {
 // client was sent of it before a restart, or a keep.
 func (c *Claim) KnownUntil(until int64) { c.validUntil = max(c.validUntil, until) }
 
-// CountGrant counts a grant since the lock is known. It reports whether the counter, of 16 bits,
-// began again.
-func (c *Claim) CountGrant() (carries bool) {
-	c.granted++
-	return c.granted == 0
-}
-
-// Granted is that counter.
-func (c *Claim) Granted() uint16 { return c.granted }
-
 // Forget notes that Redis has no field of this host, or that it may have one, of which
 // nothing more is known.
 func (c *Claim) Forget(s State) {
@@ -163,14 +169,15 @@ func (c *Claim) Confirm(now, until int64, op *InFlight, lastToken uint64) {
 		violated("Only a Take or a Renew confirms", "operation %d confirms", op.Kind)
 	}
 	if c.state == Absent || c.state == Uncertain {
-		c.cameAt, c.grants = now, 0
+		c.cameAt, c.marks = now, 0
 	}
 	if c.busySince == 0 {
 		c.busySince = now - moment.MS(op.PassedMS)
 	}
-	c.state, c.use = Confirmed, used
+	c.state = Confirmed
+	c.setUse(used)
 	if op.Unassigned {
-		c.use = unused
+		c.setUse(unused)
 	}
 	c.holdID, c.count, c.leaseMS = op.HoldID, op.Count, op.LeaseMS
 	c.confirmedAt, c.validUntil = now, until
@@ -188,7 +195,7 @@ func (c *Claim) Transfer(now, until, busySince int64, m *redisop.Message) {
 	}
 	c.content = content{
 		granted: c.granted,
-		state:   Confirmed, use: unused, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
+		state:   Confirmed, marks: marks(unused), holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
 		confirmedAt: now, validUntil: until, cameAt: now, busySince: busySince,
 		nextToken: m.LastToken - uint64(m.Tokens) + 1, tokensLeft: m.Tokens,
 	}

@@ -2,6 +2,8 @@ package claim
 
 import (
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // A Description receives the state of a claim as a sequence of values: see locktable.Description,
@@ -17,7 +19,6 @@ type Description interface {
 // no difference.
 type Limits struct {
 	Busy, Turn, Lease time.Duration
-	Grants            int
 	Tokens            int // that are drawn at one time
 	PassedMS          uint32
 }
@@ -37,7 +38,7 @@ func IsAtRest(c *Claim) bool { return c.window == &atRest }
 
 // Describe describes the claim.
 func Describe(c *Claim, d Description, now int64, limits Limits) {
-	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use)<<1 | bit(c.retryAt != 0))
+	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use())<<1 | bit(c.retryAt != 0))
 	d.Number(c.maxHoldID)
 	d.Time(max(c.retryAt, now))
 	if c.state != Absent {
@@ -47,7 +48,7 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 		if c.tokensLeft > 0 {
 			d.Token(c.nextToken)
 		}
-		d.Value(uint64(min(int(c.grants), limits.Grants)))
+		d.Value(uint64(c.Grants()))
 		describeAge(d, now, c.confirmedAt, time.Duration(max(hotSyncDelay, checkPause)))
 		d.Time(max(c.validUntil, now))
 		d.Value(bit(c.busySince != 0))
@@ -65,7 +66,7 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 	}
 	if c.IsBusy() {
 		op := &c.op
-		d.Value(uint64(op.Kind)<<8 | bit(op.Unassigned)<<7 | bit(op.Enqueue)<<6 | uint64(op.Since))
+		d.Value(uint64(op.Kind)<<8 | bit(op.Unassigned)<<7 | bit(op.Has(redisop.Enqueue))<<6 | uint64(op.Since))
 		d.Number(op.HoldID)
 		describeAge(d, now, op.SentAt, limits.Lease)
 		d.Value(uint64(op.Count)<<32 | uint64(op.LeaseMS))

@@ -76,17 +76,22 @@ type content struct {
 	lingerUntil int64 // it is kept until then although no local client wants it; 0: it is not
 	count       uint32
 	leaseMS     uint32
-	grants      uint16 // in this turn, up to maxGrants
+	granted     uint32 // grants since the lock is known, modulo 2^32; not about the key, but there is room here
 	tokensLeft  uint16 // fencing tokens that were drawn from the counter and not granted
 	state       State
-	use         use
-
-	// granted counts the grants since the lock is known, modulo 2^16: see CountGrant. It is
-	// not about the key, and stands here because nothing else has room for it.
-	granted uint16
+	marks       marks
 }
 
-const maxGrants = 1 << 15
+// marks are a use, and how many grants there were in this turn, in one byte: there is no room for two.
+type marks uint8
+
+const (
+	useMask  marks = 1<<2 - 1
+	oneGrant       = useMask + 1
+
+	// manyGrants is what Grants counts up to: more make no difference.
+	manyGrants = 2
+)
 
 // use says whether a hold has had the claim, and what is known of the expiry of an unused one.
 type use uint8
@@ -143,9 +148,8 @@ type InFlight struct {
 	PassedMS   uint32 // of a Drop; of a Take: of the transfer that was received since it was sent
 	Kind       redisop.OpKind
 	Unassigned bool // for the queue, not for a hold
-	Enqueue    bool // see redisop.Op
-	CanWait    bool // the same
-	Since      Events
+	redisop.Flags
+	Since Events
 }
 
 // Events is what has happened since an operation was sent: its result may be out of date.

@@ -9,7 +9,7 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	case c.window == &atRest:
 		violated("The window that claims at rest share is never written", "operation %d", op.Kind)
 	case op.Kind == redisop.Arrive && !c.isAsking:
-	case op.Kind == redisop.Arrive, c.IsBusy() && !(op.Kind == redisop.Take && op.AfterPendingDrop && c.phase == windowOne && c.op.Kind == redisop.Drop):
+	case op.Kind == redisop.Arrive, c.IsBusy() && !(op.Kind == redisop.Take && op.Has(redisop.AfterPendingDrop) && c.phase == windowOne && c.op.Kind == redisop.Drop):
 		violated("One operation in flight", "operation %d is sent during operation %d", op.Kind, c.op.Kind)
 	case op.HoldID < c.holdID:
 		violated("A lower hold number never replaces a higher one", "operation %d has %d, and Redis has %d", op.Kind, op.HoldID, c.holdID)
@@ -20,10 +20,10 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	}
 	c.op = InFlight{
 		Kind: op.Kind, Unassigned: unassigned, HoldID: op.HoldID, SentAt: now,
-		Count: op.Count, LeaseMS: op.LeaseMS, Reserve: op.Reserve, PassedMS: op.PassedMS, Enqueue: op.Enqueue, CanWait: op.CanWait,
+		Count: op.Count, LeaseMS: op.LeaseMS, Reserve: op.Reserve, PassedMS: op.PassedMS, Flags: op.Flags,
 	}
 	c.phase = windowOne
-	if op.AfterPendingDrop {
+	if op.Has(redisop.AfterPendingDrop) {
 		busySince := c.busySince // the key does not disappear in between
 		c.Forget(Uncertain)
 		c.busySince = busySince
@@ -34,8 +34,8 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+Validity(op.LeaseMS))
-		if c.use == unused {
-			c.use = unusedDoubted
+		if c.use() == unused {
+			c.setUse(unusedDoubted)
 		}
 	}
 }

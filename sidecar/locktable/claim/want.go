@@ -23,29 +23,12 @@ type Want struct {
 	IsHot       bool  // tokens are reserved before the last one is granted, and Redis gets to know of handoffs later
 
 	// Of WantForQueue.
-	Reserve         uint16 // tokens to draw
-	CountsListeners bool
+	redisop.Asked       // of WantNothing, too: a Ticket that may stand in the queue
+	NotBefore     int64 // no Take before, unless the key is this host's
+	ArriveAt      int64 // of WantHold, too: from when Redis is asked for arrivals; never: all are known
 
 	// Of WantNothing.
 	PassedMS uint32 // at least so long is sent
-	Ticket   uint64 // it may stand in the queue; 0: none
-
-	// Of WantForQueue; of WantHold, whether and when Redis is asked for arrivals.
-	Take Take
-}
-
-// Take is how Redis is asked for a lock, as the contest with other hosts decides: see
-// contest.Take, which has the same fields.
-type Take struct {
-	NotBefore int64
-	ArriveAt  int64
-	Ticket    uint64
-	Arrived   uint64
-	Arrives   bool
-	Enqueue   bool
-	InOrder   bool
-	OnlyAsk   bool
-	Pipelined bool
 }
 
 // WantKind says what Redis should have.
@@ -82,7 +65,7 @@ func (c *Claim) Step(a *moment.Alarm, w *Want) redisop.Op {
 }
 
 func (c *Claim) choose(a *moment.Alarm, w *Want) redisop.Op {
-	if c.IsBusy() && !w.Take.Pipelined || !a.Due(c.retryAt) {
+	if c.IsBusy() && !w.Has(redisop.AfterPendingDrop) || !a.Due(c.retryAt) {
 		return redisop.Op{}
 	}
 	if c.isAsking && w.Kind != WantHold {
@@ -96,23 +79,19 @@ func (c *Claim) choose(a *moment.Alarm, w *Want) redisop.Op {
 			op = redisop.Op{Kind: redisop.Arrive}
 		}
 		return op
-	case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.Take.NotBefore)):
-		return redisop.Op{
-			Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Reserve: w.Reserve,
-			AfterPendingDrop: w.Take.Pipelined, Enqueue: w.Take.Enqueue, Ticket: w.Take.Ticket, RequireExisting: w.Take.OnlyAsk, InOrder: w.Take.InOrder,
-			Arrived: w.Take.Arrived, CountListeners: w.CountsListeners,
-		}
+	case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore)):
+		return redisop.Op{Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Asked: w.Asked}
 	case w.Kind == WantForQueue && c.mayAsk(a, w):
 		return redisop.Op{Kind: redisop.Arrive} // a Take that is due is an arrival, too
 	case w.Kind == WantNothing && (c.state != Absent || w.Ticket != 0):
-		return redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Ticket: w.Ticket, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}
+		return redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.LeaseMS, Asked: redisop.Asked{Ticket: w.Ticket}, PassedMS: max(c.PassedMS(a.Now), w.PassedMS)}
 	}
 	return redisop.Op{}
 }
 
 // mayAsk reports whether Redis is to be asked now when requests arrived.
 func (c *Claim) mayAsk(a *moment.Alarm, w *Want) bool {
-	return w.Take.Arrives && !c.isAsking && a.Due(w.Take.ArriveAt)
+	return !c.isAsking && a.Due(w.ArriveAt)
 }
 
 func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
@@ -130,9 +109,9 @@ func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
 	}
 	switch {
 	case c.state.IsUnsure():
-		op.Kind, op.Reserve, op.CountListeners = redisop.Take, reserve, true // assert it
+		op.Kind, op.Reserve, op.Flags = redisop.Take, reserve, redisop.CountListeners // assert it
 	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt):
-		op.Kind, op.Reserve, op.RequireExisting, op.CountListeners = redisop.Take, reserve, true, true
+		op.Kind, op.Reserve, op.Flags = redisop.Take, reserve, redisop.RequireExisting|redisop.CountListeners
 	case (c.state == Stale || c.count != w.Count) && !handedOver, w.IsRenewed && a.Due(c.renewAt),
 		c.state == Restored, // like a renewal: there may be very many
 		// It was acquired for a waiter with a longer lease that is gone: its renewal is not

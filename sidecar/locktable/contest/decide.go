@@ -1,21 +1,23 @@
 package contest
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
-// Decide decides about a lock that no local client has. c is nil if the lock is not contended. a
-// is the time from which a verdict may be another one, although nothing happens.
-func (s *Shared) Decide(a *moment.Alarm, m *Memory, c *Contest, v *View) Verdict {
+// Decide sets w to the verdict about a lock that no local client has. c is nil if the lock is not
+// contended. a is the time from which the verdict may be another one, although nothing happens.
+func (s *Shared) Decide(w *Verdict, a *moment.Alarm, m *Memory, c *Contest, v *View) {
+	*w = Verdict{}
 	if v.Waiting > 0 {
-		return c.decideForWaiter(s, v)
+		c.decideForWaiter(w, s, v)
+	} else {
+		s.decideForNobody(w, a, m, c, v)
 	}
-	if s.lingers(a, m, c, v) {
-		return Verdict{Do: Linger}
-	}
-	return Verdict{Do: Drop, LeavesFree: s.isTired(m, v)}
 }
 
 // decideForWaiter decides about a lock for which local clients wait.
-func (c *Contest) decideForWaiter(s *Shared, v *View) Verdict {
+func (c *Contest) decideForWaiter(w *Verdict, s *Shared, v *View) {
 	isOurs := v.Claim == Ours
 	isServed := c.isServed(v)
 	mayGrant := isOurs && !v.IsDropping
@@ -23,56 +25,69 @@ func (c *Contest) decideForWaiter(s *Shared, v *View) Verdict {
 	isYielding := c.phase == yielding && v.IsReachable || endsTurn
 	isLeaving := c.place.phase == placeLeaving // the journal has no record of a ticket that is forgotten
 	switch yields := isYielding && v.Claim != Absent || isOurs && !isServed; {
-	case mayGrant && !yields:
-		return Verdict{Do: Grant, GivesBack: isLeaving, LeavesFree: isLeaving && s.isTired(c.memory, v)}
+	case mayGrant && !yields && v.IsCovered:
+		w.Do = Grant
+		return
+	case mayGrant && !yields && isLeaving:
+		w.Do = Drop
 	case isLeaving:
+		w.Do, w.EndsTurn = Yield, endsTurn
 	case v.IsReleasing && c.mayPipeline(s, v, yields):
-		return Verdict{Do: Ask, Pipelined: true}
+		w.Flags = redisop.AfterPendingDrop
+		c.ask(w, v)
+		return
 	case !yields:
-		return Verdict{Do: Ask}
+		c.ask(w, v)
+		return
+	default:
+		w.Do, w.EndsTurn = Yield, endsTurn
 	}
-	return Verdict{Do: Yield, EndsTurn: endsTurn, LeavesFree: s.isTired(c.memory, v)}
+	// A client that found the lock in use lets others have it if the Drop is to leave it free for a
+	// moment: this host has it, and foreign clients want it; or it has had no free moment for long, also
+	// if Redis may have lost it since. A Drop that gives up no more than a ticket leaves nothing to others.
+	w.LeavesFree = s.isTired(c.memory, v)
+	w.Yields = !v.First.IsAlone && (isOurs && c.areForeignKnown(v.Now) || w.LeavesFree)
 }
 
-// Take returns how Redis is asked for the lock, if a verdict is that it is. pipelined: after the Drop
-// in flight.
-func (c *Contest) Take(v *View, pipelined bool) Take {
+// ask completes a verdict: Redis is asked for the lock.
+func (c *Contest) ask(w *Verdict, v *View) {
 	first, enqueue := &v.First, c.mayEnqueue(v)
-	t := Take{
-		NotBefore: c.nextTry, Ticket: c.place.live(), Pipelined: pipelined, Enqueue: enqueue,
-		OnlyAsk: v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now),
-	}
-	t.InOrder = enqueue && t.Ticket == 0
+	w.Do = Ask
+	w.NotBefore, w.ArriveAt, w.Ticket = c.nextTry, never, c.place.live()
+	w.Set(redisop.Enqueue, enqueue)
+	w.Set(redisop.InOrder, enqueue && w.Ticket == 0) // a free lock goes to the first of the queue, if there is one
+	w.Set(redisop.RequireExisting, v.Claim == Absent && !first.Tries && c.mustOnlyAsk(v.Now))
 	if enqueue && v.isInOrder() {
-		t.InOrder, t.Arrived = true, first.Arrived
-		t.Arrives, t.ArriveAt = t.Ticket != 0 && v.HasNewcomer, c.order.retryAt
+		w.Flags, w.Arrived = w.Flags|redisop.InOrder, first.Arrived
+		if w.Ticket != 0 && v.HasNewcomer {
+			w.ArriveAt = c.order.retryAt
+		}
 		switch {
 		case c.mustMove(first):
-			t.NotBefore = min(t.NotBefore, max(v.Now, c.backoffUntil))
+			w.NotBefore = min(w.NotBefore, max(v.Now, c.backoffUntil))
 		case c.standsForAnother(first):
-			t.NotBefore = never // the ticket moves to the arrival of the first waiter before it is used
+			w.NotBefore = never // the ticket moves to the arrival of the first waiter before it is used
 		}
 	}
-	if c.isBackingOff(v.Now) && t.NotBefore < c.backoffUntil {
+	if c.isBackingOff(v.Now) && w.NotBefore < c.backoffUntil {
 		// The lock is left free. It may be looked at, see lookForPoller.
-		t.OnlyAsk = v.Claim == Absent && enqueue && !first.Tries
-		if !t.OnlyAsk {
-			t.NotBefore = c.backoffUntil
+		onlyLooks := v.Claim == Absent && enqueue && !first.Tries
+		if w.Set(redisop.RequireExisting, onlyLooks); !onlyLooks {
+			w.NotBefore = c.backoffUntil
 		}
 	}
-	return t
 }
 
 // ArriveAt returns from when on Redis may be asked when waiters arrived.
 func (c *Contest) ArriveAt() int64 { return c.order.retryAt }
 
-// Accept notes that the table does what a verdict about waiters says.
-func (c *Contest) Accept(v Verdict) {
+// Accept notes that the table does what a verdict says about a lock that this host has.
+func (c *Contest) Accept(v *Verdict) {
 	switch {
-	case v.Do == Grant:
-		c.phase = contending
 	case v.EndsTurn:
 		c.phase = yielding
+	case v.Do != Yield:
+		c.phase = contending
 	}
 }
 

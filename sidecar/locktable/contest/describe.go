@@ -61,9 +61,9 @@ func (s *Shared) describePoller(d Description, now int64, at uint32) {
 }
 
 // Limits returns the times beyond which it makes no difference how long a key has been busy, and for
-// how long it has been this host's; and how many grants in a turn make a difference.
-func Limits(s *Shared) (busy, came time.Duration, grants int) {
-	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn), 2
+// how long it has been this host's.
+func Limits(s *Shared) (busy, came time.Duration) {
+	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn)
 }
 
 // DescribePlace describes the ticket.

@@ -2,7 +2,8 @@
 // a lock that Redis has for this host or the lock goes to another host, when this host asks Redis
 // for the lock, and whether a lock that no local client wants lingers or is dropped.
 //
-// Shared.Decide is the one function that decides. It is pure: a View of the lock becomes a Verdict.
+// Shared.Decide is the one function that decides about a lock, also how Redis is asked and what a
+// release leads to. It is pure: a View of the lock becomes a Verdict.
 // What a contest remembers changes in methods that are called onX, when X has happened, or that
 // say what the table does about a verdict.
 //

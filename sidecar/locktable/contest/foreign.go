@@ -60,7 +60,7 @@ const lookEvery = int64(500 * time.Microsecond)
 // lookForPoller has Redis asked while the lock is left free, at a random moment: a foreign client that
 // polls may have the lock then. Without that, only one that has it for longer is found. Redis is asked
 // again until the answer may come after the pause, and not if a foreign client was found lately, or if
-// clients are subscribed: these are known. Such a Take takes nothing: see Take.OnlyAsk.
+// clients are subscribed: these are known. Such a Take takes nothing: it has RequireExisting.
 func (c *Contest) lookForPoller(s *Shared, now int64) {
 	m := c.memory
 	isKnown := m.pollerAt != 0 && moment.ShortMillis(now)-m.pollerAt < moment.ShortMillis(int64(s.cfg.ForeignMemory)/2)

@@ -25,7 +25,7 @@ func (s *Shared) lingerTime(held int64) int64 {
 }
 
 // OnReleased notes that the owner of a lock released it, who had it for so long. It returns until
-// when the lock lingers if AfterRelease says so.
+// when the lock lingers if that is decided.
 func (s *Shared) OnReleased(name string, m *Memory, now, held int64) (until int64) {
 	until = now + s.lingerTime(held)
 	m.hotUntil = max(1, moment.ShortMoment(until))
@@ -33,18 +33,18 @@ func (s *Shared) OnReleased(name string, m *Memory, now, held int64) (until int6
 	return until
 }
 
-// AfterRelease decides about a hot lock that its owner released: Linger, or Drop; or Yield if it has
-// had no free moment for long: then it is dropped, and stays free for a moment.
-func (s *Shared) AfterRelease(m *Memory, c *Contest, v *View) Do {
+// decideForNobody decides about a lock that no local client wants. If its owner has just released it,
+// and it has had no free moment for long, this host yields: the lock stays free for a moment.
+func (s *Shared) decideForNobody(w *Verdict, a *moment.Alarm, m *Memory, c *Contest, v *View) {
+	isTired := s.isTired(m, v)
 	switch {
-	case v.Waiting > 0 || isWanted(m, c, v) || !v.MayLinger:
-		return Drop
-	case v.Grants >= 2 && s.isTired(m, v):
-		return Yield
-	case v.IsBusy, !v.IsSpare:
-		return Drop
+	case v.LingerUntil == 0 || !v.MayLinger || isWanted(m, c, v):
+	case v.IsReleased && v.Grants >= 2 && isTired:
+		w.Do, w.EndsTurn = Yield, true
+	case v.IsSpare && !v.IsBusy && !a.Due(min(v.LingerUntil, v.LingerLatest)):
+		w.Do = Linger
 	}
-	return Linger
+	w.LeavesFree = isTired
 }
 
 // isWanted reports whether another host, or a foreign client, is known to want the lock, or whether
@@ -54,13 +54,6 @@ func isWanted(m *Memory, c *Contest, v *View) bool {
 		return c.areOthersKnown(v.Now) || v.HasConfirms
 	}
 	return m.hostsWait || m.subscribers != 0
-}
-
-// lingers reports whether the lock stays this host's in Redis although no local client wants
-// it.
-func (s *Shared) lingers(a *moment.Alarm, m *Memory, c *Contest, v *View) bool {
-	return v.LingerUntil != 0 && v.MayLinger && v.IsSpare && !v.IsBusy && !isWanted(m, c, v) &&
-		!a.Due(min(v.LingerUntil, v.LingerLatest))
 }
 
 // OnFirstAcquire notes an acquire of a lock that no local client has or waits for: only a lock that is

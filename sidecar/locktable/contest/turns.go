@@ -77,22 +77,12 @@ func (c *Contest) RefusesTries(now int64, isDropping bool) bool {
 // IsYielding reports whether this host gives the lock back before a local client gets it again.
 func (c *Contest) IsYielding() bool { return c.phase == yielding }
 
-// Yield has this host give the lock back before a local client gets it again.
-func (c *Contest) Yield() { c.phase = yielding }
-
-// OnDropSent notes that a Drop is sent. It gives the ticket up.
-func (c *Contest) OnDropSent() {
+// OnDropSent notes that a Drop is sent, as a verdict says. It gives the ticket up.
+func (c *Contest) OnDropSent(v *Verdict) {
 	c.place.onDropSent()
 	c.order.served = served{}
-}
-
-// OnDropSentBeforeWaiters notes that a Drop is sent while a client here waits that found the lock in
-// use. This host yields if the Drop is to leave the lock free for a moment: this host has it, and
-// foreign clients want it; or it has had no free moment for long, also if Redis may have lost it
-// since. A Drop that gives up no more than a ticket leaves nothing to others.
-func (c *Contest) OnDropSentBeforeWaiters(s *Shared, v *View) {
-	if v.Claim == Ours && c.areForeignKnown(v.Now) || s.isTired(c.memory, v) {
-		c.phase = yielding // hosts and foreign clients that wake up find the lock free
+	if v.Yields {
+		c.phase = yielding
 	}
 }
 

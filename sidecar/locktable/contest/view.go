@@ -1,5 +1,7 @@
 package contest
 
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
+
 // View is all that a decision about a lock depends on, apart from what the contest and the memory
 // of the lock know.
 type View struct {
@@ -23,11 +25,13 @@ type View struct {
 	IsReleasing  bool  // a Drop is the one operation in flight
 	DropPassedMS int64 // its PassedMS
 	CameAt       int64 // when the lock came to this host: its turn began
-	Grants       int   // in this turn
+	Grants       int   // in this turn; 2: two or more
 	BusySince    int64 // since when the key has had no free moment, whichever host had it; 0: it is not known
 	LingerUntil  int64 // it is kept until then although no local client wants it; 0: it is not
 	LingerLatest int64 // and no longer than this, because of its lease
 	IsSpare      bool  // it is confirmed, with a token for the next client
+	IsReleased   bool  // its owner has just released it, and it may linger from now on
+	IsCovered    bool  // it suffices for a grant to the first waiter: with a token, and for long enough
 }
 
 // Waiter is the first waiter of a lock.
@@ -56,20 +60,20 @@ func (v *View) isInOrder() bool { return v.WantsOrder && v.IsListening }
 type Do uint8
 
 const (
-	// Drop: no local client wants the lock. It is given back.
+	// Drop: the lock is given back. No local client wants it; or it does not suffice for the first
+	// waiter, and Redis cannot be asked for what is missing while a ticket stands that is given up.
 	Drop Do = iota
 
 	// Linger: no local client wants the lock. It stays this host's in Redis for now.
 	Linger
 
-	// Grant: the first waiter gets the lock. If the claim does not cover it, a Take asks for what
-	// is missing.
+	// Grant: the first waiter gets the lock.
 	Grant
 
-	// Yield: the lock is given back, or is being given back, before the first waiter gets it.
+	// Yield: the lock is given back, or is being given back, before a local client gets it again.
 	Yield
 
-	// Ask: Redis is asked for the lock: see Contest.Take.
+	// Ask: Redis is asked for the lock, or for what the claim lacks for the first waiter.
 	Ask
 )
 
@@ -78,19 +82,10 @@ type Verdict struct {
 	Do         Do
 	LeavesFree bool // of a lock that is given back: Redis leaves the lock free for a moment, although hosts wait
 	EndsTurn   bool // of Yield: this host has had the lock for long enough
-	GivesBack  bool // of Grant: a lock whose claim does not cover the waiter is given back, with a ticket that is given up
-	Pipelined  bool // of Ask: after the Drop in flight
-}
+	Yields     bool // of a lock that is given back: this host yields when the Drop is sent
 
-// Take is how Redis is asked for a lock. See redisop.Op.
-type Take struct {
-	NotBefore int64
-	ArriveAt  int64  // if Arrives: Redis is asked from then on when the waiters arrived
-	Ticket    uint64 // that may stand in the queue; 0: none
-	Arrived   uint64
-	Arrives   bool // there are waiters whose arrival is not known
-	Enqueue   bool // a ticket is to stand in the queue if another host has the lock
-	InOrder   bool // a free lock goes to the first of the queue, if there is one
-	OnlyAsk   bool // a free lock is left to the hosts before this one in the queue
-	Pipelined bool // after the Drop in flight
+	// Of Ask. The table adds how many tokens are drawn, and whether subscribers are counted.
+	redisop.Asked
+	NotBefore int64 // no Take before, unless the key is this host's
+	ArriveAt  int64 // from when Redis is asked when the waiters arrived; never: that is known
 }

@@ -40,7 +40,7 @@ func notSynced(results []redisop.Result, unawaited []int, why string) {
 func (d *durability) withhold(ops []redisop.Op, from int, isOwed bool) {
 	d.withholds = d.withholds || isOwed
 	for i := range ops {
-		if ops[i].CanWait {
+		if ops[i].Has(redisop.CanWait) {
 			d.unawaited = append(d.unawaited, from+i)
 		}
 	}

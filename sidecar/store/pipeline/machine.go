@@ -23,10 +23,10 @@ func (m *Machine) Do(now int64, ops []redisop.Op) {
 		switch k := ops[i].Kind; {
 		case k == redisop.Renew || k == redisop.Check:
 			m.renewals.push(ops[i])
-		case ops[i].CanWait:
+		case ops[i].Has(redisop.CanWait):
 			m.deletes.push(ops[i])
 		default:
-			if ops[i].AfterPendingDrop {
+			if ops[i].Has(redisop.AfterPendingDrop) {
 				// Something waits for the lock now. A Take never overtakes its Drop, so the Drop goes with it.
 				if drop, ok := m.deletes.removeDrop(ops[i].Name); ok {
 					m.others.push(drop)

@@ -15,7 +15,7 @@ import (
 const ourUUID = "11111111-2222-8333-8444-555555555555"
 
 func takeOp(name string, num uint64) redisop.Op {
-	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Asked: redisop.Asked{Reserve: 1}}
 }
 
 // driven is a Machine with a connection, which a test drives by values.

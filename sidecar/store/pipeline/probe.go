@@ -54,7 +54,7 @@ func (m *Machine) checkProbe(now int64) (next int64) {
 	m.register(now, call{kind: probing})
 	lease := uint32(probeLease.Milliseconds())
 	ops := []redisop.Op{
-		{Kind: redisop.Take, Name: m.probeLock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
+		{Kind: redisop.Take, Name: m.probeLock, HoldID: 1, Count: 1, LeaseMS: lease, Asked: redisop.Asked{Reserve: 1}},
 		{Kind: redisop.Drop, Name: m.probeLock, HoldID: 1},
 	}
 	begin := len(m.out)

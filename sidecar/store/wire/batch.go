@@ -35,7 +35,7 @@ func SortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 	}
 	var ofTake map[string]uint32 // leases of the Takes that are pipelined after a Drop
 	for i := range ops {
-		if op := &ops[i]; op.AfterPendingDrop {
+		if op := &ops[i]; op.Has(redisop.AfterPendingDrop) {
 			if ofTake == nil {
 				ofTake = make(map[string]uint32)
 			}
@@ -103,5 +103,5 @@ func BatchPrefix(ops []redisop.Op, slot func(name string) uint16) (*Script, int)
 
 // IsPair reports whether the second operation is a Take that is pipelined after the first, a Drop.
 func IsPair(drop, take *redisop.Op) bool {
-	return drop.Kind == redisop.Drop && take.AfterPendingDrop && take.Name == drop.Name
+	return drop.Kind == redisop.Drop && take.Has(redisop.AfterPendingDrop) && take.Name == drop.Name
 }

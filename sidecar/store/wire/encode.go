@@ -61,9 +61,9 @@ func ArgSectionOf(op *redisop.Op) argSection {
 		return Taken
 	case op.Kind == redisop.Drop:
 		return dropped
-	case op.RequireExisting, op.Ticket != 0:
+	case op.Has(redisop.RequireExisting), op.Ticket != 0:
 		return setLate
-	case op.Count != 1 || op.Reserve != 1 || op.CountListeners:
+	case op.Count != 1 || op.Reserve != 1 || op.Has(redisop.CountListeners):
 		return set
 	}
 	return Taken
@@ -71,16 +71,16 @@ func ArgSectionOf(op *redisop.Op) argSection {
 
 // retakes reports whether the first two of ops are a lock that is dropped and taken again.
 func retakes(ops []redisop.Op) bool {
-	if len(ops) < 2 || ops[0].Kind != redisop.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
+	if len(ops) < 2 || ops[0].Kind != redisop.Drop || !ops[1].Has(redisop.AfterPendingDrop) || ops[0].Name != ops[1].Name {
 		return false
 	}
 	take := &ops[1]
-	return !take.RequireExisting && take.Count == 1 && take.Reserve != 0
+	return !take.Has(redisop.RequireExisting) && take.Count == 1 && take.Reserve != 0
 }
 
 // orderArgs puts ops, which one run executes, into the order of its script.
 func (e *Encoder) orderArgs(ops []redisop.Op) {
-	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.AfterPendingDrop }) {
+	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.Has(redisop.AfterPendingDrop) }) {
 		// Each of those follows its drop, if that is among ops, and makes one turn with it,
 		// unless it is set: then it goes first, and the drop finds a later hold.
 		slices.SortStableFunc(ops, func(a, b redisop.Op) int {
@@ -226,18 +226,18 @@ func (e *Encoder) Counts(taken, set, dropped, flags byte) []byte {
 // IsCovered reports whether an operation is done only when replicas have it. Nothing waits for a Drop
 // with CanWait: if it is lost, the key ends with its lease.
 func IsCovered(op *redisop.Op) bool {
-	return op.Kind == redisop.Take || op.Kind == redisop.Renew || op.Kind == redisop.Drop && !op.CanWait
+	return op.Kind == redisop.Take || op.Kind == redisop.Renew || op.Kind == redisop.Drop && !op.Has(redisop.CanWait)
 }
 
 // waitOf is how an operation waits in the queue of its lock: one of the numbers that the script has
 // as wait.….
 func waitOf(op *redisop.Op) wait {
 	switch {
-	case !op.Enqueue:
+	case !op.Has(redisop.Enqueue):
 		return waitNone
 	case op.Arrived != 0:
 		return waitArrived
-	case op.InOrder:
+	case op.Has(redisop.InOrder):
 		return waitInOrder
 	}
 	return waitQueued
@@ -246,11 +246,11 @@ func waitOf(op *redisop.Op) wait {
 // flagsOf is what a Take that is not the usual one has as flags: see take.lua.
 func flagsOf(op *redisop.Op) string {
 	switch {
-	case op.CountListeners && op.RequireExisting:
+	case op.Has(redisop.CountListeners) && op.Has(redisop.RequireExisting):
 		return "cm"
-	case op.CountListeners:
+	case op.Has(redisop.CountListeners):
 		return "c"
-	case op.RequireExisting:
+	case op.Has(redisop.RequireExisting):
 		return "m"
 	}
 	return ""

@@ -5,7 +5,7 @@ import "github.com/locksidecar/locksidecar/sidecar/redisop"
 const ourUUID = "11111111-2222-8333-8444-555555555555"
 
 func takeOp(name string, num uint64) redisop.Op {
-	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Asked: redisop.Asked{Reserve: 1}}
 }
 
 func renewOp(name string, num uint64) redisop.Op {

@@ -149,29 +149,29 @@ func FuzzReplies(f *testing.F) {
 func TestCommandsAreEncoded(t *testing.T) {
 	e := Encoder{Prefix: ourUUID + ":", Floor: 1700000000000001, Origin: "0123abcd"}
 	prefixed := Encoder{Prefix: ourUUID + ":", Keys: NewKeyspace("app1:"), Origin: NoOrigin}
-	moved := redisop.Op{Kind: redisop.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Reserve: 64, RequireExisting: true}
+	moved := redisop.Op{Kind: redisop.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Asked: redisop.Asked{Reserve: 64, Flags: redisop.RequireExisting}}
 	again := takeOp("a{b}c", 1<<53-1)
-	again.AfterPendingDrop = true
+	again.Flags |= redisop.AfterPendingDrop
 	lone := takeOp("lone", 5)
-	lone.AfterPendingDrop = true // a drop that was said before
+	lone.Flags |= redisop.AfterPendingDrop // a drop that was said before
 	mixed := []redisop.Op{moved, lone, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again, dropOp("c", 6)}
 	wait := func(op redisop.Op, ticket uint64) redisop.Op {
-		op.Enqueue, op.Ticket = true, ticket
+		op.Flags, op.Ticket = op.Flags|redisop.Enqueue, ticket
 		return op
 	}
 	drop := func(name string, num, ticket uint64, passedMS uint32) redisop.Op {
-		return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num, LeaseMS: 40_000, Ticket: ticket, PassedMS: passedMS}
+		return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num, LeaseMS: 40_000, Asked: redisop.Asked{Ticket: ticket}, PassedMS: passedMS}
 	}
 	reserves := wait(takeOp("d", 8), 0)
-	reserves.Reserve, reserves.CountListeners, reserves.AfterPendingDrop = 64, true, true
+	reserves.Reserve, reserves.Flags = 64, reserves.Flags|redisop.CountListeners|redisop.AfterPendingDrop
 	inOrder := wait(takeOp("e", 9), 0)
-	inOrder.InOrder = true
+	inOrder.Flags |= redisop.InOrder
 	asks := wait(takeOp("f", 11), 3)
-	asks.AfterPendingDrop = true
+	asks.Flags |= redisop.AfterPendingDrop
 	arrived := wait(takeOp("b", 21), 0)
-	arrived.InOrder, arrived.Arrived = true, 1700000000000123
+	arrived.Flags, arrived.Arrived = arrived.Flags|redisop.InOrder, 1700000000000123
 	arrivedAgain := arrived
-	arrivedAgain.AfterPendingDrop = true
+	arrivedAgain.Flags |= redisop.AfterPendingDrop
 	queued := []redisop.Op{
 		drop("d", 7, 0, 60), reserves, drop("f", 10, 2, 20), asks, wait(takeOp("g", 12), 13), inOrder, wait(takeOp("h", 14), 0), takeOp("i", 15),
 		drop("j", 16, 0, 70), drop("k", 17, 18, 80),
@@ -265,7 +265,7 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 // A Drop runs before the Take that is pipelined after it, whatever leases they have.
 func TestDropComesBeforeItsTake(t *testing.T) {
 	take := takeOp("lock", 2)
-	take.AfterPendingDrop, take.LeaseMS = true, 5000
+	take.Flags, take.LeaseMS = take.Flags|redisop.AfterPendingDrop, 5000
 	short := takeOp("short", 1)
 	short.LeaseMS = 10_000
 	ops := []redisop.Op{short, passOp("lock", 1, 0), take}
@@ -322,7 +322,7 @@ func TestPairsAreInOneScript(t *testing.T) {
 		short := takeOp(fmt.Sprint("short", i), 1)
 		short.LeaseMS = 100 + uint32(i%3)
 		again := takeOp(fmt.Sprint("again", i), 2)
-		again.AfterPendingDrop, again.LeaseMS = true, 30_000-uint32(i%2)
+		again.Flags, again.LeaseMS = again.Flags|redisop.AfterPendingDrop, 30_000-uint32(i%2)
 		ops = append(ops, short, dropOp(again.Name, 1), again, dropOp(fmt.Sprint("dropped", i), 1))
 	}
 	SortForBatching(0, ops, nil)
@@ -330,7 +330,7 @@ func TestPairsAreInOneScript(t *testing.T) {
 		_, n := BatchPrefix(ops[begin:], nil)
 		run := ops[begin : begin+n]
 		for i := range run {
-			if run[i].AfterPendingDrop && !slices.ContainsFunc(run, func(op redisop.Op) bool { return op.Kind == redisop.Drop && op.Name == run[i].Name }) {
+			if run[i].Has(redisop.AfterPendingDrop) && !slices.ContainsFunc(run, func(op redisop.Op) bool { return op.Kind == redisop.Drop && op.Name == run[i].Name }) {
 				t.Fatalf("the Take of %s is in another script than its Drop", run[i].Name)
 			}
 		}

@@ -77,7 +77,7 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 
 func (l *storeLocks) do(caller int, o op) error {
 	ops := l.ops[caller]
-	ops[0] = redisop.Op{Kind: redisop.Take, Name: o.name, HoldID: o.num, Count: 1, LeaseMS: leaseMS, Reserve: 1}
+	ops[0] = redisop.Op{Kind: redisop.Take, Name: o.name, HoldID: o.num, Count: 1, LeaseMS: leaseMS, Asked: redisop.Asked{Reserve: 1}}
 	if o.drop {
 		ops[0] = redisop.Op{Kind: redisop.Drop, Name: o.name, HoldID: o.num}
 	}

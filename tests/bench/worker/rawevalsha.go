@@ -88,7 +88,7 @@ func (e *rawEvalsha) take(name string, l *lane) redisop.Op {
 		l.rec = l.tape.next()
 	}
 	l.rec[asked].Store(e.now())
-	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: l.num, Count: 1, LeaseMS: uint32(e.LeaseMS), Reserve: 1}
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: l.num, Count: 1, LeaseMS: uint32(e.LeaseMS), Asked: redisop.Asked{Reserve: 1}}
 }
 
 // results goes on with each name that was answered.

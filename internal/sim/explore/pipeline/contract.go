@@ -64,7 +64,7 @@ func (c *contract) isFree(batch []redisop.Op) bool {
 	for i := range batch {
 		for j := range c.ops {
 			f := &c.ops[j]
-			if f.isAsked && f.results == 0 && f.op.Name == batch[i].Name && !(batch[i].AfterPendingDrop && f.op.Kind == redisop.Drop) {
+			if f.isAsked && f.results == 0 && f.op.Name == batch[i].Name && !(batch[i].Has(redisop.AfterPendingDrop) && f.op.Kind == redisop.Drop) {
 				return false
 			}
 		}
@@ -162,7 +162,7 @@ func (c *contract) onResult(r *redisop.Result) {
 		if f.times != 1 {
 			c.fail("S3: operation %d is done, and was executed %d times", id, f.times)
 		}
-		if c.b.Replicas > 0 && !f.op.CanWait && f.executedAt > c.acked {
+		if c.b.Replicas > 0 && !f.op.Has(redisop.CanWait) && f.executedAt > c.acked {
 			c.fail("S12: operation %d is done, and no replica has confirmed it", id)
 		}
 		c.tell(fmt.Sprint("operation ", id), f.executedAt)

@@ -45,8 +45,8 @@ func op(k redisop.OpKind, name string, id uint64) redisop.Op {
 	return o
 }
 
-func after(o redisop.Op) redisop.Op { o.AfterPendingDrop = true; return o }
-func waits(o redisop.Op) redisop.Op { o.CanWait = true; return o }
+func after(o redisop.Op) redisop.Op { o.Flags |= redisop.AfterPendingDrop; return o }
+func waits(o redisop.Op) redisop.Op { o.Flags |= redisop.CanWait; return o }
 
 // channelName is the lock whose channel is wanted, or not.
 const channelName = "w"
