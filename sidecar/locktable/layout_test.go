@@ -1,19 +1,9 @@
 package locktable
 
 import (
-	"fmt"
-	"go/ast"
-	"go/importer"
-	"go/parser"
-	"go/token"
-	"go/types"
-	"io"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/layout"
 )
 
 // floors are the files of the lock table and of its rooms, from the top to the ground. A file refers
@@ -43,98 +33,9 @@ var floors = []struct {
 	}},
 }
 
-// upwards are the references to a file above, with the reason of each.
-var upwards = map[string]string{}
-
 // Shows docs/architecture.md: The lock table.
 func TestFilesReferToFilesBelow(t *testing.T) {
-	used := map[string]bool{}
 	for _, house := range floors {
-		arrows, files := arrowsOf(t, house.dir)
-		for _, f := range files {
-			if !slices.Contains(house.files, f) {
-				t.Errorf("%s is on no floor", filepath.Join(house.dir, f))
-			}
-		}
-		for _, a := range arrows {
-			if slices.Index(house.files, a.from) <= slices.Index(house.files, a.to) {
-				continue
-			}
-			key := fmt.Sprintf("%s/%s → %s: %s", house.dir, a.from, a.to, a.name)
-			if upwards[key] == "" {
-				t.Errorf("%s refers to a file above it; move the declaration down, or the caller up", key)
-			}
-			used[key] = true
-		}
+		layout.Check(t, house.dir, house.files)
 	}
-	for key := range upwards {
-		if !used[key] {
-			t.Errorf("%s: there is no such reference any more", key)
-		}
-	}
-}
-
-// compiled returns a function that opens what the compiler exports of a package, for those that the package in dir
-// imports. The files are in the build cache.
-func compiled(t *testing.T, dir string) importer.Lookup {
-	t.Helper()
-	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./"+dir)
-	var stderr strings.Builder
-	list.Stderr = &stderr
-	out, err := list.Output()
-	if err != nil {
-		t.Fatalf("%v: %s", err, &stderr)
-	}
-	exports := map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
-		exports[path] = file
-	}
-	return func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) }
-}
-
-// arrow is a reference of a file to a declaration in another file of its package.
-type arrow struct{ from, to, name string }
-
-func arrowsOf(t *testing.T, dir string) (arrows []arrow, files []string) {
-	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	fset := token.NewFileSet()
-	var parsed []*ast.File
-	for _, p := range paths {
-		if strings.HasSuffix(p, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(fset, p, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		parsed, files = append(parsed, f), append(files, filepath.Base(p))
-	}
-	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
-	config := types.Config{Importer: importer.ForCompiler(fset, "gc", compiled(t, dir))}
-	pkg, err := config.Check(dir, fset, parsed, info)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fileOf := func(pos token.Pos) string { return filepath.Base(fset.Position(pos).Filename) }
-	seen := map[arrow]bool{}
-	for id, o := range info.Uses {
-		if f, ok := o.(*types.Func); ok {
-			o = f.Origin()
-		}
-		_, isFunc := o.(*types.Func)
-		if o.Pkg() != pkg || !isFunc && o.Parent() != pkg.Scope() { // a field, or something local
-			continue
-		}
-		a := arrow{fileOf(id.Pos()), fileOf(o.Pos()), o.Name()}
-		if a.from != a.to && !seen[a] {
-			seen[a] = true
-			arrows = append(arrows, a)
-		}
-	}
-	return arrows, files
 }
