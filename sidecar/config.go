@@ -176,6 +176,9 @@ const (
 	DefaultMaxWaiters  = 1 << 14
 	DefaultMaxNewNames = 1000
 
+	DefaultResumeWithin = time.Hour
+	maxResumeWithin     = 30 * 24 * time.Hour
+
 	minLease = 300 * time.Millisecond
 	maxLease = time.Hour
 

@@ -3,19 +3,14 @@ package sidecar
 import (
 	"encoding/binary"
 	"net"
-	"sync"
+	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/intake"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/policy"
-	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
 const (
@@ -45,48 +40,6 @@ const (
 	drainWithin = 750 * time.Millisecond
 )
 
-// conn is one connection. Its reader goroutine decodes requests, gives them to the loop,
-// and mostly does the loop's step, too. The step writes the answers as long as the socket
-// takes them.
-type conn struct {
-	nc  *net.UnixConn
-	raw syscall.RawConn
-
-	sender *intake.Process[request] // its process in the inbox; set before the reader starts
-	unread *atomic.Int64            // of all connections: bytes of answers that no socket has taken
-
-	// Set before the reader hands over anything, then owned by the loop.
-	peer    locktable.Peer
-	process state.Process
-	gid     int64
-	pidfd   int // −1: not watched, or the client's by now
-
-	policyPeer *policy.Peer    // the peer, as the policy needs it; nil: there is no policy
-	denial     *protocol.Err   // why that is not known; nil: it is
-	rules      *policy.Rules   // what the policy says about it; nil: nothing
-	refusal    *policy.Refusal // why that is not known; nil: it is
-
-	// Owned by the reader.
-	pace     *intake.Pace // nil: the policy does not limit its requests
-	isSlowed bool         // its last requests came faster than that
-
-	// Owned by the loop.
-	session *session // nil: there is none
-	dirty   bool     // in loop.dirty
-	isOver  bool     // of one that is drained: the client had ended it before
-
-	isDraining atomic.Bool // the sidecar stops: see drain
-
-	mu          sync.Mutex    // guards what follows; no other lock is taken under it
-	changed     sync.Cond     // on mu: queued or out became less, out takes no more, or isAbandoned
-	asking      int           // questions to other hosts that have no answer
-	queued      int           // requests that the loop has not taken
-	isAbandoned bool          // see abandon
-	out         *rawio.Writer // of frames; finished with the last frame
-	counted     int           // what unread has of this connection
-	lease       int64         // position in out of the newest `lease` event; it is queued unless Begun is greater
-}
-
 func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
@@ -98,6 +51,27 @@ func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 	c.out.OnWrite = c.onWrite
 	c.out.OnClose = c.onWriterClose
 	return c, nil
+}
+
+// hangUpCheck is how soon a connection that is read slowly notices that the client has closed it.
+const hangUpCheck = 200 * time.Millisecond
+
+// keepPace waits before a batch of requests is handed over, if they come faster than the policy
+// allows: see intake.Pace. A client that has gone is not waited for, because that would keep its locks. Of
+// its requests those are handed over that give something back: nothing reads the other answers.
+func (c *conn) keepPace(batch *[]request) {
+	if c.pace == nil {
+		return
+	}
+	now := protocol.Now()
+	end := now + int64(c.pace.Pause(now, len(*batch)))
+	c.isSlowed = end > now
+	for ; now < end && !c.isUnread(); now = protocol.Now() {
+		c.sleep(min(time.Duration(end-now), hangUpCheck))
+	}
+	if c.isSlowed && c.isUnread() {
+		*batch = slices.DeleteFunc(*batch, func(r request) bool { return !r.isNeededAfterwards() })
+	}
 }
 
 // sleep waits for so long, or until abandon is called.

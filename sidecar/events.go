@@ -1,14 +1,13 @@
 package sidecar
 
 import (
-	"fmt"
-	"slices"
+	"log/slog"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/eventlog"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/peers"
+	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -19,21 +18,7 @@ const (
 
 	// What happens in so long is gathered before the requests that wait for events are answered.
 	eventDelay = 50 * time.Millisecond
-
-	// So many requests of all clients may wait for events.
-	maxFollowers = 16
 )
-
-// follower is an `events` request that waits for an event.
-type follower struct {
-	session *session
-	conn    *conn
-	id      uint64
-	after   uint64
-}
-
-// isOver reports whether no client waits for the answer any more.
-func (f *follower) isOver() bool { return f.conn.session != f.session || f.session.phase.IsOver() }
 
 // record adds an event to the log. The requests that wait for it are answered a little later:
 // see answerFollowers.
@@ -102,12 +87,6 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 	l.recordAbout(row, about)
 }
 
-// redisTrouble is why Redis, or a master of a Cluster, cannot be used as it should.
-type redisTrouble struct {
-	kind string // of the event
-	why  string
-}
-
 // recordTrouble records that a shard is in trouble. It is an event again if the trouble is another one.
 func (l *loop) recordTrouble(now int64, n redisop.Shard, t redisTrouble) {
 	if l.shards.slotsOf(n) == 0 {
@@ -158,12 +137,6 @@ func (l *loop) recordDataLoss(now int64) {
 // push all others out of the log.
 const maxCrashed = 100
 
-// crash counts the holds of the session that ended last with holds.
-type crash struct {
-	session locktable.SessionID
-	holds   int
-}
-
 // admit counts one more hold, and reports whether it is an event.
 func (c *crash) admit(of locktable.SessionID) bool {
 	if c.session != of {
@@ -173,99 +146,43 @@ func (c *crash) admit(of locktable.SessionID) bool {
 	return c.holds <= maxCrashed
 }
 
-// onEvents answers an `events` request, or has it wait.
-func (l *loop) onEvents(cl *session, m *protocol.Events) {
-	c := cl.conn
-	if i := l.followerOf(cl); i >= 0 {
-		f := l.followers[i]
-		l.followers = slices.Delete(l.followers, i, i+1)
-		l.queueEvents(&f, false)
+// logLost logs a loss.
+func (l *loop) logLost(e *locktable.Effect, c *session) {
+	var peer locktable.Peer // of a kept lock whose session is over, it is not known any more
+	switch {
+	case c != nil:
+		peer = c.peer
+	case e.Peer != nil:
+		peer = *e.Peer
 	}
-	f := follower{cl, c, m.ID, m.After}
-	if !m.Wait || l.eventLog.HasAfter(m.After) {
-		if l.queueEvents(&f, m.Wait) {
-			return
+	what := "lock"
+	if e.Kind == locktable.KeepLost {
+		what = "kept lock"
+	}
+	kind := loglimit.Warn(peer.UID, what+" lost", string(e.Reason))
+	switch e.Reason {
+	case protocol.MaxHold, protocol.ByForce:
+		kind.Level, kind.Line = slog.LevelInfo, what+" ended"
+	case protocol.CutShort:
+		kind.Line = "work ended before its lock was lost"
+	}
+	args := []any{"hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
+	if e.Msg != "" {
+		args = append(args, "found", e.Msg)
+		if host := l.hosts.NameOf(e.Msg); host != "" {
+			args = append(args, "host", host)
 		}
 	}
-	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
-	if why := l.checkFollowers(cl.peer.UID); why != "" {
-		l.refuse(c, m.ID, protocol.Limit, why)
-		return
+	if why := l.whyGone(e); why != "" {
+		args = append(args, "redis", why)
 	}
-	l.followers = append(l.followers, f)
+	l.lines.About(l.stepAt, kind, e.Name, args...)
 }
 
-// checkFollowers returns why a user may not have one more request that waits for events; "": it
-// may.
-func (l *loop) checkFollowers(uid int64) string {
-	unreserved, share := peers.Shares(uid, maxFollowers)
-	own := 0
-	for i := range l.followers {
-		if l.followers[i].session.peer.UID == uid {
-			own++
-		}
-	}
-	if len(l.followers) < unreserved && own < share {
+// whyGone returns what Redis is known to do to keys of locks, of a loss because the key was gone; "": nothing.
+func (l *loop) whyGone(e *locktable.Effect) string {
+	if e.Reason != protocol.Deleted && e.Reason != protocol.Stolen {
 		return ""
 	}
-	return fmt.Sprintf("%d requests wait for events, %d of them of user %d; all users may have %d, and one user %d; end a program that follows the events", len(l.followers), own, uid, unreserved, share)
-}
-
-// followerOf is the index of the session's request that waits for an event; −1: there is none.
-func (l *loop) followerOf(cl *session) int {
-	return slices.IndexFunc(l.followers, func(f follower) bool { return f.session == cl && !f.isOver() })
-}
-
-// isFollowing reports whether the session's request with this id waits for an event.
-func (l *loop) isFollowing(cl *session, id uint64) bool {
-	i := l.followerOf(cl)
-	return i >= 0 && l.followers[i].id == id
-}
-
-// answerFollowers answers one request that waits for events, if it is time. Another step answers
-// the next one: an answer can be long.
-func (l *loop) answerFollowers(now int64) {
-	if l.followersDue == 0 || now < l.followersDue {
-		return
-	}
-	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
-	for i := range l.followers {
-		if l.eventLog.HasAfter(l.followers[i].after) {
-			if l.queueEvents(&l.followers[i], true) {
-				l.followers = slices.Delete(l.followers, i, i+1)
-			}
-			l.followersDue = now
-			return
-		}
-	}
-	l.followersDue = 0
-}
-
-// nameHosts adds the names of hosts that were not known when the events happened, and may be now.
-func (l *loop) nameHosts(rows []protocol.EventRow) {
-	for i := range rows {
-		if e := &rows[i]; e.RemoteField != "" && e.RemoteHost == "" {
-			e.RemoteHost = l.hosts.NameOf(e.RemoteField)
-		}
-	}
-}
-
-// queueEvents answers a request for events. If the request waits for events that the client may see, and
-// there are none, it is not answered, and goes on after those that are hidden.
-func (l *loop) queueEvents(f *follower, waits bool) (isAnswered bool) {
-	m := &l.eventPage
-	m.ID, m.Hidden = f.id, ""
-	if p := f.session.policy; p != nil {
-		m.Hidden = p.Hidden()
-	}
-	// The rows of the page have room for names of hosts: a page is a quarter of a frame.
-	m.Events, m.Next, m.Missed = l.eventLog.Page(f.after, pageSize, f.session.policy, m.Events[:0])
-	if waits && len(m.Events) == 0 && m.Missed == 0 {
-		f.after = m.Next
-		return false
-	}
-	l.nameHosts(m.Events)
-	l.queueReply(f.conn, m)
-	clear(m.Events)
-	return true
+	return l.store.OnKeysGone(e.Name)
 }

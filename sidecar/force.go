@@ -21,6 +21,43 @@ type forceTarget struct {
 	isOrphaned bool
 }
 
+// forceRelease ends the hold of a lock, if the client may do that.
+func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
+	row, ok := l.table.Info(now, r.Name)
+	isHeld := ok && row.State == protocol.StateHeld
+	if cl.policy != nil {
+		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, row.UID); why != nil {
+			l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
+			l.refuseByPolicy(cl, r.ID, why)
+			return
+		} else if decides {
+			l.table.ForceRelease(now, cl.id, *r)
+			return
+		}
+		// The answer would say whether the lock is held.
+		if !(isHeld && l.mayForceRelease(cl.peer.UID, row.UID)) && !peers.IsPrivileged(cl.peer.UID) {
+			if why := cl.policy.Info(r.Name); why != nil {
+				l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
+				l.refuseByPolicy(cl, r.ID, why)
+				return
+			}
+		}
+	}
+	if isHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
+		const why = "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root"
+		l.auditForce(now, cl, forceTarget{name: r.Name}, 0, &protocol.Err{Code: protocol.Denied, Msg: why})
+		l.refuse(cl.conn, r.ID, protocol.Denied, why)
+		return
+	}
+	l.table.ForceRelease(now, cl.id, *r)
+}
+
+// mayForceRelease reports whether a user may end a hold of a process of the user holder. The
+// overflow uid proves nothing: it stands for many users.
+func (l *loop) mayForceRelease(caller, holder int64) bool {
+	return peers.IsPrivileged(caller) || caller == holder && caller != l.overflowUID
+}
+
 // auditForce notes that a client of this host asked to end a hold by force. Without a refusal, the
 // hold has ended.
 func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint64, refusal *protocol.Err) {

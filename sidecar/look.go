@@ -31,8 +31,6 @@ func (l *loop) keepState(stop <-chan struct{}) {
 	}
 }
 
-const executedWhy = "its process has executed another program"
-
 // endExecuted ends the absent sessions of processes that have executed another program since their
 // clients were connected. While a client is connected, exec closes its connection. It reads /proc, so
 // it is called on a goroutine apart from the loop.

@@ -1,100 +1,20 @@
 package sidecar
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/sidecar/endpoint"
-	"github.com/locksidecar/locksidecar/sidecar/settings"
 )
 
 // MetricsServer is the Server header of every answer over the metrics listener.
 const MetricsServer = "locksidecar"
-
-// metricsRetry is how often a sidecar tries to open the metrics listener while it cannot.
-const metricsRetry = 5 * time.Second
-
-// metricsAddress returns the network and the address of the setting Metrics.
-func metricsAddress(setting string) (network, address string, err error) {
-	if filepath.IsAbs(setting) {
-		return "unix", setting, endpoint.CheckPath(setting)
-	}
-	host, port, err := net.SplitHostPort(setting)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	if host == "" || host == "localhost" {
-		host = "127.0.0.1"
-	}
-	if err == nil {
-		_, err = netip.ParseAddr(host)
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("metrics %q: write an IP address of this host and a port, such as \"127.0.0.1:9377\", or the absolute path of a Unix socket", setting)
-	}
-	return "tcp", net.JoinHostPort(host, port), nil
-}
-
-// openMetrics opens the listener of the setting Metrics. It returns settings.Errors only: an error
-// that may pass is logged, because a restart must not end the holds if another program took the
-// port meanwhile.
-func (s *Server) openMetrics() (err error) {
-	if s.metrics, err = listenMetrics(&s.loop.cfg); err == nil {
-		return nil
-	}
-	var refused *settings.Error
-	if err = settings.AsError(err); errors.As(err, &refused) {
-		return err
-	}
-	s.loop.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
-	return nil
-}
-
-// MetricsListener returns the listener of the setting Metrics as soon as it is open; nil: there
-// is no such setting, or ctx ended before. While another program listens there, it tries again
-// every five seconds. The caller serves the listener, and closes it. It is called once.
-func (s *Server) MetricsListener(ctx context.Context) net.Listener {
-	if s.loop.cfg.Metrics == "" || s.metrics != nil {
-		return s.metrics
-	}
-	tick := time.NewTicker(metricsRetry)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		l, err := listenMetrics(&s.loop.cfg)
-		if err == nil {
-			return l
-		}
-		s.loop.log.Debug("the metrics are not served yet", "error", err)
-	}
-}
-
-// isSameSocket reports whether two paths of sockets name the same file, which need not exist.
-func isSameSocket(a, b string) bool {
-	a, b = filepath.Clean(a), filepath.Clean(b)
-	if filepath.Base(a) != filepath.Base(b) {
-		return false
-	}
-	a, b = filepath.Dir(a), filepath.Dir(b)
-	dirA, errA := os.Stat(a)
-	dirB, errB := os.Stat(b)
-	return a == b || errA == nil && errB == nil && os.SameFile(dirA, dirB)
-}
 
 // listenMetrics opens the listener of the setting Metrics.
 func listenMetrics(cfg *Config) (net.Listener, error) {

@@ -15,23 +15,6 @@ const (
 	metricsPage = protocol.MetricsRoom / 2
 )
 
-// SetMetrics has requests for metrics answered with what gather returns: each metric in the text
-// format of Prometheus, in the same order each time. gather is called on a goroutine of its own,
-// and may call Stats. SetMetrics is called before Serve.
-func (s *Server) SetMetrics(gather func() ([]string, error)) {
-	l := &s.loop
-	l.gatherMetrics = func(after uint64, answer func(protocol.MetricsOK, error)) {
-		l.senders.Go(func() {
-			var page protocol.MetricsOK
-			metrics, err := gather()
-			if err == nil {
-				page, err = pageOfMetrics(metrics, after)
-			}
-			l.submitEvent(event{kind: loopQuery, done: make(chan struct{}), query: func(int64) { answer(page, err) }})
-		})
-	}
-}
-
 // pageOfMetrics returns the page after so many metrics.
 func pageOfMetrics(metrics []string, after uint64) (protocol.MetricsOK, error) {
 	var text strings.Builder

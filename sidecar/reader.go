@@ -167,40 +167,6 @@ func (r *readers) submitBatch(c *conn, batch *[]request) bool {
 	return ok
 }
 
-// hangUpCheck is how soon a connection that is read slowly notices that the client has closed it.
-const hangUpCheck = 200 * time.Millisecond
-
-// keepPace waits before a batch of requests is handed over, if they come faster than the policy
-// allows: see pace. A client that has gone is not waited for, because that would keep its locks. Of
-// its requests those are handed over that give something back: nothing reads the other answers.
-func (c *conn) keepPace(batch *[]request) {
-	if c.pace == nil {
-		return
-	}
-	now := protocol.Now()
-	end := now + int64(c.pace.Pause(now, len(*batch)))
-	c.isSlowed = end > now
-	for ; now < end && !c.isUnread(); now = protocol.Now() {
-		c.sleep(min(time.Duration(end-now), hangUpCheck))
-	}
-	if c.isSlowed && c.isUnread() {
-		*batch = slices.DeleteFunc(*batch, func(r request) bool { return !r.isNeededAfterwards() })
-	}
-}
-
-// isNeededAfterwards reports whether a request of a client that has gone is handed over.
-func (in *request) isNeededAfterwards() bool {
-	switch in.kind {
-	case clientHello, clientRelease:
-		return true
-	}
-	switch in.other.(type) {
-	case *protocol.Confirm, *protocol.Cancel, *protocol.Claim, *protocol.Bye:
-		return true
-	}
-	return false
-}
-
 // isPaged reports whether the answer to a request is a page, which can be long.
 func isPaged(req protocol.Request) bool {
 	switch req.(type) {

@@ -1,6 +1,8 @@
 package sidecar
 
 import (
+	"context"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -84,12 +86,7 @@ func (l *loop) answerStatus(from string, m *protocol.Status) {
 	if r.survey == nil {
 		return // this sidecar is overloaded
 	}
-	done := make(chan struct{})
-	l.submitEvent(event{kind: loopQuery, done: done, query: func(now int64) {
+	_ = l.query(context.Background(), func(now int64) { // an error: the sidecar has stopped
 		l.hosts.Reply(now, from, &protocol.StatusOK{ID: r.ID, StatusRow: l.statusRow(now, r)})
-	}})
-	select {
-	case <-done:
-	case <-l.ended:
-	}
+	})
 }

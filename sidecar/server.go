@@ -211,12 +211,6 @@ func (s *Server) openState() (err error) {
 	return nil
 }
 
-// Addr is the path of the socket.
-func (s *Server) Addr() string { return s.endpoint.Listener().Addr().String() }
-
-// Config returns the settings, with their defaults.
-func (s *Server) Config() Config { return s.loop.cfg }
-
 // lookAround checks now and then that clients find the socket, and a successor the state.
 func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)) {
 	tick := time.NewTicker(endpointInterval)
@@ -233,28 +227,6 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 		case <-tick.C:
 		}
 	}
-}
-
-// Redis is "ok", or says in one sentence what is wrong.
-func (s *Server) Redis() string { return s.loop.redis.Load().status }
-
-// RedisChanged has an element when Redis may return another text than before. One goroutine
-// receives from it.
-func (s *Server) RedisChanged() <-chan struct{} { return s.loop.healthChanged }
-
-// RedisServer names what hosts that share locks have in common: the address of Redis with
-// the number of the database, the run id of the server if it is known, and the key prefix
-// if there is one.
-func (s *Server) RedisServer() string {
-	l := &s.loop
-	text := l.store.Address()
-	if id := l.redis.Load().runID; id != "" {
-		text += ", run id " + id
-	}
-	if l.cfg.KeyPrefix != "" {
-		text += fmt.Sprintf(", key prefix %q", l.cfg.KeyPrefix)
-	}
-	return text
 }
 
 // Serve restores what the predecessor left and serves until ctx ends. Then it stops in order: it
@@ -400,13 +372,6 @@ func passing(err error) bool {
 	return peers.IsResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
 }
 
-// Ping returns when the loop has handled an event.
-func (s *Server) Ping(ctx context.Context) error {
-	done := make(chan struct{})
-	s.loop.submitEvent(event{kind: loopPing, done: done})
-	return s.loop.awaitLoop(ctx, done)
-}
-
 // enter notes a connection; false: the sidecar stops.
 func (s *Server) enter(c *conn) bool {
 	s.mu.Lock()
@@ -435,4 +400,22 @@ func (s *Server) hangUp() {
 	for c := range s.conns { // those that have not said hello too
 		c.drain(&stopping)
 	}
+}
+
+// metricsRetry is how often a sidecar tries to open the metrics listener while it cannot.
+const metricsRetry = 5 * time.Second
+
+// openMetrics opens the listener of the setting Metrics. It returns settings.Errors only: an error
+// that may pass is logged, because a restart must not end the holds if another program took the
+// port meanwhile.
+func (s *Server) openMetrics() (err error) {
+	if s.metrics, err = listenMetrics(&s.loop.cfg); err == nil {
+		return nil
+	}
+	var refused *settings.Error
+	if err = settings.AsError(err); errors.As(err, &refused) {
+		return err
+	}
+	s.loop.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
+	return nil
 }

@@ -19,28 +19,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
-// session is one client's conversation with the sidecar, as the loop knows it: its connection,
-// its process and its ticket. What it holds and asks for is in the table (locktable/session.go,
-// and locktable/resume.go for its claims). A resumable session outlives its connection and this
-// process: the successor finds it in the state file.
-type session struct {
-	id        locktable.SessionID
-	peer      locktable.Peer
-	process   state.Process // as it was when the client sent its newest hello
-	phase     locktable.SessionPhase
-	conn      *conn // nil: there is none
-	pidfd     int   // −1: not watched
-	resumable bool
-	policy    *policy.Session // nil: the policy says nothing about it
-
-	// While its client is away:
-	since  int64                      // the restart
-	until  int64                      // how long it is waited for
-	missed map[uint64]protocol.Reason // holds that it lost and does not know of
-
-	forgotten int // holds that it claimed and that the table does not know
-}
-
 // unwatch gives the pidfd back, which also takes it out of the epoll set.
 func (c *session) unwatch() { peers.ClosePidfd(&c.pidfd) }
 
@@ -115,6 +93,8 @@ func (l *loop) endRefusedClaim(now int64, c *conn, ticket, why string) string {
 	l.endIfEmpty(now, cl)
 	return why + "; its locks end at their deadlines"
 }
+
+const executedWhy = "its process has executed another program"
 
 // restore continues what the predecessor left: it restores the table, watches the
 // processes whose sessions it had, and ends the sessions of those that ended.
@@ -348,7 +328,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 // onClaim takes in what a client that came back still has.
 func (l *loop) onClaim(now int64, cl *session, m *protocol.Claim) {
 	if fault := l.table.Claim(now, cl.id, m); fault != "" {
-		l.onProtocolError(now, cl.conn, badFrame(fault))
+		l.onProtocolError(now, cl.conn, cl, badFrame(fault))
 	}
 }
 
@@ -392,18 +372,9 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 	}
 }
 
-// badFrame is the last frame to a client that broke the protocol.
-func badFrame(msg string) *protocol.Err { return &protocol.Err{Code: protocol.BadFrame, Msg: msg} }
-
 // onProtocolError ends the service to a client that broke the protocol; fault is its last
 // frame. What it holds it keeps until the deadlines, or until its process ends.
-func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
-	cl := c.session
-	if cl != nil && cl.phase != locktable.SessionClaiming {
-		// The session may be over after this, and is then sent no answer. A session whose
-		// claims are due has no answers; it is sent its losses when it is claimed again.
-		l.applyEffects()
-	}
+func (l *loop) onProtocolError(now int64, c *conn, cl *session, fault *protocol.Err) {
 	l.closeAfterFlush(c, fault)
 	if cl == nil {
 		peers.ClosePidfd(&c.pidfd)
@@ -478,8 +449,4 @@ func (l *loop) end(now int64, cl *session) {
 	}
 }
 
-// Defaults and bounds of how long an absent client is waited for.
-const (
-	DefaultResumeWithin = time.Hour
-	maxResumeWithin     = 30 * 24 * time.Hour
-)
+var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}

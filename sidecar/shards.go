@@ -2,12 +2,9 @@ package sidecar
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -48,41 +45,6 @@ func addShards(m *protocol.StatusRow, shards []Shard) {
 			Address: s.Address, Slots: s.Slots, Redis: s.Redis, Degraded: s.Degraded, RoundTripNS: int64(s.RoundTrip),
 			Held: s.Held, Waiting: s.Waiting, Unsent: s.Unsent,
 		})
-	}
-}
-
-// noteSilence notes which shards owe answers without having given any for long, and returns the sentence
-// about the first one, and whether all do.
-func (l *loop) noteSilence(now int64, shards []Shard) (why string, all bool) {
-	all = true
-	for i := range shards {
-		s := &shards[i]
-		silence := l.table.ShardSilence(now, s.Shard)
-		if silence < l.table.TryWithin() || s.Redis != "ok" {
-			all = false
-			continue
-		}
-		s.Redis = fmt.Sprintf("Redis at %s has not answered for %v", s.Address, silence.Round(time.Millisecond))
-		if why == "" {
-			why = s.Redis
-		}
-	}
-	return why, all
-}
-
-// locate adds the address of the master that has the slot of a lock.
-func (l *loop) locate(now int64, row *protocol.LockRow) {
-	if cl := l.sessions[locktable.SessionID(row.Session)]; row.Absent && cl != nil {
-		row.AbsentMS = (now - cl.since) / int64(time.Millisecond)
-		if cl.phase.IsAway() {
-			row.AbsentLeftMS = max(0, (cl.until-now)/int64(time.Millisecond))
-		}
-	}
-	if !row.InCluster {
-		return
-	}
-	if n := l.table.ShardOf(row.Name); n != noShard {
-		row.Shard = l.store.ShardAddress(n)
 	}
 }
 

@@ -7,12 +7,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 )
 
-// mayForceRelease reports whether a user may end a hold of a process of the user holder. The
-// overflow uid proves nothing: it stands for many users.
-func (l *loop) mayForceRelease(caller, holder int64) bool {
-	return peers.IsPrivileged(caller) || caller == holder && caller != l.overflowUID
-}
-
 // checkShare returns an error if a user may not have one more connection or session (what):
 // there may be limit of them, all users have all, and this user has own.
 func checkShare(what string, uid int64, all, own, limit int) *protocol.Err {

@@ -8,64 +8,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// takeover is what the sidecar found of its predecessor when it was started.
-type takeover struct {
-	reset  string // why the state could not be used; "": it was used, or there was none
-	holds  int    // that were taken over
-	opened int    // sessions whose clients may come back
-	ended  int    // sessions whose processes had ended
-	back   int    // sessions whose clients came back
-}
-
-// lossWindow counts the holds that were lost in the last hour, by minute and reason.
-type lossWindow [60]lossMinute
-
-type lossMinute struct {
-	minute int64                         // since the host was started
-	counts [locktable.LossReasons]uint32 // by the index of locktable.LossReason
-}
-
-// add counts n losses for a reason.
-func (w *lossWindow) add(now int64, why protocol.Reason, n uint32) {
-	minute := now / int64(time.Minute)
-	m := &w[minute%int64(len(w))]
-	if m.minute != minute {
-		*m = lossMinute{minute: minute}
-	}
-	for i := range m.counts {
-		if locktable.LossReason(i) == why {
-			m.counts[i] += n
-		}
-	}
-}
-
-// rows returns the reasons for which holds were lost.
-func (w *lossWindow) rows(now int64) (rows []protocol.LossRow) {
-	first := now/int64(time.Minute) - int64(len(w)) + 1
-	for i := range locktable.LossReasons {
-		row := protocol.LossRow{Reason: locktable.LossReason(i)}
-		for j := range w {
-			if w[j].minute >= first {
-				row.Count += w[j].counts[i]
-			}
-		}
-		if row.Count > 0 {
-			rows = append(rows, row)
-		}
-	}
-	return rows
-}
-
 // surveyTimeout bounds how long a status request waits for the survey of the locks.
 const surveyTimeout = 2 * time.Second
-
-// statusRequest is a status request with what is not the loop's.
-type statusRequest struct {
-	*protocol.Status
-	survey  *locktable.Survey // nil: the loop did not make one in time
-	shards  []Shard           // of a Cluster; nil: Redis is none
-	trouble string
-}
 
 // onStatus answers a status request.
 func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
@@ -122,6 +66,25 @@ func (l *loop) statusRow(now int64, r *statusRequest) protocol.StatusRow {
 		}
 	}
 	return m
+}
+
+// noteSilence notes which shards owe answers without having given any for long, and returns the sentence
+// about the first one, and whether all do.
+func (l *loop) noteSilence(now int64, shards []Shard) (why string, all bool) {
+	all = true
+	for i := range shards {
+		s := &shards[i]
+		silence := l.table.ShardSilence(now, s.Shard)
+		if silence < l.table.TryWithin() || s.Redis != "ok" {
+			all = false
+			continue
+		}
+		s.Redis = fmt.Sprintf("Redis at %s has not answered for %v", s.Address, silence.Round(time.Millisecond))
+		if why == "" {
+			why = s.Redis
+		}
+	}
+	return why, all
 }
 
 // older returns the row of the older one of the two.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -20,14 +19,6 @@ const (
 	// often they are asked for.
 	surveyShare = 20
 )
-
-// surveyor makes surveys, one at a time.
-type surveyor struct {
-	mu   sync.Mutex // locked during a survey
-	last locktable.Survey
-	at   int64         // of last, CLOCK_BOOTTIME; 0: there is none
-	cost time.Duration // of last: the time that it took of the loop
-}
 
 // query has the loop call f between two inputs, and returns when it has. f must be short.
 func (l *loop) query(ctx context.Context, f func(now int64)) error {

@@ -33,7 +33,7 @@
 //	  - The journal (record.go, journal.go) is what a successor of this process finds.
 //
 // A file refers to declarations of the files below it only; a test has their order, and the reason of
-// each exception (floors_test.go in tests/repository).
+// each exception (layout_test.go).
 //
 // # Reconciliation
 //

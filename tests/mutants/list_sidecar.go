@@ -771,7 +771,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "what came before a broken frame is answered",
-		in:   "sidecar (*loop).onProtocolError",
+		in:   "sidecar (*loop).breakOff",
 		find: `// claims are due has no answers; it is sent its losses when it is claimed again.
 		l.applyEffects()`,
 		put: "",

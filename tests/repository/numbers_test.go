@@ -2,6 +2,7 @@ package repository
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -45,6 +46,7 @@ var inline = map[string]struct{ file, pattern string }{
 	"givenUpEarly":  {"sidecar/locktable/hold.go", `!a\.Due\(until - (\d+)\*bucket\)`},
 	"late":          {"sidecar/locktable/survey.go", `int64\(t\.cfg\.Lease\)/(\d+) {`},
 	"lingerEnd":     {"sidecar/locktable/visit.go", `moment\.MS\(c\.LeaseMS\(\)\)/(\d+)`},
+	"paceTimes":     {"sidecar/intake/pace.go", `int64\(time\.Second\) / int64\((\d+)\*n\)`},
 	"pythonConnect": {"sdk/python/src/locksidecar/_transport.py", `(?m)^CONNECT_WAIT: Final = (\d+)\.0$`},
 	"pythonPatient": {"sdk/python/src/locksidecar/_transport.py", `RECONNECT_WAIT: Final = (\d+)\.0`},
 	"refresh":       {"sidecar/locktable/contest/asking.go", `int64\(s\.lease\)/(\d+)`},
@@ -155,8 +157,6 @@ var places = []place{
 	{"docs/architecture.md", `Every {sidecar.endpointInterval}, another goroutine`},
 	{"docs/architecture.md", `for {sidecar.requestTime} of a step`},
 	{"docs/architecture.md", `While more than {sidecar.maxUnsent} operations wait to be sent to Redis, no requests are executed, unless Redis has returned nothing for {locktable.Config.TryWithin}`},
-	{"docs/architecture.md", `has more than {sidecar.maxQueued} requests of it, or {intake.maxQueuedOfProcess} of its process`},
-	{"docs/architecture.md", `its unread answers exceed {KiB(sidecar.maxUnread)}, or {KiB(sidecar.lessUnread)} while those of all clients exceed {MiB(sidecar.maxUnreadAll)}`},
 	{"docs/architecture.md", `If a local waiter has waited for {contest.Config.WatchAfter}, the table`},
 	{"docs/architecture.md", `checks the key within {ns(claim.checkPause)} of a message`},
 	{"docs/architecture.md", `a Take draws one token, or {locktable.Config.Tokens} if the lock is hot`},
@@ -164,7 +164,36 @@ var places = []place{
 	{"docs/architecture.md", `only if it was longer than {locktable.NotableHold}, or than {locktable.BlockingHold} while requests waited`},
 	{"docs/architecture.md", `makes it in parts of {sidecar.surveyPart} locks, in a {part(sidecar.surveyShare)} of the loop's time`},
 	{"docs/architecture.md", `After {pipeline.idlePing} of silence`},
-	{"docs/architecture.md", `at most {sidecar.maxConnQuestions} questions of a connection have no answer`},
+	{"docs/limits.md", `| a connection | {sidecar.maxQueued} requests in the inbox |`},
+	{"docs/limits.md", `| a connection | {KiB(sidecar.maxUnread)} of unread answers, or {KiB(sidecar.lessUnread)} while all have {MiB(sidecar.maxUnreadAll)} |`},
+	{"docs/limits.md", `| a connection | {sidecar.maxConnQuestions} questions to other hosts without an answer |`},
+	{"docs/limits.md", `| a process | {intake.maxQueuedOfProcess} requests in the inbox |`},
+	{"docs/limits.md", `| a process | {ns(intake.processQuantum)} of the loop in a turn |`},
+	{"docs/limits.md", `| a user | {ns(intake.userQuantum)} of the loop in a turn |`},
+	{"docs/limits.md", `| a user | three {part(code.userShare)}s of the sessions, connections, locks, waiters, questions and event requests |`},
+	{"docs/limits.md", `| a user | {sidecar.DefaultMaxNewNames} new names a second, on average over {long(locktable.namesWithin)} |`},
+	{"docs/limits.md", `| a user | {pipeline.laneTurn} operations in a turn of those that wait for Redis |`},
+	{"docs/limits.md", `| a user | {loglimit.maxLines} log lines of a kind in {loglimit.window} |`},
+	{"docs/limits.md", `| a user | {eventlog.maxUserEvents} of the {eventlog.maxEvents} events of a class |`},
+	{"docs/limits.md", `| a session | {sidecar.DefaultMaxHolds} holds |`},
+	{"docs/limits.md", `| a session | {sidecar.DefaultMaxWaiters} waiters |`},
+	{"docs/limits.md", `read at {code.paceTimes} times its rate, or {sidecar.pacedRequests} requests a second |`},
+	{"docs/limits.md", `| the daemon | {sidecar.DefaultMaxSessions} sessions, and {sidecar.spareConns} connections more |`},
+	{"docs/limits.md", `| the daemon | {sidecar.DefaultMaxLocks} locks, and as many waiters |`},
+	{"docs/limits.md", `| the daemon | {otherhosts.maxQuestions} questions to other hosts without an answer |`},
+	{"docs/limits.md", `| the daemon | {otherhosts.maxUnansweredQuestions} questions of other hosts in the inbox, and {otherhosts.maxAnswers} answers a second |`},
+	{"docs/limits.md", `| the daemon | {sidecar.maxFollowers} requests that wait for events |`},
+	{"docs/limits.md", `| the daemon | {sidecar.maxGathering} requests for metrics at a time |`},
+	{"docs/limits.md", `| a step | {sidecar.requestTime} of requests |`},
+	{"docs/limits.md", `| a step | no request while more than {sidecar.maxUnsent} operations wait for Redis |`},
+	{"docs/limits.md", `| a step | {locktable.Config.MaxWork} locks of a backlog |`},
+	{"docs/limits.md", `| a step | {intake.maxUnlocked} releases of a lock that are published in a row |`},
+	{"docs/limits.md", `| a step | {intake.maxOwnMessages} other messages |`},
+	{"docs/limits.md", `| a connection to Redis | {pipeline.maxFlight} operations in flight |`},
+	{"docs/limits.md", `| a connection to Redis | {pipeline.nearCalls} commands in flight, if a round trip takes less than {ns(pipeline.nearRTT)} |`},
+	{"docs/limits.md", `| a connection to Redis | {pipeline.maxQueryCalls} commands of queries in flight, and {pipeline.maxQueries} queries that wait |`},
+	{"docs/limits.md", `| a run of a script | {wire.RunMax} locks |`},
+	{"docs/limits.md", `| a slot of a Cluster | {store.maxMoves} moves by MOVED in {ns(store.movesWindow)} |`},
 
 	{"docs/glossary.md", `returned none for {locktable.Config.TryWithin}.`},
 
@@ -261,9 +290,14 @@ var places = []place{
 // placeholder is a number of a place.
 var placeholder = regexp.MustCompile(`\{([^{}]+)\}`)
 
+// expand returns a place with the numbers of the code.
+func (c *constants) expand(p place) string {
+	return placeholder.ReplaceAllStringFunc(p.text, func(in string) string { return c.text(in[1 : len(in)-1]) })
+}
+
 // compare returns what is wrong with a place of a page; "": nothing.
 func (c *constants) compare(p place, page string) string {
-	want := placeholder.ReplaceAllStringFunc(p.text, func(in string) string { return c.text(in[1 : len(in)-1]) })
+	want := c.expand(p)
 	if strings.Contains(page, want) {
 		return ""
 	}
@@ -292,6 +326,36 @@ func TestNumbersOfPagesAreThoseOfTheCode(t *testing.T) {
 		if !code.used[name] {
 			t.Errorf("no place has code.%s", name)
 		}
+	}
+}
+
+// Each limit of docs/limits.md is compared with the code, and the file or folder that it names exists.
+func TestEachLimitIsThatOfTheCode(t *testing.T) {
+	code := readConstants(t)
+	page := read(t, filepath.Join(root, "docs", "limits.md"))
+	rest := page
+	for _, p := range places {
+		if p.page == "docs/limits.md" {
+			rest = strings.ReplaceAll(rest, code.expand(p), "")
+		}
+	}
+	rows := 0
+	for line := range strings.Lines(rest) {
+		if !strings.Contains(line, " | ") || strings.HasPrefix(line, "| of ") {
+			continue
+		}
+		rows++
+		if number := regexp.MustCompile(`\d`).FindString(line); number != "" {
+			t.Errorf("docs/limits.md has a number that is compared with none of the code: %s", line)
+		}
+		for _, file := range regexp.MustCompile("`(sidecar/[^`]*)`").FindAllStringSubmatch(line, -1) {
+			if _, err := os.Stat(filepath.Join(root, file[1])); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if rows == 0 {
+		t.Error("docs/limits.md has no limit")
 	}
 }
 

@@ -33,11 +33,17 @@ type Batches struct {
 	NearCalls int
 }
 
+const (
+	maxFlight = 32 * wire.RunMax
+	nearRTT   = int64(200 * time.Microsecond)
+	nearCalls = 2
+)
+
 // DefaultBatches are as large as Redis answers in a few milliseconds, so that what comes in meanwhile does not wait
 // long.
 var DefaultBatches = Batches{
-	Renewals: 8 * wire.RunMax, Deletes: 2 * wire.RunMax, Others: 512, InFlight: 32 * wire.RunMax,
-	NearRTT: int64(200 * time.Microsecond), NearCalls: 2,
+	Renewals: 8 * wire.RunMax, Deletes: 2 * wire.RunMax, Others: 512, InFlight: maxFlight,
+	NearRTT: nearRTT, NearCalls: nearCalls,
 }
 
 // Greeting is what the greeting of a connection found out.
