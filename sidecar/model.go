@@ -83,7 +83,7 @@ type loop struct {
 	unusable     map[redisop.Shard]redisTrouble // of shards that are in trouble, as the newest event says
 	openSlots    string                         // why slots stay open, as the newest event says; "": none is
 
-	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
+	absentUntil int64 // when the next absent client has been waited for long enough; 0: none is
 	lines       *loglimit.Log
 	counters    counters
 	gathering   int // requests for metrics that are being answered

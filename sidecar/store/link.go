@@ -97,7 +97,7 @@ type wired struct {
 	from  io.Reader
 	ended chan struct{} // closed when the reader has ended; out.Err says why
 
-	heardAt    atomic.Int64 // when Redis last sent anything
+	lastByteAt atomic.Int64 // when Redis last sent anything
 	now        int64        // when the reader last read something
 	deliveries []pipeline.Delivery
 }
@@ -320,7 +320,7 @@ func (l *link) check() (next time.Duration, over bool) {
 		l.m.Refuse(l.why)
 	default:
 		l.m.ProbeLock(l.chooseProbeLock())
-		if l.m.Advance(protocol.Now(), w.heardAt.Load(), rawio.HasUnread(w.wire.raw)) {
+		if l.m.Advance(protocol.Now(), w.lastByteAt.Load(), rawio.HasUnread(w.wire.raw)) {
 			w.cut(os.ErrDeadlineExceeded)
 		}
 	}
@@ -636,7 +636,7 @@ func newWired(l *link, s *readyConn) *wired {
 		l.m.Cut()
 		w.wire.Close()
 	}
-	w.heardAt.Store(protocol.Now())
+	w.lastByteAt.Store(protocol.Now())
 	return w
 }
 
@@ -668,7 +668,7 @@ func (w *wired) Read(b []byte) (int, error) {
 	n, err := w.from.Read(b)
 	w.now = protocol.Now()
 	if n > 0 {
-		w.heardAt.Store(w.now)
+		w.lastByteAt.Store(w.now)
 	}
 	return n, err
 }

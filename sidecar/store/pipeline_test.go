@@ -398,7 +398,7 @@ func TestMessagesAreASignOfLife(t *testing.T) {
 	recv(t, r.messages, "message")
 	r.link.mu.Lock()
 	defer r.link.mu.Unlock()
-	if heard := r.link.wired.heardAt.Load(); heard <= before {
-		t.Errorf("heard %d ns before a message was sent", before-heard)
+	if at := r.link.wired.lastByteAt.Load(); at <= before {
+		t.Errorf("the last byte came %d ns before a message was sent", before-at)
 	}
 }

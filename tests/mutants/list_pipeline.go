@@ -41,7 +41,7 @@ var pipelineMutants = []mutant{
 		by:   allOrders,
 	},
 	{
-		rule: "S8: a route is told before what was not executed, in all orders",
+		rule: "S8: a route is delivered before what was not executed, in all orders",
 		in:   "sidecar/store/pipeline (*Machine).noteRedirect",
 		find: "m.redirects = append(m.redirects, r)",
 		put:  "_ = r",

@@ -370,14 +370,14 @@ var storeMutants = []mutant{
 	{
 		rule: "a Redis that sends messages is alive",
 		in:   "sidecar/store/pipeline (*Machine).checkLiveness",
-		find: "if heardAt > m.lastReply {",
+		find: "if lastByteAt > m.lastReply {",
 		put:  "if false {",
 		by:   test("sidecar/store/pipeline", "TestMessagesAreASignOfLife"),
 	},
 	{
 		rule: "each byte that Redis sends is a sign of life",
 		in:   "sidecar/store (*wired).Read",
-		find: "w.heardAt.Store(w.now)",
+		find: "w.lastByteAt.Store(w.now)",
 		put:  "",
 		by:   test("sidecar/store", "TestMessagesAreASignOfLife"),
 	},

@@ -25,11 +25,11 @@ func (m *Machine) ping(now int64) {
 }
 
 // checkLiveness finds out whether the connection is overdue, at the second check, and has it pinged when it has been
-// idle for long. heardAt is when Redis last sent anything; hasUnread: some of it was not taken in yet. It is to be
+// idle for long. lastByteAt is when Redis last sent anything; hasUnread: some of it was not taken in yet. It is to be
 // called again at next, or when a command is sent on an idle connection.
-func (m *Machine) checkLiveness(now, heardAt int64, hasUnread bool) (next int64, isDead bool) {
-	if heardAt > m.lastReply {
-		m.lastReply = heardAt
+func (m *Machine) checkLiveness(now, lastByteAt int64, hasUnread bool) (next int64, isDead bool) {
+	if lastByteAt > m.lastReply {
+		m.lastReply = lastByteAt
 		if m.liveness == overdue {
 			m.liveness = owing
 		}

@@ -148,15 +148,15 @@ func (m *Machine) Rest(now int64) error {
 	return nil
 }
 
-// Advance does what is due at a time. heardAt is when Redis last sent anything; hasUnread: not all of it was taken in
+// Advance does what is due at a time. lastByteAt is when Redis last sent anything; hasUnread: not all of it was taken in
 // yet. isDead: Redis does not reply, and the connection is to be cut.
-func (m *Machine) Advance(now, heardAt int64, hasUnread bool) (isDead bool) {
+func (m *Machine) Advance(now, lastByteAt int64, hasUnread bool) (isDead bool) {
 	if !m.isUp {
 		m.next = math.MaxInt64
 		return false
 	}
 	m.next = math.MaxInt64
-	next, isDead := m.checkLiveness(now, heardAt, hasUnread)
+	next, isDead := m.checkLiveness(now, lastByteAt, hasUnread)
 	m.dueAt(next)
 	m.dueAt(m.checkProbe(now))
 	m.channels.check()

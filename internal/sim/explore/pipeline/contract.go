@@ -15,11 +15,11 @@ import (
 //	S3  what is done was executed, once
 //	S4  what was refused, or may be tried again, was not executed
 //	S5  results, messages and confirmations of a connection come in the order of the server
-//	S7  the end of a connection is told before the results that are unknown because of it
-//	S8  a route is told before the results of what was not executed for that reason
+//	S7  the end of a connection is delivered before the results that are unknown because of it
+//	S8  a route is delivered before the results of what was not executed for that reason
 //	S9  a Drop and the Take that is pipelined after it both have results, and a Take that is done comes after its Drop
 //	S12 with replicas, what is done was confirmed
-//	S13 a channel that is told to be subscribed is, and is still wanted
+//	S13 a channel that is delivered as subscribed is, and is still wanted
 type contract struct {
 	b        Budget
 	ops      [32]fate // by hold
@@ -88,7 +88,7 @@ func (c *contract) onPushed(isMessage bool) {
 // tell notes that something is delivered which the server did at a time.
 func (c *contract) tell(what string, at int) {
 	if at < c.told {
-		c.fail("S5: %s is told after what the server did later", what)
+		c.fail("S5: %s is delivered after what the server did later", what)
 	}
 	c.told = at
 }
@@ -133,7 +133,7 @@ func (c *contract) onDelivered(d *pipeline.Delivery, w *world) {
 		c.isMoved = true
 	case pipeline.Subscribed:
 		if !w.isUp || !w.subscribed && !w.hasUnsubscribed() {
-			c.fail("S13: the channel is told to be subscribed, and is not")
+			c.fail("S13: the channel is delivered as subscribed, and is not")
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (c *contract) onResult(r *redisop.Result) {
 			c.fail("S4: operation %d was refused, and was executed", id)
 		}
 		if !c.isMoved && strings.Contains(r.Msg, "MOVED") {
-			c.fail("S8: operation %d was not executed because its slot moved, and no route was told", id)
+			c.fail("S8: operation %d was not executed because its slot moved, and no route was delivered", id)
 		}
 	case redisop.Unknown:
 		if !c.isDown {
