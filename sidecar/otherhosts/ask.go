@@ -320,7 +320,7 @@ func (h *Hosts) hostPage(ctx context.Context, after string) ([]store.Host, strin
 	case p := <-read:
 		return p.hosts, p.last, p.err
 	case <-ctx.Done():
-		return nil, "", fmt.Errorf("Redis has not answered for %v", h.cfg.AskWithin)
+		return nil, "", silentRedis(h.cfg.AskWithin)
 	}
 }
 

@@ -58,7 +58,7 @@ func (h *Hosts) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK, 
 	select {
 	case r = <-dropped:
 	case <-wait.C:
-		r.err = fmt.Errorf("Redis has not answered for %v", within)
+		r.err = silentRedis(within)
 	}
 	switch {
 	case r.err != nil:
@@ -113,7 +113,7 @@ func (h *Hosts) findLife(ctx context.Context, name, id string) *protocol.Err {
 	select {
 	case p = <-read:
 	case <-ctx.Done():
-		p.err = fmt.Errorf("Redis has not answered for %v", h.atLeastAskWithin(whoTimeout))
+		p.err = silentRedis(h.atLeastAskWithin(whoTimeout))
 	}
 	if p.err != nil {
 		return unchanged(p.err)

@@ -178,6 +178,13 @@ func (h *Hosts) lookUpNames(row *protocol.WhoRow, owner string, named chan<- map
 	})
 }
 
+// silentRedis is the error of a Redis that has not answered for so long.
+type silentRedis time.Duration
+
+func (d silentRedis) Error() string {
+	return fmt.Sprintf("Redis has not answered for %v", time.Duration(d))
+}
+
 // readKey returns what Redis has for a lock. The error is a sentence for people.
 func (h *Hosts) readKey(ctx context.Context, name string) (store.Key, error) {
 	type result struct {
@@ -190,6 +197,6 @@ func (h *Hosts) readKey(ctx context.Context, name string) (store.Key, error) {
 	case r := <-read:
 		return r.key, r.err
 	case <-ctx.Done():
-		return store.Key{}, fmt.Errorf("Redis has not answered for %v", h.atLeastAskWithin(whoTimeout))
+		return store.Key{}, silentRedis(h.atLeastAskWithin(whoTimeout))
 	}
 }
