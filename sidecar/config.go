@@ -17,6 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/endpoint"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
@@ -81,16 +82,14 @@ type Config struct {
 	// this host's in Redis after a release, so that the next acquire needs no round trip. It is
 	// less if two answers of Redis take less, and the lock was held for less. That ends
 	// at once if another sidecar waits for the lock. A foreign client may find the
-	// lock taken for so long, although no client holds it. Up to 20 ms. Default 5 ms. With
-	// NoLinger, no lock lingers.
-	Linger   time.Duration
-	NoLinger bool
+	// lock taken for so long, although no client holds it. Up to 20 ms. Default 5 ms. 0: no
+	// lock lingers.
+	Linger moment.Span
 	// Turn is how long this host hands a lock over between its own clients while another
 	// sidecar waits for it. Then the lock passes to that one. A turn also ends when the lock is left
 	// free for foreign clients, each 100 ms. Up to 1 s. Default: two round trips to Redis, but at
-	// least 0.2 ms and at most 20 ms. With Alternate, a turn ends after each grant, whatever Turn is.
-	Turn      time.Duration
-	Alternate bool
+	// least 0.2 ms and at most 20 ms. 0: a turn ends after each grant.
+	Turn moment.Span
 	// Fair are patterns of names whose locks go to waiters in the order in which their requests
 	// arrive at Redis, over all hosts, as if each acquire had asked for that: a name, or the
 	// beginning of names and "*". All hosts should have the same. Default: none.
@@ -210,7 +209,7 @@ func (c *Config) table() locktable.Config {
 		UID:        int64(unix.Geteuid()),
 		Durable:    c.Replicas > 0,
 
-		Contest:      contest.Config{Turn: c.Turn, Alternate: c.Alternate, Linger: c.Linger, NoLinger: c.NoLinger},
+		Contest:      contest.Config{Turn: c.Turn, Linger: c.Linger},
 		Fair:         settings.NamePatterns(c.Fair),
 		NamePatterns: settings.NamePatterns(c.MetricsNames),
 		Expected:     expected,
@@ -255,7 +254,7 @@ func (c *Config) setDefaults() error {
 	or(&c.SocketMode, DefaultSocketMode)
 	or(&c.Redis, DefaultRedis)
 	or(&c.Lease, DefaultLease)
-	or(&c.Linger, DefaultLinger)
+	or(&c.Linger, moment.SpanOf(DefaultLinger))
 	or(&c.ResumeWithin, DefaultResumeWithin)
 	or(&c.ResumeUnseen, c.Lease)
 	if c.State == "" {
@@ -294,10 +293,10 @@ func (c *Config) setDefaults() error {
 	if c.Replicas < 0 || c.Replicas > maxReplicas {
 		refuse("durability", "durability replicas:%d: choose 1 to %d replicas, or none", c.Replicas, maxReplicas)
 	}
-	if c.Linger < 0 || c.Linger > maxLinger {
+	if linger := c.Linger.Or(0); linger < 0 || linger > maxLinger {
 		refuse("linger", "linger %v: choose up to %v, or 0 to have no lock linger", c.Linger, maxLinger)
 	}
-	if c.Turn < 0 || c.Turn > maxTurn {
+	if turn := c.Turn.Or(0); turn < 0 || turn > maxTurn {
 		refuse("turn", "turn %v: choose auto, up to %v, or 0 for one grant a turn", c.Turn, maxTurn)
 	}
 	if c.ResumeWithin < 0 || c.ResumeWithin > maxResumeWithin {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -14,19 +15,19 @@ import (
 // Shows docs/queue.md: Settings.
 func TestTimesReachTheLockTable(t *testing.T) {
 	for _, tt := range []struct {
-		cfg                 Config
-		lease, linger, turn time.Duration
+		cfg          Config
+		lease        time.Duration
+		linger, turn moment.Span
 	}{
-		{Config{}, DefaultLease, DefaultLinger, 0},
-		{Config{Lease: time.Minute, NoLinger: true, Alternate: true}, time.Minute, DefaultLinger, 0},
-		{Config{Lease: time.Second, Linger: maxLinger, Turn: maxTurn}, time.Second, maxLinger, maxTurn},
+		{Config{}, DefaultLease, moment.SpanOf(DefaultLinger), moment.Span{}},
+		{Config{Lease: time.Minute, Linger: moment.SpanOf(0), Turn: moment.SpanOf(0)}, time.Minute, moment.SpanOf(0), moment.SpanOf(0)},
+		{Config{Lease: time.Second, Linger: moment.SpanOf(maxLinger), Turn: moment.SpanOf(maxTurn)}, time.Second, moment.SpanOf(maxLinger), moment.SpanOf(maxTurn)},
 	} {
 		if err := tt.cfg.setDefaults(); err != nil {
 			t.Fatal(err)
 		}
-		if got := tt.cfg.table(); got.Lease != tt.lease || got.Contest.Linger != tt.linger || got.Contest.Turn != tt.turn ||
-			got.Contest.NoLinger != tt.cfg.NoLinger || got.Contest.Alternate != tt.cfg.Alternate {
-			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v; or not as in %+v", got.Lease, got.Contest.Linger, got.Contest.Turn, tt.lease, tt.linger, tt.turn, tt.cfg)
+		if got := tt.cfg.table(); got.Lease != tt.lease || got.Contest.Linger != tt.linger || got.Contest.Turn != tt.turn {
+			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v", got.Lease, got.Contest.Linger, got.Contest.Turn, tt.lease, tt.linger, tt.turn)
 		}
 	}
 }

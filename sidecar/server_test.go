@@ -19,6 +19,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
@@ -464,10 +465,10 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		"at most 107":                          {Socket: "/" + strings.Repeat("x", 200)},
 		"no such group":                        {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "no-such-group-here"},
 		"redis":                                {Redis: "http://example"},
-		"linger 21ms: choose up to 20ms, or 0": {Linger: 21 * time.Millisecond},
-		"linger -1ms: choose up to 20ms, or 0": {Linger: -time.Millisecond},
-		"turn 1.001s: choose auto, up to 1s":   {Turn: time.Second + time.Millisecond},
-		"turn -1ms: choose auto, up to 1s":     {Turn: -time.Millisecond},
+		"linger 21ms: choose up to 20ms, or 0": {Linger: moment.SpanOf(21 * time.Millisecond)},
+		"linger -1ms: choose up to 20ms, or 0": {Linger: moment.SpanOf(-time.Millisecond)},
+		"turn 1.001s: choose auto, up to 1s":   {Turn: moment.SpanOf(time.Second + time.Millisecond)},
+		"turn -1ms: choose auto, up to 1s":     {Turn: moment.SpanOf(-time.Millisecond)},
 	} {
 		cfg.Log = slog.New(slog.DiscardHandler)
 		if cfg.Socket == "" {

@@ -24,6 +24,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/monitor"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	daemonsettings "github.com/locksidecar/locksidecar/sidecar/settings"
@@ -118,10 +119,8 @@ func (s *settings) config() sidecar.Config {
 		Lease:           time.Duration(s.Lease),
 		TokenExpiry:     time.Duration(s.TokenExpiry),
 		Replicas:        int(s.Durability),
-		Linger:          time.Duration(s.Linger),
-		NoLinger:        s.Linger == 0,
-		Turn:            s.Turn.length,
-		Alternate:       !s.Turn.isAuto && s.Turn.length == 0,
+		Linger:          moment.SpanOf(time.Duration(s.Linger)),
+		Turn:            s.Turn.Span,
 		Fair:            s.Fair,
 		State:           s.State,
 		ResumeWithin:    time.Duration(s.ResumeWithin),

@@ -14,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	daemonsettings "github.com/locksidecar/locksidecar/sidecar/settings"
 )
@@ -268,28 +269,27 @@ func (d duration) String() string { return time.Duration(d).String() }
 
 // turn is the setting turn: a duration, of which 0 is one grant a turn, or "auto".
 type turn struct {
-	isAuto bool
-	length time.Duration // 0 if isAuto
+	moment.Span // not set: auto
 }
 
 func (d *turn) UnmarshalText(text []byte) error {
 	if string(text) == "auto" {
-		*d = turn{isAuto: true}
+		*d = turn{}
 		return nil
 	}
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
 		return fmt.Errorf("turn %q: write \"auto\", or a number with its unit, such as \"5ms\"; \"0s\" is one grant a turn", text)
 	}
-	*d = turn{length: v}
+	*d = turn{moment.SpanOf(v)}
 	return nil
 }
 
 func (d turn) String() string {
-	if d.isAuto {
+	if d == (turn{}) {
 		return "auto"
 	}
-	return d.length.String()
+	return d.Span.String()
 }
 
 // durable is the setting durability: how many replicas confirm each lock; 0: none.

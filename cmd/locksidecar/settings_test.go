@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 )
 
 // parseServe parses a serve command line without running it.
@@ -229,7 +230,7 @@ func TestEverySettingReachesTheSidecar(t *testing.T) {
 	for i := range fields.NumField() {
 		switch f := fields.Field(i); {
 		case f.Type() == reflect.TypeFor[turn]():
-			f.Set(reflect.ValueOf(turn{length: 7}))
+			f.Set(reflect.ValueOf(turn{moment.SpanOf(7)}))
 		case f.CanInt():
 			f.SetInt(7)
 		case f.CanUint():
@@ -291,12 +292,12 @@ func TestZeroOfLingerAndTurnIsNotTheDefault(t *testing.T) {
 		args []string
 		want sidecar.Config
 	}{
-		{name: "the defaults", want: sidecar.Config{Linger: sidecar.DefaultLinger}},
-		{name: "the defaults, written", args: []string{"--linger=5ms", "--turn=auto"}, want: sidecar.Config{Linger: 5 * time.Millisecond}},
-		{name: "0 in flags", args: []string{"--linger=0", "--turn=0"}, want: sidecar.Config{NoLinger: true, Alternate: true}},
-		{name: "0 in the file", file: "linger = \"0s\"\nturn = \"0s\"", want: sidecar.Config{NoLinger: true, Alternate: true}},
-		{name: "other durations", file: "linger = \"20ms\"\nturn = \"1s\"", want: sidecar.Config{Linger: 20 * time.Millisecond, Turn: time.Second}},
-		{name: "a flag over the file", file: "turn = \"1s\"", args: []string{"--turn=auto"}, want: sidecar.Config{Linger: sidecar.DefaultLinger}},
+		{name: "the defaults", want: sidecar.Config{Linger: moment.SpanOf(sidecar.DefaultLinger)}},
+		{name: "the defaults, written", args: []string{"--linger=5ms", "--turn=auto"}, want: sidecar.Config{Linger: moment.SpanOf(5 * time.Millisecond)}},
+		{name: "0 in flags", args: []string{"--linger=0", "--turn=0"}, want: sidecar.Config{Linger: moment.SpanOf(0), Turn: moment.SpanOf(0)}},
+		{name: "0 in the file", file: "linger = \"0s\"\nturn = \"0s\"", want: sidecar.Config{Linger: moment.SpanOf(0), Turn: moment.SpanOf(0)}},
+		{name: "other durations", file: "linger = \"20ms\"\nturn = \"1s\"", want: sidecar.Config{Linger: moment.SpanOf(20 * time.Millisecond), Turn: moment.SpanOf(time.Second)}},
+		{name: "a flag over the file", file: "turn = \"1s\"", args: []string{"--turn=auto"}, want: sidecar.Config{Linger: moment.SpanOf(sidecar.DefaultLinger)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)
@@ -307,10 +308,8 @@ func TestZeroOfLingerAndTurnIsNotTheDefault(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg, want := c.config(), &tt.want
-			if cfg.Linger != want.Linger || cfg.NoLinger != want.NoLinger || cfg.Turn != want.Turn || cfg.Alternate != want.Alternate {
-				t.Errorf("linger %v, none: %v; turn %v, alternate: %v; want %v, %v; %v, %v",
-					cfg.Linger, cfg.NoLinger, cfg.Turn, cfg.Alternate, want.Linger, want.NoLinger, want.Turn, want.Alternate)
+			if cfg := c.config(); cfg.Linger != tt.want.Linger || cfg.Turn != tt.want.Turn {
+				t.Errorf("linger %v, turn %v; want %v, %v", cfg.Linger, cfg.Turn, tt.want.Linger, tt.want.Turn)
 			}
 		})
 	}

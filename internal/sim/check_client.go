@@ -249,10 +249,8 @@ func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 	case !h.connOf(n).up: // no other host could get it
 		return
 	case l.waiting > 0 && (w.wantsOrder(h, n) || q.acquire.Fair): // its turn is that of its waiters
-	case l.waiting > 0 && (t.Contest.Turn > 0 || t.Contest.Alternate):
-		limit = int64(t.Contest.Turn)
 	case l.waiting > 0:
-		limit = longestTurn
+		limit = int64(t.Contest.Turn.Or(time.Duration(longestTurn)))
 	case l.othersListen() && t.Contest.HandoffTime > 0:
 		limit = int64(t.Contest.HandoffTime)
 	case l.othersListen():

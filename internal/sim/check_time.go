@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 )
 
 // What should have happened by now.
@@ -105,11 +106,11 @@ func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 	if c.isBelieved() && l.isProtected(now) {
 		// Redis gets a handoff a moment later, when the next tick has been noticed: 5 ms, or 50 ms if
 		// the lock was acquired here soon after its release.
-		moment := 5 * ms
-		if !w.plan.table.Contest.NoLinger {
-			moment = 50 * ms
+		later := 5 * ms
+		if w.plan.table.Contest.Linger != moment.SpanOf(0) {
+			later = 50 * ms
 		}
-		if k.Num < c.num && now-max(c.granted, l.lastRepliedAt) < moment+10*ms+eps {
+		if k.Num < c.num && now-max(c.granted, l.lastRepliedAt) < later+10*ms+eps {
 			return
 		}
 		if k.Num != c.num || k.Count < c.count || k.Count > c.count && c.state == live {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -654,7 +655,7 @@ var Mutants = []Mutant{
 		Rule:     "a turn is no longer than it may be while another sidecar waits",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
 		mutate: func(t *mutantTable) {
-			t.configure(func(c *locktable.Config) { c.Contest.Turn = time.Hour })
+			t.configure(func(c *locktable.Config) { c.Contest.Turn = moment.SpanOf(time.Hour) })
 		},
 	},
 	{

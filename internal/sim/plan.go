@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 )
 
 // plan is what one seed makes possible in a world. Not everything at once: a bug that needs
@@ -96,15 +97,15 @@ func drawPlan(seed uint64, r *random) plan {
 	}
 	switch r.below(4) {
 	case 0:
-		p.table.Contest.Alternate = true
+		p.table.Contest.Turn = moment.SpanOf(0)
 	case 1:
-		p.table.Contest.Turn = time.Duration(r.magnitude(100*µs, 20*ms))
+		p.table.Contest.Turn = moment.SpanOf(time.Duration(r.magnitude(100*µs, 20*ms)))
 	}
 	switch r.below(4) {
 	case 0:
-		p.table.Contest.NoLinger = true
+		p.table.Contest.Linger = moment.SpanOf(0)
 	case 1:
-		p.table.Contest.Linger = time.Duration(r.magnitude(ms, 20*ms))
+		p.table.Contest.Linger = moment.SpanOf(time.Duration(r.magnitude(ms, 20*ms)))
 	}
 	if r.oneIn(12) {
 		p.table.MaxLocks = int(r.between(1, 4))

@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -432,7 +433,7 @@ func TestKeepOfAHoldThatEndedIsForgotten(t *testing.T) {
 // the claim from before while the Take is in flight, and change the key's expiry.
 func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	keeps := keep(10 * time.Second)
-	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{NoLinger: true}})
+	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{Linger: moment.SpanOf(0)}})
 	r.acquire(1, "a", owner(1))
 	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", keeps)
@@ -460,7 +461,7 @@ func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 // A Take that is in flight for another waiter may give the key a shorter expiry than the keep needs.
 func TestClaimIsNotThatOfAKeepWhileATakeMayShortenIt(t *testing.T) {
 	keeps := keep(10 * time.Second)
-	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{NoLinger: true}})
+	r := newListeningRig(t, locktable.Config{Lease: time.Second, Contest: contest.Config{Linger: moment.SpanOf(0)}})
 	first := r.acquire(1, "a", keeps)
 	r.collect()
 	take := r.ops[0]

@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -92,7 +93,10 @@ func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 
 // Shows docs/queue.md: Lingering.
 func TestLingeringEndsAfterItsTime(t *testing.T) {
-	for _, tt := range []struct{ configured, want time.Duration }{{0, 5 * time.Millisecond}, {18 * time.Millisecond, 18 * time.Millisecond}} {
+	for _, tt := range []struct {
+		configured moment.Span
+		want       time.Duration
+	}{{moment.Span{}, 5 * time.Millisecond}, {moment.SpanOf(18 * time.Millisecond), 18 * time.Millisecond}} {
 		r := newLingeringRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
 		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*time.Millisecond {
 			t.Errorf("it lingers for %v, want %v", d, tt.want)
@@ -142,7 +146,7 @@ func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
 		{5 * ms, 4 * ms, 0, 5 * ms},
 		{5 * ms, 200 * time.Microsecond, 0, 0},
 	} {
-		r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: tt.configured}})
+		r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(tt.configured)}})
 		useTwice(r, tt.latency, tt.held)
 		r.lingers()
 		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*ms {
@@ -153,7 +157,7 @@ func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
 
 // A Redis, or a host, that stood still for a moment is not a slow one.
 func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
-	r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: 20 * time.Millisecond}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(20 * time.Millisecond)}})
 	useTwice(r, 200*time.Microsecond, 0)
 	r.acquire(1, "a")
 	hold := r.lastHold()
@@ -168,7 +172,7 @@ func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
 }
 
 func TestNoLingerIsNever(t *testing.T) {
-	r := newHotRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
+	r := newHotRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(0)}})
 	for hold := uint64(1); hold < 4; hold++ {
 		r.acquire(1, "a")
 		if op := r.redis(redisop.Take, redisop.Done); op.Reserve != 1 {
@@ -583,7 +587,7 @@ func TestPauseOfALockThatNoClientWantsEnds(t *testing.T) {
 
 // It is not renewed while it lingers, so it must not linger until its lease ends.
 func TestLockDoesNotLingerUntilItsLeaseEnds(t *testing.T) {
-	r := newHotRig(t, locktable.Config{Lease: 600 * time.Millisecond, Contest: contest.Config{Linger: time.Second}})
+	r := newHotRig(t, locktable.Config{Lease: 600 * time.Millisecond, Contest: contest.Config{Linger: moment.SpanOf(time.Second)}})
 	hold := warmUp(r)
 	sent := r.now
 	r.pass(100 * time.Millisecond)

@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -143,7 +144,7 @@ func TestTransferForAWaiterThatIsGoneIsNotForTheNext(t *testing.T) {
 
 // lingering returns a rig in which the lock lingers.
 func lingering(t *testing.T) *rig {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: 5 * time.Millisecond}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(5 * time.Millisecond)}})
 	for hold := uint64(1); hold <= 2; hold++ {
 		r.acquire(1, "a")
 		r.redis(redisop.Take, redisop.Done)
@@ -175,7 +176,7 @@ func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 
 // Shows docs/queue.md: Strict order.
 func TestLockInOrderHasNoTurns(t *testing.T) {
-	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{Alternate: true}})
+	r := holdsInOrder(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(0)}})
 	r.arrive(1000, 0)
 	r.arrive(2000, 0)
 	r.recall("a")
@@ -513,7 +514,7 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 // A Take waits for the result of an Arrive. If that does not come, Redis is what the request waited
 // for, and not another host.
 func TestArriveWithoutAResultIsTheReasonOfATimeout(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(0)}})
 	r.acquire(1, "a", fair)
 	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", fair)

@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -688,7 +689,7 @@ func (r *rig) handOver(hold uint64) {
 // Shows docs/guarantees.md: Fairness between hosts.
 // Shows docs/queue.md: Turns.
 func TestTurnThatIsOverPassesTheLockOn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 2 * time.Millisecond}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(2 * time.Millisecond)}})
 	takeTurn(r)
 	r.handOver(1)
 	r.handOver(2)
@@ -718,7 +719,7 @@ func TestTurnThatIsOverPassesTheLockOn(t *testing.T) {
 // Shows docs/queue.md: Turns.
 func TestTurnEndsByItsTime(t *testing.T) {
 	for _, turn := range []time.Duration{1, 8 * time.Millisecond} {
-		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: turn}})
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(turn)}})
 		takeTurn(r)
 		begin := r.now
 		for hold := uint64(1); len(r.ops) == 0; hold++ {
@@ -777,7 +778,7 @@ func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 //
 // Shows docs/queue.md: Recalls.
 func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: 3 * time.Millisecond}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(3 * time.Millisecond)}})
 	r.acquire(1, "a", owner(1))
 	r.acquire(2, "a")
 	r.answerAll()
@@ -805,7 +806,7 @@ func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 //
 // Shows docs/queue.md: Turns.
 func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(0)}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.answerAll()
@@ -824,7 +825,7 @@ func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
 // What a recall said is of that time. When the lock comes to this host again, Redis says how
 // many wait.
 func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(0)}})
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.recall("a") // while the Take is in flight, which then finds that no ticket is left
@@ -846,7 +847,7 @@ func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
 // Shows docs/queue.md: Free moments.
 func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	setUp := func(t *testing.T, passed uint32) *rig {
-		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
+		r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(time.Millisecond), Linger: moment.SpanOf(0)}})
 		r.acquire(1, "a")
 		r.acquire(2, "a")
 		r.queued(0)
@@ -890,7 +891,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	// With short turns a lock is on its way for most of the time.
 	t.Run("the way between the hosts counts", func(t *testing.T) {
 		for _, way := range []int64{3, 30} {
-			r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: time.Millisecond, NoLinger: true}})
+			r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(time.Millisecond), Linger: moment.SpanOf(0)}})
 			r.acquire(1, "a")
 			r.acquire(2, "a")
 			r.answerAfter(time.Duration(way)*time.Millisecond, redisop.Result{
@@ -927,7 +928,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 // that passes between such hosts would never be left free.
 func TestTurnsOfLessThanAMillisecondAddUp(t *testing.T) {
 	const turn, turns = 310 * time.Microsecond, 1000
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(0)}})
 	sum := time.Duration(0)
 	for range turns {
 		r.acquire(1, "a")
@@ -1393,7 +1394,7 @@ func yieldTo(r *rig) (drop, take redisop.Op) {
 
 // The other host has left the queue meanwhile: the Take gets the lock that the Drop freed.
 func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(0)}})
 	_, take := yieldTo(r)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.want()
@@ -1406,7 +1407,7 @@ func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
 // Another program deleted the key, and a ticket from before got the lock: the Drop that is in
 // flight gives it back.
 func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Alternate: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Turn: moment.SpanOf(0)}})
 	_, take := yieldTo(r)
 	r.transfer(1, 64)
 	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1})
@@ -1506,7 +1507,7 @@ func TestMessageOfAnOwnReleaseHasTheKeyLookedAtOnce(t *testing.T) {
 // Redis, and a network that has become slower is noticed.
 func TestRoundTripIsThatOfTheShortAnswers(t *testing.T) {
 	const near, far = time.Millisecond, 15 * time.Millisecond
-	r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
+	r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(0)}})
 	answer := func(kind redisop.OpKind, trip time.Duration) time.Duration {
 		sent := r.now
 		r.now += int64(trip)

@@ -10,6 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -129,7 +130,7 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 		"a program is subscribed": {false, 1, func(*rig) {}},
 	} {
 		t.Run(what, func(t *testing.T) {
-			r := newListeningRig(t, locktable.Config{Contest: contest.Config{NoLinger: true}})
+			r := newListeningRig(t, locktable.Config{Contest: contest.Config{Linger: moment.SpanOf(0)}})
 			r.acquire(1, "a")
 			r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Listeners: listeners(c.programs), Token: 1})
 			c.wait(r)

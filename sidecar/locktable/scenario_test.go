@@ -14,6 +14,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -232,8 +233,7 @@ func (s *scenario) command(line string) {
 
 // start makes the table.
 func (s *scenario) start(a *arguments) {
-	s.cfg.Contest.Linger, s.cfg.Lease = a.duration("linger"), a.duration("lease")
-	s.cfg.Contest.NoLinger = s.cfg.Contest.Linger == 0
+	s.cfg.Contest.Linger, s.cfg.Lease = moment.SpanOf(a.duration("linger")), a.duration("lease")
 	s.journal = newRecordJournal()
 	s.cfg.Journal = s.journal
 	s.table = locktable.New(s.cfg, s.now)

@@ -28,7 +28,7 @@ var locktableMutants = []mutant{
 		rule: `a lock that is being dropped is not granted`,
 		in:   "sidecar/locktable (*Table).mayGrant",
 		find: "return false",
-		put:  "return l.claim.State().IsOurs()",
+		put:  "return c.State().IsOurs()",
 		by:   simulation,
 	},
 	{
@@ -1861,7 +1861,7 @@ var locktableMutants = []mutant{
 		rule: `a lock lingers as long as two answers of Redis take`,
 		in:   "sidecar/locktable/contest (*Shared).lingerTime",
 		find: "max(2*s.latency, held)",
-		put:  "max(int64(s.cfg.Linger), held)",
+		put:  "max(s.linger, held)",
 		by:   tableTest("TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld"),
 	},
 	{
@@ -1902,7 +1902,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `no lock lingers if it is configured so`,
 		in:   "sidecar/locktable/contest (*Shared).OnFirstAcquire",
-		find: "mayLinger && !s.cfg.NoLinger && s.isHotAt(now, m.hotUntil)",
+		find: "mayLinger && s.cfg.Linger != moment.SpanOf(0) && s.isHotAt(now, m.hotUntil)",
 		put:  "mayLinger && s.isHotAt(now, m.hotUntil)",
 		by:   tableTest("TestNoLingerIsNever"),
 	},

@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -47,7 +48,7 @@ func tableConfig() locktable.Config {
 		Lease:  time.Duration(lease),
 		Tokens: 2,
 		Contest: contest.Config{
-			Turn:               time.Duration(tick),
+			Turn:               moment.SpanOf(time.Duration(tick)),
 			HandoffTime:        time.Duration(2 * tick),
 			Backoff:            time.Duration(tick),
 			QuietTime:          time.Duration(3 * tick),
@@ -57,7 +58,7 @@ func tableConfig() locktable.Config {
 			Poll:               time.Duration(8 * tick), // with a ticket: a sixth of the lease
 			PollDeaf:           time.Duration(tick),
 			WatchAfter:         time.Duration(4 * tick),
-			Linger:             time.Duration(lingerFor),
+			Linger:             moment.SpanOf(time.Duration(lingerFor)),
 			SubscriptionLinger: time.Duration(4 * tick),
 		},
 		RetryAfter:       time.Duration(tick),

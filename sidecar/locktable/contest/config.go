@@ -11,14 +11,13 @@ import (
 // Config sets the times of the contest. The zero value of a field stands for its default;
 // negative values are not allowed.
 //
-// Turn, Alternate, Linger, NoLinger and HostName are set by the daemon. The others are one value each, in every
-// daemon: only tests, and the exploration, in whose world a millisecond is long, change them.
+// Turn, Linger and HostName are set by the daemon. The others are one value each, in every daemon: only
+// tests, and the exploration, in whose world a millisecond is long, change them.
 type Config struct {
 	// While another sidecar waits for a lock, it passes between local owners for Turn; then it passes
-	// to the first in the queue. Default of Turn: two round trips to Redis, within 200 µs and 20 ms.
-	// With Alternate it passes after each grant, whatever Turn is.
-	Turn      time.Duration
-	Alternate bool
+	// to the first in the queue. Default: two round trips to Redis, within 200 µs and 20 ms. 0: it
+	// passes after each grant.
+	Turn moment.Span
 
 	// While a foreign client is known to want a lock, or is likely to, a turn ends after
 	// HandoffTime, too. Then the lock is released in Redis, and this sidecar backs off for
@@ -52,9 +51,8 @@ type Config struct {
 
 	// A lock that was acquired here soon after its last release here stays this host's in
 	// Redis for so long, at most, after a release that no other host waits for: the next acquire
-	// needs no round trip. See lingerTime. Default 5 ms. With NoLinger, no lock lingers.
-	Linger   time.Duration
-	NoLinger bool
+	// needs no round trip. See lingerTime. Default 5 ms. 0: no lock lingers.
+	Linger moment.Span
 
 	// How long a subscription outlives its last use, but no longer than until a few releases
 	// were published that no local client waited for. Default 10 s.
@@ -66,8 +64,7 @@ type Config struct {
 	HostName func(field string) string
 }
 
-// SetDefaults replaces the fields that are 0.
-func (c *Config) SetDefaults() {
+func (c *Config) setDefaults() {
 	def(&c.HandoffTime, redisop.FreeAfterSubscribed)
 	def(&c.Backoff, redisop.FreeFor)
 	def(&c.QuietTime, redisop.FreeAfter)
@@ -79,7 +76,6 @@ func (c *Config) SetDefaults() {
 	def(&c.PollDeaf, 25*time.Millisecond)
 	def(&c.PollDeafLeast, 2*time.Millisecond)
 	def(&c.WatchAfter, 100*time.Millisecond)
-	def(&c.Linger, 5*time.Millisecond)
 	def(&c.SubscriptionLinger, 10*time.Second)
 }
 
@@ -92,6 +88,7 @@ func def[T int | time.Duration](v *T, d T) {
 // Shared is what the contests of a table share.
 type Shared struct {
 	cfg     Config
+	linger  int64         // Config.Linger, ns; if no lock lingers, its default, which bounds latency
 	lease   time.Duration // of the watchdog
 	rng     *rand.Rand
 	polling int   // locks that are polled because their subscription does not work
@@ -104,8 +101,12 @@ type Shared struct {
 
 // NewShared returns what the contests of a new table share. rng gives the random delays.
 func NewShared(cfg Config, lease time.Duration, rng *rand.Rand) Shared {
-	cfg.SetDefaults()
-	return Shared{cfg: cfg, lease: lease, rng: rng, trip: int64(20 * time.Millisecond)}
+	cfg.setDefaults()
+	linger := cfg.Linger.Or(0)
+	if linger == 0 {
+		linger = 5 * time.Millisecond
+	}
+	return Shared{cfg: cfg, linger: int64(linger), lease: lease, rng: rng, trip: int64(20 * time.Millisecond)}
 }
 
 // RoundTrip is a short round trip to Redis.
@@ -136,7 +137,7 @@ func (s *Shared) noteTrip(d int64) {
 
 // noteLatency notes how slow Redis is now: up to what lingerTime and Way make use of.
 func (s *Shared) noteLatency(d int64) {
-	switch d = min(d, max(int64(s.cfg.Linger), s.longestWay())); {
+	switch d = min(d, max(s.linger, s.longestWay())); {
 	case d <= 0:
 	case s.latency == 0:
 		s.latency = d

@@ -63,7 +63,7 @@ func (s *Shared) describePoller(d Description, now int64, at uint32) {
 // Limits returns the times beyond which it makes no difference how long a key has been busy, and for
 // how long it has been this host's.
 func Limits(s *Shared) (busy, came time.Duration) {
-	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn)
+	return max(s.cfg.QuietTime, redisop.FreeAfter), max(s.cfg.HandoffTime, s.cfg.Turn.Or(0))
 }
 
 // DescribePlace describes the ticket.

@@ -19,9 +19,9 @@ import (
 // rental: an unused moment costs no more than what it was to save.)
 func (s *Shared) lingerTime(held int64) int64 {
 	if s.latency == 0 {
-		return int64(s.cfg.Linger)
+		return s.linger
 	}
-	return min(max(2*s.latency, held), int64(s.cfg.Linger))
+	return min(max(2*s.latency, held), s.linger)
 }
 
 // OnReleased notes that the owner of a lock released it, who had it for so long. It returns until
@@ -60,12 +60,12 @@ func isWanted(m *Memory, c *Contest, v *View) bool {
 // hot now lingers after it. mayLinger: the sidecar does not stop, and receives messages of other
 // sidecars.
 func (s *Shared) OnFirstAcquire(m *Memory, now int64, mayLinger bool) {
-	m.isHot = mayLinger && !s.cfg.NoLinger && s.isHotAt(now, m.hotUntil)
+	m.isHot = mayLinger && s.cfg.Linger != moment.SpanOf(0) && s.isHotAt(now, m.hotUntil)
 }
 
 // isHotAt reports whether a time that has not come yet is until; see Memory.hotUntil.
 func (s *Shared) isHotAt(now int64, until uint32) bool {
-	return until != 0 && until-moment.ShortMoment(now) <= moment.ShortMoment(int64(s.cfg.Linger))+1
+	return until != 0 && until-moment.ShortMoment(now) <= moment.ShortMoment(s.linger)+1
 }
 
 // Cool notes that another host wants the lock, or that it is not to linger for another reason.

@@ -9,13 +9,8 @@ import (
 // turn is how long a turn may last while another sidecar waits: two round trips, so that most of
 // the time the lock is in use, and not on its way.
 func (s *Shared) turn() int64 {
-	switch {
-	case s.cfg.Alternate:
-		return 0
-	case s.cfg.Turn != 0:
-		return int64(s.cfg.Turn)
-	}
-	return min(max(2*s.trip, int64(200*time.Microsecond)), int64(20*time.Millisecond))
+	twoTrips := min(max(2*s.trip, int64(200*time.Microsecond)), int64(20*time.Millisecond))
+	return int64(s.cfg.Turn.Or(time.Duration(twoTrips)))
 }
 
 // endsTurn reports whether this host has to yield a lock that it has. A request that does not wait
