@@ -2,7 +2,6 @@ package locktable
 
 import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
-	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -88,14 +87,6 @@ func (l *lock) forgetClaim(s claim.State) {
 	if l.queue != nil {
 		l.queue.contest.OnClaimForgotten(s == claim.Absent)
 	}
-}
-
-// contest returns the contest for a lock; nil: it is not contended.
-func (l *lock) contest() *contest.Contest {
-	if l.queue == nil {
-		return nil
-	}
-	return &l.queue.contest
 }
 
 // hasRemoteState reports whether Redis has, or may yet have, a field or a ticket of this
