@@ -907,7 +907,7 @@ var sidecarMutants = []mutant{
 		rule: "a client that ended while no daemon ran holds nothing",
 		in:   "sidecar (*loop).restore",
 		find: "case process == peers.Ended, process == peers.Executed:",
-		put:  "case process == peerExecuted:",
+		put:  "case process == peers.Executed:",
 		by:   test("sidecar", "TestClientThatDiedDuringARestartHoldsNothing"),
 	},
 	{
@@ -1016,7 +1016,7 @@ var sidecarMutants = []mutant{
 		rule: "the state names the Redis that the daemon used",
 		in:   "sidecar (*loop).applyEffects",
 		find: "l.state.PutRedis(state.Redis(*l.newRedis))",
-		put:  "",
+		put:  "_ = state.Redis(*l.newRedis)",
 		by:   test("sidecar", "TestStateHasTheRedisAndTheSessionsThatAreOpen"),
 	},
 	{
