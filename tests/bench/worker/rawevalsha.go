@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // rawEvalsha drives the sidecar's own way to Redis, and nothing above it: each
@@ -52,8 +53,8 @@ func (e *rawEvalsha) prepare() error {
 	s, err := store.Open(store.Config{
 		URL: e.Redis, UUID: state.NewUUID().String(),
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		OnResults: func(rs []redisop.Result, _ *store.Identity) { e.results(rs) },
-		OnUp: func(redisop.Shard, bool, bool, store.Identity) {
+		OnResults: func(rs []redisop.Result, _ *wire.Identity) { e.results(rs) },
+		OnUp: func(redisop.Shard, bool, bool, wire.Identity) {
 			select {
 			case e.up <- struct{}{}:
 			default:
