@@ -772,9 +772,8 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 				delete(want, key)
 			}
 			if s == wire.AcquireRelease {
-				counts := words[3+count+1]
-				if isLong := e.Declares || e.IsSharded; isLong != (len(counts) == 6) || isLong && (counts[4] == 1) != e.Declares || isLong && (counts[5] == 1) != e.IsSharded {
-					t.Fatalf("declares %v, sharded %v: %q", e.Declares, e.IsSharded, counts)
+				if terms := words[3+count+1]; (terms[4] == 1) != e.Declares || (terms[5] == 1) != e.IsSharded {
+					t.Fatalf("declares %v, sharded %v: %q", e.Declares, e.IsSharded, terms)
 				}
 			}
 			ops, left = ops[n:], left-n

@@ -366,11 +366,7 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	replication := redis.NewStringCmd(ctx, "info", "replication")
 	memory, stats := redis.NewStringCmd(ctx, "info", "memory"), redis.NewStringCmd(ctx, "info", "stats")
 	clock := redis.NewTimeCmd(ctx, "time")
-	needed := wire.Scripts
-	if d.IsNode {
-		needed = wire.ClusterScripts
-	}
-	exists := redis.NewCmd(ctx, append([]any{"script", "exists"}, digests(needed)...)...)
+	exists := redis.NewCmd(ctx, append([]any{"script", "exists"}, digests(wire.Scripts)...)...)
 	asRole := redis.NewCmd(ctx, "role")
 	if err := s.exec(hello, server, replication, memory, stats, clock, exists, asRole); err != nil {
 		return d.handshakeError(err)
@@ -437,12 +433,12 @@ func (d *dialer) probe(s *readyConn, last wire.Identity) error {
 	// To load the scripts again that Redis knows would cost it as much as the rest of the connection.
 	var cmds []redis.Cmder
 	var load *redis.StringCmd // the last one; nil: Redis knows all
-	for i, isKnown := range knownScripts(exists, len(needed)) {
+	for i, isKnown := range knownScripts(exists, len(wire.Scripts)) {
 		if isKnown {
 			continue
 		}
-		load = redis.NewStringCmd(ctx, "script", "load", needed[i].Text)
-		if cmds = append(cmds, load); needed[i] == wire.Renew { // a user may be permitted this and not that
+		load = redis.NewStringCmd(ctx, "script", "load", wire.Scripts[i].Text)
+		if cmds = append(cmds, load); wire.Scripts[i] == wire.Renew { // a user may be permitted this and not that
 			cmds = append(cmds, redis.NewCmd(ctx, "eval", wire.Renew.Text, 0, "", 0))
 		}
 	}

@@ -193,7 +193,7 @@ func runCosts(b *testing.B, start func(t testing.TB, args ...string) *server, di
 		b.Run(sh.name, func(b *testing.B) {
 			s := start(b)
 			admin := s.admin()
-			for _, script := range wire.ClusterScripts {
+			for _, script := range wire.Scripts {
 				admin.ScriptLoad(ctx, script.Text)
 			}
 			crowd := make([]*host, hosts)

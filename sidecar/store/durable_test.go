@@ -48,7 +48,7 @@ type slowServer struct {
 
 	mu      sync.Mutex
 	words   []string // of the commands after the greeting
-	scripts []string // what the next runs are answered with; then "*1\r\n:17…"
+	scripts []string // what the next runs are answered with; then ":17…"
 }
 
 func startSlow(t *testing.T) *slowServer {
@@ -91,7 +91,7 @@ func (s *slowServer) note(word string) string {
 		s.scripts = s.scripts[1:]
 		return answer
 	}
-	return "*1\r\n:1700000000000000\r\n"
+	return ":1700000000000000\r\n"
 }
 
 func (s *slowServer) received() []string {
@@ -127,8 +127,8 @@ func TestResultsAreWithheldUntilReplicasConfirm(t *testing.T) {
 	}
 	s.scripts = []string{
 		// A message comes between two results of one batch, and after them.
-		"*1\r\n:1700000000000000\r\n" + ">3\r\n" + bulk("message") + bulk(channelOf("watched")) + bulk("0"),
-		"*1\r\n:1700000000000000\r\n" + ">3\r\n" + bulk("message") + bulk(channelOf("watched")) + bulk("0"),
+		":1700000000000000\r\n" + ">3\r\n" + bulk("message") + bulk(channelOf("watched")) + bulk("0"),
+		":1700000000000000\r\n" + ">3\r\n" + bulk("message") + bulk(channelOf("watched")) + bulk("0"),
 	}
 	r := connected(t, s.url, replicated(1), func(c *Config) {
 		results, messages := c.OnResults, c.OnMessages
@@ -217,7 +217,7 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 	s := startSlow(t)
 	r := connected(t, s.url, replicated(1))
 	held := takeOp("held", 1)
-	s.scripts = []string{"*1\r\n*5\r\n:" + fmt.Sprint(int(wire.CodeHeld)) + "\r\n:20000\r\n" + bulk(field(otherUUID, 1)) + ":0\r\n:0\r\n"}
+	s.scripts = []string{"*5\r\n:" + fmt.Sprint(int(wire.CodeHeld)) + "\r\n:20000\r\n" + bulk(field(otherUUID, 1)) + ":0\r\n:0\r\n"}
 	held.LeaseMS = 2000
 	r.Do([]redisop.Op{held, takeOp("taken", 1)})
 	recv(t, s.waits, "WAIT")

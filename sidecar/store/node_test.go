@@ -49,11 +49,19 @@ type nodeRun struct {
 	isAsking bool
 }
 
-// floors returns what tokens are above, and those of new counters, of a run of the script for all cases.
+// floors returns what tokens are above, and those of new counters, of a run for Takes and Drops.
 func (r *nodeRun) floors() (floor, birth int64) {
-	floor, _ = strconv.ParseInt(r.args[4], 10, 64)
-	birth, _ = strconv.ParseInt(r.args[5], 10, 64)
-	return floor, birth
+	terms := r.args[1] // see main.lua
+	birth, _ = strconv.ParseInt(strings.Fields(terms[13:])[1], 10, 64)
+	return floorOf(terms), birth
+}
+
+// floorOf returns what tokens are above, of the terms of a run for Takes and Drops.
+func floorOf(terms string) (floor int64) {
+	for i := range 7 {
+		floor += int64(terms[6+i]) << (8 * i)
+	}
+	return floor
 }
 
 func startFakeNode(t testing.TB, number int) *fakeNode {
@@ -218,7 +226,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		return ":0\r\n"
 	}
 	run := nodeRun{keys: words[3 : 3+keys], args: words[3+keys:], isAsking: isAsking}
-	for _, s := range slices.Concat(wire.ClusterScripts, []*wire.Script{who, dropOrphaned}) {
+	for _, s := range slices.Concat(wire.Scripts, []*wire.Script{who, dropOrphaned}) {
 		if words[1] == s.SHA || words[1] == s.Text {
 			run.script = s
 		}
@@ -228,13 +236,11 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		run.statuses = append(run.statuses, fmt.Sprintf(":%d\r\n", n.token))
 	}
 	switch run.script {
-	case wire.QuietTake, wire.QuietDrop: // each lock is asked for by the script for all cases
-		return "+busy\r\n"
 	case wire.AcquireRelease:
 		counts := run.args[1]
 		taken, dropped := int(counts[0])+int(counts[1]), int(counts[2])
 		locks := (keys + dropped) / 2
-		if len(counts) > 4 && counts[4] == 1 {
+		if counts[4] == 1 {
 			locks = keys / 4
 		}
 		run.locks = run.keys[:locks]
@@ -267,6 +273,9 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 	}
 	if run.script == wire.Renew {
 		return fmt.Sprintf(":%d\r\n", len(run.locks))
+	}
+	if run.script == wire.AcquireRelease && len(run.statuses) == 1 {
+		return run.statuses[0]
 	}
 	return array(run.statuses...)
 }

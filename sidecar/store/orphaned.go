@@ -54,7 +54,7 @@ func ParseOwner(field string) (id string, hold uint64, ok bool) {
 // done is called once, from a goroutine of the store, and must not block. Precondition: ParseOwner
 // accepts the field.
 func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
-	id, hold, _ := ParseOwner(field)
+	id := UUIDOf(field)
 	keys := &s.dial.Keys
 	if s.cluster != nil && wire.SlotOf(keys.Key(name)) != wire.SlotOf(keys.Host(id)) {
 		// A script has keys of one slot: another command looks first.
@@ -63,34 +63,20 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 				done(OrphanPublished, false, err)
 				return
 			}
-			s.dropOrphaned(name, field, id, hold, "", lease, latest, done)
+			s.dropOrphaned(name, field, id, "", lease, latest, done)
 		})
 		return
 	}
-	s.dropOrphaned(name, field, id, hold, keys.Host(id), lease, latest, done)
+	s.dropOrphaned(name, field, id, keys.Host(id), lease, latest, done)
 }
 
 // dropOrphaned is DropOrphaned, where published is the key that shows that the sidecar of the field was
 // connected; "": it was looked for before.
-func (s *Store) dropOrphaned(name, field, id string, hold uint64, published string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
+func (s *Store) dropOrphaned(name, field, id, published string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	args := func(p *pipeline.Params) []string {
-		keys := &s.dial.Keys
-		flags := byte(0)
-		if keys.IsTagged(name) {
-			flags = 1
-		}
-		number := func(n int64) string { return strconv.FormatInt(n, 10) }
 		e := p.Encoder
-		declared := []string{"1", keys.Key(name)}
-		if e.Declares {
-			declared = []string{"4", keys.Key(name), keys.Queue(name), keys.Ours(wire.SignsPrefix, name), keys.Counter(name)}
-		}
-		return append(declared,
-			id+":", string(e.Counts(0, 0, 1, flags)), "0", number(lease.Milliseconds()),
-			number(e.TokensAbove()), number(p.Birth), number(e.Expiry), "", e.Origin,
-			strconv.FormatUint(hold, 10), keys.Channel(name),
-			field, published, wire.OwnChannel(id), "recall:"+e.Origin+" "+keys.Key(name),
-		)
+		return append(e.DropArgs(name, field, p.Birth, lease.Milliseconds()),
+			published, wire.OwnChannel(id), "recall:"+e.Origin+" "+e.Keys.Key(name))
 	}
 	s.runScript(name, dropOrphaned, latest, args, func(answer wire.Reply, err error) {
 		if err == nil && answer.Kind == '-' {
@@ -111,12 +97,8 @@ func (s *Store) dropOrphaned(name, field, id string, hold uint64, published stri
 			done(OrphanAlive, false, nil)
 			return
 		}
-		if len(answer.List) != 1 {
-			done(OrphanChanged, false, &wire.UnexpectedReply{Script: dropOrphaned, Reply: answer})
-			return
-		}
 		r := redisop.Result{Kind: redisop.Drop, Name: name}
-		refused, _, err := wire.Decode(answer.List[0], &r)
+		refused, _, err := wire.Decode(answer, &r)
 		if err == nil && refused != "" {
 			err = wire.Unavailable(s.serverOf(name).Answered(name, wire.Reason(refused)))
 		}

@@ -92,7 +92,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 			t.Fatalf("command %d: %q", i, args)
 		}
 	}
-	io.WriteString(conn, strings.Repeat("*1\r\n:1700000000000001\r\n", asked))
+	io.WriteString(conn, strings.Repeat(":1700000000000001\r\n", asked))
 	for got := 0; got < asked; {
 		for _, res := range recv(t, r.results, "result") {
 			if res.Outcome != redisop.Done || res.Name != fmt.Sprint(got) {
@@ -144,7 +144,7 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	r.awaitWired()
 	r.Do([]redisop.Op{takeOp("a", 1)})
 	r.Do([]redisop.Op{takeOp("b", 1)})
-	const answer = "*1\r\n:1700000000000001\r\n"
+	const answer = ":1700000000000001\r\n"
 	for _, part := range []struct{ text, of string }{{answer + answer[:10], "a"}, {answer[10:], "b"}} {
 		io.WriteString(conn, part.text)
 		results := recv(t, r.results, "result of "+part.of)
@@ -161,7 +161,7 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 	own, x := wire.OwnChannel(ourUUID), channelOf("x")
 	message := func(ch, text string) string { return ">3\r\n" + bulk("message") + bulk(ch) + bulk(text) }
-	const result = "*1\r\n:1700000000000001\r\n"
+	const result = ":1700000000000001\r\n"
 	long := strings.Repeat("x", wire.MaxReplyText+1)
 	stream := message(own, "recall m1") + result +
 		message(own, "recall m2") + message(own, "free 5 m2") + message(own, long) + result + result +
@@ -333,7 +333,7 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 		written := protocol.Now()
 		for protocol.Now() == written {
 		}
-		io.WriteString(conn, "*1\r\n:1700000000000001\r\n")
+		io.WriteString(conn, ":1700000000000001\r\n")
 		if sent := recv(t, r.results, "result")[0].Sent; sent < before || sent > written {
 			t.Errorf("sent %d ns after Do, and Redis had the operation %d ns after it", sent-before, written-before)
 		}

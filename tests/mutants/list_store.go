@@ -182,13 +182,6 @@ var storeMutants = []mutant{
 		by:   differential,
 	},
 	{
-		rule: "the channel of a release has the prefix",
-		in:   "sidecar/store/wire (*Encoder).AppendRun",
-		find: "e.Keys.appendDerived(dst, ChannelPrefix, op.Name)",
-		put:  "new(Keyspace).appendDerived(dst, ChannelPrefix, op.Name)",
-		by:   differential,
-	},
-	{
 		rule: "the channel of a subscription has the prefix",
 		in:   "sidecar/store/pipeline (*channels).subscribe",
 		find: "c.keys.Channel",

@@ -164,24 +164,34 @@ func (m *Machine) decode(cl *call, answer *wire.Reply, results []redisop.Result)
 		for i := range results {
 			results[i].Outcome = redisop.Done
 		}
+	case cl.script == wire.AcquireRelease && len(results) == 1:
+		return m.decodeStatus(answer, &results[0])
 	case answer.Kind != '*', len(answer.List) != len(results):
 		return &wire.UnexpectedReply{Script: cl.script, Reply: *answer}
 	default:
-		for i, status := range answer.List {
-			refusal, silent, err := wire.Decode(status, &results[i])
-			if err != nil {
+		for i := range answer.List {
+			if err := m.decodeStatus(&answer.List[i], &results[i]); err != nil {
 				return err
 			}
-			if refusal != "" {
-				m.refuse(&results[i], refusal, 1)
-			}
-			if results[i].Outcome == redisop.NotALock {
-				results[i].Msg = m.Server.NotALock(results[i].Name, results[i].Field)
-			}
-			if silent {
-				m.silent = results[i].Name
-			}
 		}
+	}
+	return nil
+}
+
+// decodeStatus reads what a script returned for one operation into its result.
+func (m *Machine) decodeStatus(status *wire.Reply, r *redisop.Result) error {
+	refusal, silent, err := wire.Decode(*status, r)
+	if err != nil {
+		return err
+	}
+	if refusal != "" {
+		m.refuse(r, refusal, 1)
+	}
+	if r.Outcome == redisop.NotALock {
+		r.Msg = m.Server.NotALock(r.Name, r.Field)
+	}
+	if silent {
+		m.silent = r.Name
 	}
 	return nil
 }

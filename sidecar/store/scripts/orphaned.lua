@@ -3,12 +3,10 @@
 -- lock is not what was examined, or if there is a sign of life. Otherwise that script executes
 -- the Drop, so that a waiter gets the lock as it does after any other Drop.
 --
--- ARGV[1]   prefix of the owner fields of that sidecar
--- ARGV[10]  number of its hold
--- ARGV[12]  the owner field that was examined
--- ARGV[13]  key of what that sidecar published of its host; empty: there is none
--- ARGV[14]  channel of that sidecar
--- ARGV[15]  recall of the lock: a message that a sidecar may receive at any time
+-- ARGV[1]  the owner field that was examined
+-- ARGV[3]  key of what that sidecar published of its host; empty: there is none
+-- ARGV[4]  channel of that sidecar
+-- ARGV[5]  recall of the lock: a message that a sidecar may receive at any time
 --
 -- Returns early
 -- "changed"    the key does not have exactly this field
@@ -19,12 +17,12 @@
 do
   local fields = redis.pcall('HLEN', KEYS[1])
   if type(fields) == 'table' and string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then return fields end
-  if fields ~= 1 or redis.call('HKEYS', KEYS[1])[1] ~= ARGV[12] then return redis.status_reply('changed') end
-  local published = ARGV[13] == '' and 0 or redis.pcall('EXISTS', ARGV[13])
+  if fields ~= 1 or redis.call('HKEYS', KEYS[1])[1] ~= ARGV[1] then return redis.status_reply('changed') end
+  local published = ARGV[3] == '' and 0 or redis.pcall('EXISTS', ARGV[3])
   if type(published) == 'table' then return published end
   if published ~= 0 then return redis.status_reply('published') end
   -- Not PUBSUB NUMSUB, which may be not permitted: then a sidecar that lives would not be found.
-  local reached = redis.pcall('PUBLISH', ARGV[14], ARGV[15])
+  local reached = redis.pcall('PUBLISH', ARGV[4], ARGV[5])
   if type(reached) == 'table' then return reached end
   if reached ~= 0 then return redis.status_reply('alive') end
 end

@@ -25,8 +25,7 @@ type Encoder struct {
 	IsSharded bool // the channels of locks are sharded
 
 	turns [turns][]redisop.Op // of the operations that are being arranged
-	words []byte              // to be used again
-	text  [6]byte             // the same
+	text  []byte              // to be used again
 }
 
 // TokensAbove is the value, µs, that tokens of this connection are above. A counter that is not is
@@ -114,8 +113,6 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 		counts[i] = len(e.turns[i])
 	}
 	switch r.Script {
-	case QuietTake, QuietDrop:
-		return e.quiet(dst, r, &ops[0])
 	case Renew:
 		return e.renewals(dst, r, now, ops)
 	case Arrive:
@@ -141,7 +138,11 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 	if e.Declares {
 		keys = 4 * locks
 	}
-	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + 2*pairs
+	args := 1 + len(ops) + 3*counts[set] + 2*pairs
+	hasLease := counts[dropped] < len(ops)
+	if hasLease {
+		args++
+	}
 	dst = AppendCommand(dst, r, keys, args)
 	for i := range ops {
 		if i < again || ops[i].Kind == redisop.Drop {
@@ -167,7 +168,7 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 			}
 		}
 	}
-	dst = AppendString(dst, e.Prefix)
+	dst = e.appendField(dst, ops[0].HoldID)
 	flags := byte(0)
 	for i := again; i < len(ops); i += 2 {
 		if ops[i].PassedMS >= redisop.MS(redisop.FreeAfterSubscribed) && waitOf(&ops[i+1]) == waitArrived {
@@ -180,18 +181,16 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 	if e.Confirms && slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.Kind != redisop.Drop || IsCovered(&op) }) {
 		flags += 4
 	}
-	text := e.Counts(byte(counts[Taken]), byte(counts[set]), byte(counts[dropped]), flags)
+	text := e.terms([...]byte{byte(counts[Taken]), byte(counts[set]), byte(counts[dropped]), flags}, birth, int64(passLease), ops)
 	dst = append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')
-	dst = AppendNumber(dst, int64(lease))
-	dst = AppendNumber(dst, int64(passLease))
-	dst = AppendNumber(dst, e.TokensAbove())
-	dst = AppendNumber(dst, birth)
-	dst = AppendNumber(dst, e.Expiry)
-	dst = e.appendQueueWords(dst, ops)
-	dst = AppendString(dst, e.Origin)
+	if hasLease {
+		dst = AppendNumber(dst, int64(lease))
+	}
 	for i := range ops {
 		op := &ops[i]
-		dst = AppendNumber(dst, int64(op.HoldID))
+		if i > 0 { // that of the first is in its owner field
+			dst = AppendNumber(dst, int64(op.HoldID))
+		}
 		switch section := ArgSectionOf(op); {
 		case i >= again && op.Kind == redisop.Take:
 			dst = AppendNumber(dst, int64(op.Reserve))
@@ -200,27 +199,9 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 			dst = AppendNumber(dst, int64(op.Count))
 			dst = AppendNumber(dst, int64(op.Reserve))
 			dst = AppendString(dst, flagsOf(op))
-		case i < again && section == dropped:
-			dst = e.Keys.appendDerived(dst, ChannelPrefix, op.Name)
 		}
 	}
 	return dst
-}
-
-// Counts returns the argument of bytes: how many locks are taken, are set and are dropped, flags, and in a
-// Cluster two more: whether all keys are declared, and whether the channels of locks are sharded.
-func (e *Encoder) Counts(taken, set, dropped, flags byte) []byte {
-	text := append(e.text[:0], taken, set, dropped, flags)
-	if e.Declares || e.IsSharded {
-		text = append(text, 0, 0)
-		if e.Declares {
-			text[4] = 1
-		}
-		if e.IsSharded {
-			text[5] = 1
-		}
-	}
-	return text
 }
 
 // IsCovered reports whether an operation is done only when replicas have it. Nothing waits for a Drop
@@ -256,25 +237,65 @@ func flagsOf(op *redisop.Op) string {
 	return ""
 }
 
-// appendQueueWords appends, as one argument, what the operations say of queues. Most locks
-// have none, and then Redis does not take it apart.
-func (e *Encoder) appendQueueWords(dst []byte, ops []redisop.Op) []byte {
-	words, end := e.words[:0], 0 // of those that are not 0
+// appendField appends the owner field of a hold as an argument of a command.
+func (e *Encoder) appendField(dst []byte, holdID uint64) []byte {
+	var digits [20]byte
+	text := strconv.AppendUint(digits[:0], holdID, 10)
+	dst = appendHead(dst, '$', len(e.Prefix)+len(text))
+	dst = append(dst, e.Prefix...)
+	dst = append(dst, text...)
+	return append(dst, '\r', '\n')
+}
+
+// terms returns what a run has to know beside its locks, as one argument: see main.lua. counts: how many are
+// taken, are set and are dropped; and flags.
+func (e *Encoder) terms(counts [4]byte, birth, passLease int64, ops []redisop.Op) []byte {
+	text := append(e.text[:0], counts[:]...)
+	for _, is := range [...]bool{e.Declares, e.IsSharded} {
+		if is {
+			text = append(text, 1)
+		} else {
+			text = append(text, 0)
+		}
+	}
+	for i := range 7 {
+		text = append(text, byte(e.TokensAbove()>>(8*i)))
+	}
+	for _, n := range [...]int64{e.Expiry, birth, passLease} {
+		text = append(strconv.AppendInt(text, n, 10), ' ')
+	}
+	text = append(append(text, e.Origin...), ' ')
+	end := len(text) // without what is 0 for all operations that follow
 	for i := range ops {
 		op := &ops[i]
 		wait, time := waitOf(op), uint64(op.PassedMS)
 		if wait == waitArrived {
 			time = op.Arrived
 		}
-		words = append(strconv.AppendUint(words, uint64(wait), 10), ' ')
-		words = append(strconv.AppendUint(words, op.Ticket, 10), ' ')
-		words = append(strconv.AppendUint(words, time, 10), ' ')
+		text = append(strconv.AppendUint(text, uint64(wait), 10), ' ')
+		text = append(strconv.AppendUint(text, op.Ticket, 10), ' ')
+		text = append(strconv.AppendUint(text, time, 10), ' ')
 		if wait != waitNone || op.Ticket != 0 || time != 0 {
-			end = len(words)
+			end = len(text)
 		}
 	}
-	e.words = words
-	return append(append(appendHead(dst, '$', end), words[:end]...), '\r', '\n')
+	e.text = text
+	return text[:end]
+}
+
+// DropArgs returns, of a run that drops a lock for the owner of a field, the number of keys, the keys and the
+// first arguments. It passes the lock on with a lease, ms.
+func (e *Encoder) DropArgs(name, field string, birth, passLease int64) []string {
+	k := &e.Keys
+	args := []string{"1", k.Key(name)}
+	if e.Declares {
+		args = []string{"4", k.Key(name), k.Queue(name), k.Ours(SignsPrefix, name), k.Counter(name)}
+	}
+	flags := byte(0)
+	if k.IsTagged(name) {
+		flags = 1
+	}
+	return append(args, field, string(e.terms([...]byte{0, 0, 1, flags}, birth, passLease, nil)))
 }
 
 // renewals appends the command that renews or checks the locks of ops.

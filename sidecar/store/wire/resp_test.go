@@ -148,6 +148,7 @@ func FuzzReplies(f *testing.F) {
 // A command is what Redis reads: an array of strings.
 func TestCommandsAreEncoded(t *testing.T) {
 	e := Encoder{Prefix: ourUUID + ":", Floor: 1700000000000001, Origin: "0123abcd"}
+	const floor = "\x01\x40\x1e\x18\x24\x0a\x06"
 	prefixed := Encoder{Prefix: ourUUID + ":", Keys: NewKeyspace("app1:"), Origin: NoOrigin}
 	moved := redisop.Op{Kind: redisop.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Asked: redisop.Asked{Reserve: 64, Flags: redisop.RequireExisting}}
 	again := takeOp("a{b}c", 1<<53-1)
@@ -183,27 +184,25 @@ func TestCommandsAreEncoded(t *testing.T) {
 		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, mixed),
 			[]string{"evalsha", AcquireRelease.SHA, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
-				ourUUID + ":", "\x02\x01\x01\x01", "30000", "0", "1700000000000001", "7", "0", "", "0123abcd",
-				"4", "5", "12", "3", "64", "m", "6", "redisson_lock__channel:{c}",
-				"9007199254740990", "9007199254740991", "1", ""}},
+				ourUUID + ":4", "\x02\x01\x01\x01\x00\x00" + floor + "0 7 0 0123abcd ", "30000",
+				"5", "12", "3", "64", "m", "6", "9007199254740990", "9007199254740991", "1", ""}},
 		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, queued),
 			[]string{"evalsha", AcquireRelease.SHA, "14", "e", "h", "i", "g", "j", "k", "d", "f",
 				"redisson_lock_token:{e}", "redisson_lock_token:{h}", "redisson_lock_token:{i}", "redisson_lock_token:{g}", "redisson_lock_token:{d}", "redisson_lock_token:{f}",
-				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 0 1 0 0 0 0 0 1 13 0 0 0 70 0 18 80 0 0 60 1 0 0 0 2 20 1 3 0 ", "0123abcd",
-				"9", "14", "15", "12", "1", "1", "",
-				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
+				ourUUID + ":9", "\x03\x01\x02\x00\x00\x00" + floor + "0 7 40000 0123abcd 2 0 0 1 0 0 0 0 0 1 13 0 0 0 70 0 18 80 0 0 60 1 0 0 0 2 20 1 3 0 ", "30000",
+				"14", "15", "12", "1", "1", "", "16", "17",
 				"7", "8", "64", "c", "10", "11", "1", ""}},
 		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, []redisop.Op{arrived}),
 			[]string{"evalsha", AcquireRelease.SHA, "2", "b", "redisson_lock_token:{b}",
-				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "3 0 1700000000000123 ", "0123abcd", "21"}},
+				ourUUID + ":21", "\x01\x00\x00\x00\x00\x00" + floor + "0 7 0 0123abcd 3 0 1700000000000123 ", "30000"}},
 		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, []redisop.Op{drop("b", 20, 0, 120), arrivedAgain}),
 			[]string{"evalsha", AcquireRelease.SHA, "2", "b", "redisson_lock_token:{b}",
-				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "0 0 120 3 0 1700000000000123 ", "0123abcd",
-				"20", "21", "1", ""}},
+				ourUUID + ":20", "\x00\x00\x00\x02\x00\x00" + floor + "0 7 40000 0123abcd 0 0 120 3 0 1700000000000123 ", "30000",
+				"21", "1", ""}},
 		{e.AppendRun(nil, Run{Script: Arrive}, 0, 7, []redisop.Op{{Kind: redisop.Arrive, Name: "a"}, {Kind: redisop.Arrive, Name: "b{c}"}}),
 			[]string{"evalsha", Arrive.SHA, "2", "a", "b{c}"}},
 		{e.AppendRun(nil, Run{AcquireRelease, true}, 0, 7, []redisop.Op{dropOp("a", 7)}), []string{"eval", AcquireRelease.Text, "1", "a",
-			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "0123abcd", "7", "redisson_lock__channel:{a}"}},
+			ourUUID + ":7", "\x00\x00\x01\x00\x00\x00" + floor + "0 7 0 0123abcd "}},
 		{e.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 200), renewOp("b", 300)}), []string{"evalsha", Renew.SHA, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "0", "200", "300"}},
 		{e.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 8), renewOp("b", 1040), renewOp("c", 200)}), []string{"evalsha", Renew.SHA, "3", "a", "b", "c",
@@ -212,7 +211,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 			ourUUID + ":", "0", "1", "1", "1"}},
 		{prefixed.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, []redisop.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", AcquireRelease.SHA, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
-			ourUUID + ":", "\x01\x00\x01\x01", "30000", "0", "0", "7", "0", "", "-", "1", "2", "redisson_lock__channel:app1:a{b}"}},
+			ourUUID + ":1", "\x01\x00\x01\x01\x00\x00" + "\x00\x00\x00\x00\x00\x00\x00" + "0 7 0 - ", "30000", "2"}},
 		{prefixed.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 200)}), []string{"evalsha", Renew.SHA, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "0", "200"}},
 		{AppendLoad(nil, AcquireRelease), []string{"script", "load", AcquireRelease.Text}},

@@ -21,8 +21,7 @@ var (
 	Arrive         = NewScript(scriptText(arriveText))
 	Permissions    = NewScript(scriptText(permissionsText))
 
-	Scripts        = []*Script{AcquireRelease, Renew, Arrive, Permissions}
-	ClusterScripts = append(Scripts[:len(Scripts):len(Scripts)], QuietTake, QuietDrop)
+	Scripts = []*Script{AcquireRelease, Renew, Arrive, Permissions}
 )
 
 func NewScript(text string) *Script {

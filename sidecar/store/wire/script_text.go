@@ -12,6 +12,8 @@ import (
 // The source of the scripts. The one that takes and drops locks is in several files, which are
 // joined when the program starts, and share their locals: see acquireReleaseText.
 var (
+	//go:embed scripts/head.lua
+	headText string
 	//go:embed scripts/ownership.lua
 	OwnershipText string
 	//go:embed scripts/tokens.lua
@@ -47,7 +49,7 @@ func AcquireReleaseText() string {
 	}
 	queuedTake, take := withQueue(takeText)
 	queuedDrop, drop := withQueue(dropText)
-	return scriptText(OwnershipText, tokensText, drop,
+	return scriptText(headText, OwnershipText, tokensText, drop,
 		"local function define_queues()\n", queueText, queuedTake, queuedDrop,
 		"return {refuse = refuse, in_order = in_order, leave = leave, drop = drop}\nend\n",
 		take, mainText)

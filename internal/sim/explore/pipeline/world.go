@@ -362,7 +362,6 @@ func (w *world) answer(c *pipeline.Command, lags bool) {
 // executeOps executes the operations of a run, and returns the reply.
 func (w *world) executeOps(c *pipeline.Command) wire.Reply {
 	answer := wire.Reply{Kind: '*'}
-	isRenewal := c.Script == wire.Renew.SHA
 	for i := range c.Ops {
 		w.contract.onExecuted(&c.Ops[i])
 		status := wire.Reply{Kind: ':'}
@@ -371,8 +370,11 @@ func (w *world) executeOps(c *pipeline.Command) wire.Reply {
 		}
 		answer.List = append(answer.List, status)
 	}
-	if isRenewal {
+	switch {
+	case c.Script == wire.Renew.SHA:
 		return wire.Reply{Kind: ':', Num: int64(len(c.Ops))}
+	case c.Script == wire.AcquireRelease.SHA && len(c.Ops) == 1:
+		return answer.List[0]
 	}
 	return answer
 }

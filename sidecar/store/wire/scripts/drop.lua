@@ -48,7 +48,7 @@ local function drop(op, lock, num, channel, again)
   -- A take without arrival gets a ticket behind those of the queue. No sidecar accepts a transfer
   -- that says that the lock should have been left free.
   local given = {
-    old = old, lease = ARGV[4], passed = math.min(passed, policy.free_after_ms - 1),
+    old = old, lease = pass_lease, passed = math.min(passed, policy.free_after_ms - 1),
     more = (wait == 'wait.queued' or wait == 'wait.in_order') and 1 or 0,
   }
   if arrived then
@@ -77,13 +77,11 @@ end
 
 -- ^ in define_queues ^
 
-local unlocked = '0' -- the only payload that Redisson takes for a release
-
 local function release(lock, num, channel)
   -- A key that has only this field is gone after this. If another program has built
   -- another structure around our field, its fields stay, and a client that is woken by
   -- the message finds them.
-  local gone = ask('HDEL', lock, prefix .. num)
+  local gone = gone or ask('HDEL', lock, prefix .. num)
   if gone ~= 1 then
     if gone == 0 then
       if given >= 4 then
@@ -104,7 +102,7 @@ local function release(lock, num, channel)
       return {code.not_a_lock, other}
     end
   end
-  local receivers = ask(publish, channel, unlocked)
+  local receivers = receivers or ask(publish, channel, unlocked)
   if receivers == 0 then return 0 end
   if type(receivers) == 'table' then return {code.dropped, subscribers.unpublished, 0} end
   -- A client that subscribes to a pattern received the message, too, and does not wait

@@ -1,4 +1,4 @@
--- ownership: whose lock a key is. This text precedes the text of each script.
+-- ownership: whose lock a key is. The text of each script has this one before what uses it.
 --
 -- A lock that is held is a HASH with one field, "<uuid>:<hold number>", whose value is the
 -- number of entries. Other clients of the lock have fields of the same form: "<id>:<number>", or

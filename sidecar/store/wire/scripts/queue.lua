@@ -19,9 +19,10 @@
 -- these are in a function, define_queues, with what take.lua and drop.lua have above a line of their
 -- own: see script_text.go.
 
+local pass_lease, origin, waits = string.match(terms, '^%d+ %d+ (%d+) (%S*) (.*)$', 14)
 local words = {}
-for word in string.gmatch(ARGV[8], '%d+') do words[#words + 1] = word end
--- The numbers of an operation in ARGV[8]: wait, ticket, time.
+for word in string.gmatch(waits, '%d+') do words[#words + 1] = word end
+-- The numbers of an operation in waits: wait, ticket, time.
 local function words_of(op)
   return words[3 * op - 2] or '0', words[3 * op - 1] or '0', words[3 * op] or '0'
 end
@@ -74,7 +75,7 @@ end
 -- connections received it.
 local function send(field, word, rest)
   if not string.find(field, '^:%d+$', 37) then return 0 end
-  if string.sub(field, 15, 15) == '8' then word = word .. ':' .. ARGV[9] end
+  if string.sub(field, 15, 15) == '8' then word = word .. ':' .. origin end
   local reached = ask('PUBLISH', 'redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36), word .. ' ' .. rest)
   return type(reached) == 'number' and reached or 0
 end

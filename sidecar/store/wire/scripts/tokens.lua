@@ -18,12 +18,6 @@
 -- because a round trip takes longer than the tokens that it draws. The floor may also be above
 -- all counters, see pipeline.askClock: those that are ahead of the clock stay.
 
-local lease, floor, birth, expiry = ARGV[3], ARGV[5] + 0, ARGV[6] + 0, ARGV[7]
-local ask, keys, args = redis.pcall, KEYS, ARGV -- Redis finds locals faster than globals
-local publish, numsub = 'PUBLISH', 'NUMSUB'
-local given, declared, sharded = string.byte(ARGV[2], 4, 6) -- flags and more: see main.lua
-if sharded == 1 then publish, numsub = 'SPUBLISH', 'SHARDNUMSUB' end
-
 local function count_subscribers(channel, kind)
   local reply = ask('PUBSUB', kind or numsub, channel)
   if reply.err then return subscribers.uncountable, 0 end
@@ -31,7 +25,7 @@ local function count_subscribers(channel, kind)
 end
 
 local function draw(counter, n)
-  local last = ask('INCRBY', counter, n)
+  local last = drawn or ask('INCRBY', counter, n)
   n = n + 0 -- INCRBY got the text: Redis would format a number digit by digit
   if type(last) == 'table' then return nil, {code.refused, last.err} end
   if last >= 2 ^ 53 then
@@ -39,6 +33,7 @@ local function draw(counter, n)
   end
   if last - n < floor then
     local time = redis.call('TIME')
+    local expiry, birth = string.match(terms, '^(%d+) (%d+)', 14)
     local made = last == n
     last = math.max(last, math.max(time[1] * 1000000 + time[2], birth) + n)
     local text = string.format('%.0f', last)
@@ -55,6 +50,7 @@ local function draw(counter, n)
   local left = ask('PTTL', counter)
   if left ~= -1 then
     if type(left) == 'table' then return nil, {code.refused, left.err} end
+    local expiry = string.match(terms, '^%d+', 14)
     if expiry == '0' then
       -- An earlier daemon made it. A Redisson program does not refresh an expiry, and
       -- would begin again at 1 after it.
