@@ -26,7 +26,7 @@ import (
 // one Redis cost 11.0 µs alone and 1.6 in a script of 128: as the constants in fleet_redis.go add
 // up to. What a connection with data costs is costArrival here, too.
 const (
-	costQuiet     = 7000  // a quiet lock is taken or dropped, by a script of its own
+	costHead      = 7000  // one lock is taken or dropped by the head of the script
 	costSlotRun   = 6700  // a run of other takes and drops of one slot: an assertion is 9.7 µs
 	costSlotRenew = 3500  // a run of renewals of one slot, and costKey for each lock: 5.1 µs, and 37 µs alone for 16
 	costProbe     = 11200 // a script that takes and drops: a run, costAssert and costDrop
@@ -515,7 +515,7 @@ func (f *Fleet) executeSlot(host int16, c *fleetConn, b *batch, at *int64) int {
 	ops = ops[:n]
 	f.ran++
 	if redisop.Shard(f.topology.owners[slot]) != c.shard {
-		*at += costQuiet // it reads as much as for a script that is executed
+		*at += costHead // it reads as much as for a script that is executed
 		f.moved += n
 		for i := range ops {
 			b.results = append(b.results, redisop.Result{Kind: ops[i].Kind, Name: ops[i].Name, Shard: c.shard, Outcome: redisop.Retryable, Sent: b.sent, Msg: isMoved})
@@ -537,21 +537,20 @@ func (f *Fleet) executeSlot(host int16, c *fleetConn, b *batch, at *int64) int {
 		}
 		return 133 + 33*n
 	}
-	isQuiet := n == 1 && first.Ticket == 0 && (first.Kind == redisop.Drop ||
+	isHead := n == 1 && first.Ticket == 0 && (first.Kind == redisop.Drop ||
 		first.Kind == redisop.Take && first.Count == 1 && first.Reserve == 1 && !first.Has(redisop.RequireExisting) && !first.Has(redisop.CountListeners))
-	if isQuiet {
-		*at += costQuiet
-	} else {
+	if !isHead {
 		*at += costSlotRun
 	}
 	for i := range ops {
 		op := &ops[i]
 		reply := f.run(host, op, nil, &redis.Reply{}, *at)
-		if isQuiet && reply.Outcome != redisop.Done {
-			*at += costSlotRun // the script for all cases follows
-			isQuiet = false
-		}
-		if !isQuiet {
+		switch {
+		case isHead && reply.Outcome == redisop.Done:
+			*at += costHead
+		case isHead: // the rest of the script follows
+			*at += costSlotRun + f.cost(op, &reply)
+		default:
 			*at += f.cost(op, &reply)
 		}
 		if lock := fleetIndex(op.Name); op.Kind == redisop.Take && op.Reserve == 0 && reply.Outcome == redisop.Done && lock < f.plan.Hosts*f.plan.Held {

@@ -86,9 +86,14 @@ func measureRedis(b *testing.B, s *server, f func()) {
 		}
 		return seconds
 	}
-	before := spent()
+	runs := func() (n float64) {
+		fmt.Sscanf(wire.InfoFields(s.admin().Info(ctx, "commandstats").Val())["cmdstat_evalsha"], "calls=%f", &n)
+		return n
+	}
+	before, ran := spent(), runs()
 	f()
 	b.ReportMetric((spent()-before)*1e6/float64(b.N), "redis-µs/op")
+	b.ReportMetric((runs()-ran)/float64(b.N), "runs/op")
 }
 
 // runPairs takes and drops locks of a shard, so many of them at a time.
