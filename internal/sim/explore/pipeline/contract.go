@@ -2,6 +2,8 @@ package pipeline
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -15,23 +17,38 @@ import (
 //	S3  what is done was executed, once
 //	S4  what was refused, or may be tried again, was not executed
 //	S5  results, messages and confirmations of a connection come in the order of the server
+//	S6  what is sent at a time was not written before it
 //	S7  the end of a connection is delivered before the results that are unknown because of it
 //	S8  a route is delivered before the results of what was not executed for that reason
 //	S9  a Drop and the Take that is pipelined after it both have results, and a Take that is done comes after its Drop
+//	S10 a token is above those of its lock that were delivered before it was asked for
+//	S11 a transfer has a connection only from the server of that connection, and while that is up
 //	S12 with replicas, what is done was confirmed
-//	S13 a channel that is delivered as subscribed is, and is still wanted
+//	S13 a channel that is delivered as subscribed is, and is still wanted; a wanted one is subscribed in the end
 type contract struct {
-	b        Budget
-	ops      [32]fate // by hold
-	seq      int      // things that the server did
-	read     int      // the last one whose reply was read
-	acked    int      // what the server had done when enough replicas had confirmed it
-	told     int      // the last thing of this connection that was delivered
-	pushed   int      // the message of another program
-	isDown   bool
-	isMoved  bool // a route was delivered on this connection
-	isWanted bool
+	b       Budget
+	ops     [32]fate // by hold
+	seq     int      // things that the server did
+	read    int      // the last one whose reply was read
+	acked   int      // what the server had done when enough replicas had confirmed it
+	told    int      // the last thing of this connection that was delivered
+	pushed  int      // the message of another program
+	isDown  bool
+	isMoved bool // a route was delivered on this connection
+
+	conn         redisop.Conn
+	gifts        []bool                  // transfers that were pushed and not delivered: of this server
+	wantedLately [len(channelNames)]bool // since the last deliveries
+	seen         map[string]int64        // by lock: the last token that was delivered
+	marks        []mark                  // of the connection
+
 	violated string // "": nothing is
+}
+
+// mark is what was known when a part of what the connection was sent was made.
+type mark struct {
+	upTo int64 // of the stream
+	seen map[string]int64
 }
 
 // fate is what happened to an operation.
@@ -39,12 +56,13 @@ type fate struct {
 	op         redisop.Op
 	isAsked    bool
 	executedAt int // as seq has it; 0: it was not
+	time       int64
 	times      int
 	results    int
 	outcome    redisop.Outcome
 }
 
-func (c *contract) init(b Budget) { c.b = b }
+func (c *contract) init(b Budget) { c.b, c.seen = b, map[string]int64{} }
 
 func (c *contract) fail(format string, args ...any) {
 	if c.violated == "" {
@@ -72,12 +90,35 @@ func (c *contract) isFree(batch []redisop.Op) bool {
 	return true
 }
 
-func (c *contract) onConnected() {
+func (c *contract) onConnected(conn redisop.Conn) {
+	c.conn, c.marks = conn, nil
 	c.isDown, c.isMoved = false, false
 	c.told = c.seq // what the server did for earlier connections is not told on this one
 }
 
 func (c *contract) onDown() { c.isDown = true }
+
+// onMade notes that the connection was sent so many bytes.
+func (c *contract) onMade(upTo int64) {
+	if n := len(c.marks); n == 0 || c.marks[n-1].upTo < upTo {
+		c.marks = append(c.marks, mark{upTo, maps.Clone(c.seen)})
+	}
+}
+
+// seenAt returns the tokens that were delivered when a byte of the connection was made.
+func (c *contract) seenAt(from int64) map[string]int64 {
+	for i := range c.marks {
+		if c.marks[i].upTo > from {
+			return c.marks[i].seen
+		}
+	}
+	return nil
+}
+
+// onHanded notes that the deliveries were handed on.
+func (c *contract) onHanded(w *world) {
+	c.wantedLately = w.wanted
+}
 
 func (c *contract) onPushed(isMessage bool) {
 	if c.seq++; isMessage {
@@ -93,11 +134,11 @@ func (c *contract) tell(what string, at int) {
 	c.told = at
 }
 
-func (c *contract) onExecuted(op *redisop.Op) {
+func (c *contract) onExecuted(op *redisop.Op, now int64) {
 	c.seq++
 	f := &c.ops[op.HoldID]
 	f.times++
-	f.executedAt = c.seq
+	f.executedAt, f.time = c.seq, now
 	if f.times > 1 {
 		c.fail("S3: operation %d is executed twice", op.HoldID)
 	}
@@ -128,20 +169,42 @@ func (c *contract) onDelivered(d *pipeline.Delivery, w *world) {
 			f.outcome = redisop.Retryable
 		}
 	case pipeline.Messages:
-		c.tell("a message", c.pushed)
+		for i := range d.Messages {
+			c.onMessage(&d.Messages[i])
+		}
 	case pipeline.Moved:
 		c.isMoved = true
 	case pipeline.Subscribed:
-		if !w.isUp || !w.subscribed && !w.hasUnsubscribed() {
-			c.fail("S13: the channel is delivered as subscribed, and is not")
+		for _, name := range d.Names {
+			if !w.isUp || !w.subscribed[name] && !w.hasUnsubscribed(name) {
+				c.fail("S13: the channel of %s is delivered as subscribed, and is not", name)
+			}
+			if i := slices.Index(channelNames[:], name); i < 0 || !c.wantedLately[i] {
+				c.fail("S13: the channel of %s is delivered as subscribed, and is not wanted", name)
+			}
 		}
 	}
 }
 
+func (c *contract) onMessage(m *redisop.Message) {
+	if m.Kind != redisop.Transferred {
+		c.tell("a message", c.pushed)
+		return
+	}
+	if len(c.gifts) == 0 {
+		c.fail("S11: a transfer is delivered that none has sent")
+		return
+	}
+	if isOurs := c.gifts[0]; m.Conn != (redisop.Conn{}) && (!isOurs || m.Conn != c.conn || c.isDown) {
+		c.fail("S11: a transfer has the connection of a server that did not make it")
+	}
+	c.gifts = c.gifts[1:]
+}
+
 // hasUnsubscribed reports whether the end of the subscription is on its way.
-func (w *world) hasUnsubscribed() bool {
+func (w *world) hasUnsubscribed(name string) bool {
 	for _, r := range w.replies {
-		if r.reply.Kind == '>' && r.reply.List[0].Text == "unsubscribe" {
+		if r.reply.Kind == '>' && r.reply.List[0].Text == "unsubscribe" && r.reply.List[1].Text == w.channel(name) {
 			return true
 		}
 	}
@@ -157,8 +220,12 @@ func (c *contract) onResult(r *redisop.Result) {
 	f.results++
 	f.outcome = r.Outcome
 	id := f.op.HoldID
+	if f.times > 0 && r.Sent >= f.time {
+		c.fail("S6: operation %d is said to be sent after it was executed", id)
+	}
 	switch r.Outcome {
 	case redisop.Done:
+		c.seen[r.Name] = max(c.seen[r.Name], int64(r.Token))
 		if f.times != 1 {
 			c.fail("S3: operation %d is done, and was executed %d times", id, f.times)
 		}
@@ -200,14 +267,22 @@ func (c *contract) of(r *redisop.Result) *fate {
 }
 
 // settled checks a world in which nothing more happens.
-func (c *contract) settled() {
+func (c *contract) settled(w *world) {
 	for i := range c.ops {
 		if f := &c.ops[i]; f.isAsked && f.results != 1 {
 			c.fail("S1: operation %d has %d results", f.op.HoldID, f.results)
 		}
 	}
-	if drop, take := &c.ops[5], &c.ops[6]; take.isAsked && take.outcome == redisop.Done && drop.outcome == redisop.Done && take.executedAt < drop.executedAt {
-		c.fail("S9: a Take that is pipelined after a Drop was executed before it, and both are done")
+	for _, ids := range [][2]int{{5, 6}, {9, 11}} {
+		drop, take := &c.ops[ids[0]], &c.ops[ids[1]]
+		if take.isAsked && take.outcome == redisop.Done && drop.outcome == redisop.Done && take.executedAt < drop.executedAt {
+			c.fail("S9: Take %d is pipelined after Drop %d, was executed before it, and both are done", ids[1], ids[0])
+		}
+	}
+	for i, name := range channelNames[:c.b.Channels] {
+		if isDenied := c.b.IsDenied && i == c.b.Channels-1; w.isUp && w.wanted[i] && !isDenied && !w.subscribed[name] {
+			c.fail("S13: the channel of %s is wanted, and is not subscribed", name)
+		}
 	}
 }
 
@@ -220,5 +295,5 @@ func (c *contract) describe(dst []byte) []byte {
 			}
 		}
 	}
-	return fmt.Appendf(dst, " %t%t%t", c.isDown, c.isMoved, c.pushed < c.told)
+	return fmt.Append(dst, c.isDown, c.isMoved, c.pushed < c.told, c.gifts, c.wantedLately)
 }

@@ -16,8 +16,13 @@ var worlds = map[string]Budget{
 	"replicas":               {Batches: 2, Cuts: 1, Flushes: 1, Lags: 1, Replicas: 1},
 	"replicas and a channel": {Batches: 2, Cuts: 1, Wants: 2, Lags: 1, Replicas: 1},
 	"a script between":       {Batches: 1, Flushes: 1, Wants: 3, Replicas: 1},
-	"a slot that moves":      {Batches: 3, Cuts: 1, Moves: 3, IsNode: true},
-	"all of it":              {Batches: 5, Cuts: 1, Flushes: 1, Moves: 2, Wants: 1, IsNode: true},
+	"a slot that moves":      {Batches: 3, Cuts: 1, Moves: 4, IsNode: true},
+	"a silent server":        {Batches: 2, Late: 2},
+	"lost counters":          {Batches: 3, Cuts: 1, Losses: 2},
+	"a channel of three":     {Batches: 1, Cuts: 1, Wants: 4, Channels: 3, IsDenied: true},
+	"transfers":              {Batches: 1, Cuts: 1, Gifts: 2},
+	"transfers and replicas": {Batches: 1, Gifts: 2, Lags: 1, Replicas: 1},
+	"all of it":              {Batches: 5, Cuts: 1, Flushes: 1, Moves: 3, Wants: 1, IsNode: true},
 }
 
 // In each order, the store keeps its contract with the lock table.

@@ -69,7 +69,7 @@ func Explore(b Budget, limit int) (f Found) {
 			f.Deepest = max(f.Deepest, n.depth+1)
 			if len(w.actions()) == 0 || w.isSettled() {
 				f.Settled++
-				w.contract.settled()
+				w.contract.settled(w)
 			}
 			if w.contract.violated != "" {
 				f.Why = explain(w.contract.violated, append(path, a))
@@ -83,7 +83,7 @@ func Explore(b Budget, limit int) (f Found) {
 
 // isSettled reports whether all that was asked must have its result: the connection is up, and nothing is in flight.
 func (w *world) isSettled() bool {
-	return w.isUp && len(w.replies) == 0 && !w.unsettled && len(w.m.Commands()) == 0
+	return w.isUp && !w.unchecked && len(w.replies) == 0 && !w.unsettled && len(w.m.Commands()) == 0
 }
 
 func explain(why string, path []action) string {

@@ -1,8 +1,11 @@
 package pipeline
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -15,11 +18,16 @@ type Budget struct {
 	Batches int // of operations, of the first ones of batches
 	Cuts    int // connections that end
 	Flushes int // times that the server forgets its scripts
-	Moves   int // times that the slot goes to another node, or comes back
-	Wants   int // changes of whether a channel is wanted
+	Moves   int // steps of the slot on its way to another node, and back
+	Wants   int // changes of which channels are wanted
 	Lags    int // answers to WAIT with too few replicas
+	Late    int // times that the server is silent for the timeout
+	Losses  int // times that the server loses its token counters
+	Gifts   int // transfers, from this server and from another one
 
 	Replicas int  // that must confirm
+	Channels int  // that may be wanted; 0: 1
+	IsDenied bool // the last of them is not permitted
 	IsNode   bool // of a Cluster
 	NoLoad   bool // SCRIPT LOAD is not permitted
 }
@@ -48,8 +56,11 @@ func op(k redisop.OpKind, name string, id uint64) redisop.Op {
 func after(o redisop.Op) redisop.Op { o.Flags |= redisop.AfterPendingDrop; return o }
 func waits(o redisop.Op) redisop.Op { o.Flags |= redisop.CanWait; return o }
 
-// channelName is the lock whose channel is wanted, or not.
-const channelName = "w"
+// channelNames are the locks whose channels are wanted, or not.
+var channelNames = [...]string{"w", "x", "y"}
+
+// origins are this server and another one, as messages name them.
+var origins = [...]wire.Origin{wire.OriginOf("0123abcd", "master"), wire.OriginOf("4567cdef", "master")}
 
 // action is one step of the world.
 type action struct {
@@ -62,10 +73,13 @@ type actionKind uint8
 
 const (
 	ask     actionKind = iota // the next batch comes
-	want                      // the channel is wanted, or not any more
+	want                      // a channel is wanted, or not any more
+	check                     // the connection is checked: it sends what waited
 	execute                   // the server executes the next command
 	lag                       // it executes a WAIT, and too few replicas have confirmed
-	publish                   // another program publishes on the channel
+	publish                   // another program publishes on the first channel
+	give                      // a script of this server transfers a lock to this sidecar
+	forge                     // the same, of a server that was the master before, or was not yet
 	read                      // a reply is read
 	rest                      // all that came was read
 	cut                       // the connection ends, when the socket has taken n commands, and perhaps half of the next one
@@ -73,10 +87,12 @@ const (
 	lose                      // it does not execute the rest of those
 	connect                   // a connection is made
 	flush                     // the server forgets its scripts
+	forget                    // it loses its token counters
 	move                      // the slot goes, or comes back
+	wait                      // the timeout passes, and the server has sent nothing
 )
 
-var actionNames = [...]string{"ask", "want", "execute", "lag", "publish", "read", "rest", "cut", "late", "lose", "connect", "flush", "move"}
+var actionNames = [...]string{"ask", "want", "check", "execute", "lag", "publish", "give", "forge", "read", "rest", "cut", "late", "lose", "connect", "flush", "forget", "move", "wait"}
 
 func (a action) String() string {
 	if a.kind == cut {
@@ -90,8 +106,10 @@ type slotState uint8
 
 const (
 	served slotState = iota
-	asking           // its keys have gone ahead: ASK
+	torn             // some of the keys of each lock have gone ahead: TRYAGAIN
+	asking           // all have: ASK
 	gone             // another node has it: MOVED
+	slotStates
 )
 
 // sent is a reply, or a push, that was not read yet.
@@ -99,6 +117,14 @@ type sent struct {
 	reply wire.Reply
 	seq   int  // of the last operation that the server executed
 	ack   bool // it answers a WAIT with enough replicas
+	more  bool // it is no answer, or not all of it
+}
+
+// issued is a run that the server has received, with what its arguments say of tokens: see main.lua.
+type issued struct {
+	pipeline.Command
+	floor, birth int64
+	seen         map[string]int64 // by lock: the last token that was delivered when it was made
 }
 
 // world is one state.
@@ -107,33 +133,45 @@ type world struct {
 	m        *pipeline.Machine
 	contract contract
 
-	asked, cuts, flushes, moves, wants, lags, publishes int
+	asked, cuts, flushes, moves, wants, lags, publishes, waits, losses, gifts int
 
+	now       int64 // each action takes one nanosecond
 	isUp      bool
-	isWanted  bool
+	isDead    bool // the Machine has found that the server does not reply
+	wanted    [len(channelNames)]bool
+	unchecked bool // what is wanted has changed since the last check
 	unsettled bool // replies were read, and nothing was handed on
 	buffered  int  // replies that came with them, and are read before that
 
 	// The server.
 	knows      map[string]bool // scripts, by digest
 	slot       slotState
-	replies    []sent             // of the connection, that were not read yet
-	subscribed bool               // the connection is
-	isAsking   bool               // ASKING came before
-	old        []pipeline.Command // of connections that have ended, which may be executed late
+	replies    []sent           // of the connection, that were not read yet
+	repliedAt  int64            // when it sent the last one
+	subscribed map[string]bool  // channels of the connection
+	isAsking   bool             // ASKING came before
+	counters   map[string]int64 // of tokens, by lock
+	stream     []byte           // what the connection was sent
+	connects   uint32
+	old        []issued // of connections that have ended, which may be executed late
 }
 
-const now = int64(time.Hour)
+const (
+	ourUUID = "11111111-2222-8333-8444-555555555555"
+	timeout = 2 * time.Second
+	clock   = int64(1 << 50) // the server's, µs. It stands still
+)
+
+var keyspace = wire.NewKeyspace("")
 
 func newWorld(b Budget) *world {
-	keys := wire.NewKeyspace("")
-	w := &world{b: b, knows: map[string]bool{}}
+	b.Channels = max(b.Channels, 1)
+	w := &world{b: b, now: int64(time.Hour), knows: map[string]bool{}, counters: map[string]int64{}}
 	for _, s := range wire.Scripts {
 		w.knows[s.SHA] = true // the greeting has loaded them
 	}
 	w.m = pipeline.New(pipeline.Config{
-		UUID: "11111111-2222-8333-8444-555555555555", Keys: keys, IsNode: b.IsNode, Replicas: b.Replicas,
-		Timeout: 2 * time.Second, Batches: pipeline.DefaultBatches,
+		UUID: ourUUID, Keys: keyspace, IsNode: b.IsNode, Replicas: b.Replicas, Timeout: timeout, Batches: pipeline.DefaultBatches,
 	})
 	w.contract.init(b)
 	return w
@@ -145,14 +183,12 @@ func (w *world) commands() []pipeline.Command {
 	// Those that are answered are gone from the front: what is in flight ends with what is not executed yet.
 	unread := 0
 	for _, r := range w.replies {
-		if r.reply.Kind != '>' || isConfirmation(&r.reply) {
+		if !r.more {
 			unread++
 		}
 	}
 	return all[min(unread, len(all)):]
 }
-
-func isConfirmation(r *wire.Reply) bool { return r.List[0].Text != "message" }
 
 // actions are what can happen next.
 func (w *world) actions() (list []action) {
@@ -169,7 +205,9 @@ func (w *world) actions() (list []action) {
 	}
 	add(ask, w.asked < min(w.b.Batches, len(batches)) && w.contract.isFree(batches[w.asked]))
 	add(want, w.wants < w.b.Wants)
+	add(check, w.unchecked)
 	add(flush, w.flushes < w.b.Flushes && len(w.knows) > 0)
+	add(forget, w.losses < w.b.Losses && len(w.counters) > 0)
 	add(move, w.moves < w.b.Moves)
 	if w.isUp {
 		unexecuted := w.commands()
@@ -177,8 +215,11 @@ func (w *world) actions() (list []action) {
 			add(execute, true)
 			add(lag, unexecuted[0].Name == "wait" && w.lags < w.b.Lags)
 		}
-		add(publish, w.subscribed && w.publishes < 1)
-		if w.cuts < w.b.Cuts {
+		add(publish, w.subscribed[channelNames[0]] && w.publishes < 1)
+		add(give, w.gifts < w.b.Gifts)
+		add(forge, w.gifts < w.b.Gifts)
+		add(wait, w.waits < w.b.Late && !w.isDead && len(w.m.Commands()) > 0)
+		if w.cuts < w.b.Cuts || w.isDead {
 			for n := range len(unexecuted) + 1 {
 				list = append(list, action{kind: cut, n: n})
 				if n < len(unexecuted) {
@@ -196,24 +237,41 @@ func (w *world) actions() (list []action) {
 
 // do takes the world through an action.
 func (w *world) do(a action) {
+	w.now++
+	w.act(a)
+	w.stream = append(w.stream, w.m.TakeBytes(nil)...)
+	w.contract.onMade(int64(len(w.stream)))
+}
+
+func (w *world) act(a action) {
 	switch a.kind {
 	case ask:
 		ops := slices.Clone(batches[w.asked])
 		w.asked++
 		w.contract.onAsked(ops)
-		w.m.Do(now, ops)
+		w.m.Do(w.now, ops)
 		if !w.isUp {
 			w.refuse()
 		}
 	case want:
+		i := w.wants % w.b.Channels
 		w.wants++
-		if w.isWanted = !w.isWanted; w.isWanted {
-			w.m.Subscribe(channelName)
+		if w.wanted[i] = !w.wanted[i]; w.wanted[i] {
+			w.m.Subscribe(channelNames[i])
 		} else {
-			w.m.Unsubscribe(channelName)
+			w.m.Unsubscribe(channelNames[i])
 		}
-		w.contract.isWanted = w.isWanted
-		w.m.Advance(now, now, false)
+		w.contract.wantedLately[i] = true
+		w.unchecked = true
+	case check:
+		w.unchecked = false
+		w.advance()
+	case wait:
+		w.waits++
+		w.now += int64(2 * timeout)
+		w.advance()
+		w.now += int64(timeout)
+		w.advance()
 	case execute, lag:
 		if a.kind == lag {
 			w.lags++
@@ -222,7 +280,12 @@ func (w *world) do(a action) {
 		w.answer(&c, a.kind == lag)
 	case publish:
 		w.publishes++
-		w.push("message", wire.Reply{Kind: '$', Text: "0"})
+		w.push("message", w.channel(channelNames[0]), wire.Reply{Kind: '$', Text: "0"})
+	case give, forge:
+		w.gifts++
+		from := origins[a.kind-give]
+		w.contract.gifts = append(w.contract.gifts, a.kind == give)
+		w.push("message", wire.OwnChannel(ourUUID), wire.Reply{Kind: '$', Text: fmt.Sprintf("transfer:%v 1 %d 1 30000 0 0 t", from, clock+1)})
 	case read:
 		if !w.unsettled {
 			w.unsettled, w.buffered = true, len(w.replies)
@@ -231,12 +294,12 @@ func (w *world) do(a action) {
 		w.replies = w.replies[1:]
 		w.buffered--
 		w.contract.onRead(&r)
-		if err := w.m.Reply(now, &r.reply); err != nil {
+		if err := w.m.Reply(w.now, &r.reply); err != nil {
 			w.contract.fail("the Machine refuses a reply of the server: %v", err)
 		}
 	case rest:
 		w.unsettled = false
-		err := w.m.Rest(now)
+		err := w.m.Rest(w.now)
 		w.hand()
 		if err != nil {
 			w.end(len(w.commands()), false)
@@ -247,7 +310,7 @@ func (w *world) do(a action) {
 	case late:
 		c := w.old[0]
 		w.old = w.old[1:]
-		w.executeOps(&c)
+		w.executeOps(c)
 	case lose:
 		w.old = nil
 	case connect:
@@ -255,11 +318,17 @@ func (w *world) do(a action) {
 	case flush:
 		w.flushes++
 		clear(w.knows)
+	case forget:
+		w.losses++
+		clear(w.counters)
 	case move:
 		w.moves++
-		w.slot = (w.slot + 1) % 3
+		w.slot = (w.slot + 1) % slotStates
 	}
 }
+
+// advance has the Machine do what is due.
+func (w *world) advance() { w.isDead = w.m.Advance(w.now, w.repliedAt, len(w.replies) > 0) || w.isDead }
 
 func (w *world) refuse() {
 	w.m.Refuse("down")
@@ -267,13 +336,18 @@ func (w *world) refuse() {
 }
 
 func (w *world) connect() {
-	w.isUp = true
-	w.replies, w.subscribed, w.isAsking, w.unsettled, w.buffered = nil, false, false, false, 0
-	w.contract.onConnected()
-	w.m.Up(now, &pipeline.Greeting{
-		Server: wire.Server{Address: "10.0.0.1:7000", Keys: wire.NewKeyspace(""), IsNode: w.b.IsNode}, HasQueues: true, Loads: !w.b.NoLoad,
-		ID: wire.Identity{Floor: 1 << 50, FloorAt: now}, Clock: 1 << 50, ClockAt: now,
-		Replication: tellsReplicas(w.b.Replicas),
+	w.isUp, w.isDead = true, false
+	w.replies, w.isAsking, w.unsettled, w.buffered = nil, false, false, 0
+	w.subscribed = map[string]bool{}
+	w.stream = w.stream[:0]
+	w.connects++
+	w.repliedAt = w.now
+	id := w.m.Identity() // as the owner reads it: the floor is above what was drawn before
+	w.contract.onConnected(redisop.NewConn(w.connects))
+	w.m.Up(w.now, &pipeline.Greeting{
+		Server: wire.Server{Address: "10.0.0.1:7000", Keys: keyspace, IsNode: w.b.IsNode}, HasQueues: true, Loads: !w.b.NoLoad,
+		ID: wire.Identity{Floor: max(clock, id.Above(w.now)), FloorAt: w.now}, Clock: clock, ClockAt: w.now,
+		Origin: origins[0], Number: w.connects, Replication: tellsReplicas(w.b.Replicas),
 	})
 }
 
@@ -283,7 +357,7 @@ func tellsReplicas(n int) pipeline.Replication { return pipeline.Replication{Rep
 func (w *world) end(n int, half bool) {
 	commands := w.commands()
 	w.m.Cut()
-	_ = w.m.Rest(now)
+	_ = w.m.Rest(w.now)
 	w.hand()
 	sentTo := w.m.Made()
 	if n < len(commands) {
@@ -292,12 +366,13 @@ func (w *world) end(n int, half bool) {
 			sentTo++
 		}
 	}
-	w.isUp = false
+	w.isUp, w.isDead = false, false
 	w.replies = nil
+	w.contract.gifts = nil
 	w.unsettled, w.buffered = false, 0
-	for _, c := range commands[:n] {
-		if c.Name == "run" {
-			w.old = append(w.old, c)
+	for i := range commands[:n] {
+		if commands[i].Name == "run" {
+			w.old = append(w.old, w.issue(&commands[i]))
 		}
 	}
 	w.m.Down(sentTo, "down")
@@ -311,6 +386,7 @@ func (w *world) hand() {
 	for _, d := range w.m.TakeDeliveries(nil) {
 		w.contract.onDelivered(&d, w)
 	}
+	w.contract.onHanded(w)
 }
 
 // answer executes a command of the connection.
@@ -324,6 +400,9 @@ func (w *world) answer(c *pipeline.Command, lags bool) {
 		case w.slot == gone && w.b.IsNode:
 			w.reply(wire.Reply{Kind: '-', Text: "MOVED 1 10.0.0.2:7000"})
 			return
+		case w.slot == torn && w.b.IsNode && !wasAsking:
+			w.reply(wire.Reply{Kind: '-', Text: "TRYAGAIN Multiple keys request during rehashing of slot"})
+			return
 		case w.slot == asking && w.b.IsNode && !wasAsking:
 			w.reply(wire.Reply{Kind: '-', Text: "ASK 1 10.0.0.2:7000"})
 			return
@@ -334,7 +413,7 @@ func (w *world) answer(c *pipeline.Command, lags bool) {
 		if c.ByText {
 			w.knows[c.Script] = true
 		}
-		w.reply(w.executeOps(c))
+		w.reply(w.executeOps(w.issue(c)))
 	case "load":
 		if w.b.NoLoad {
 			w.reply(wire.Reply{Kind: '-', Text: "NOPERM no permission to run the 'script|load' command"})
@@ -351,22 +430,28 @@ func (w *world) answer(c *pipeline.Command, lags bool) {
 	case "asking":
 		w.isAsking = true
 		ok()
-	case "subscribe", "unsubscribe":
-		w.subscribed = c.Name == "subscribe"
-		w.push(c.Name, wire.Reply{Kind: ':', Num: 1})
+	case "subscribe":
+		denied := w.channel(channelNames[w.b.Channels-1])
+		if w.b.IsDenied && slices.Contains(c.Channels, denied) {
+			w.reply(wire.Reply{Kind: '-', Text: "NOPERM No permissions to access a channel"})
+			return
+		}
+		w.confirm(c, true)
+	case "unsubscribe":
+		w.confirm(c, false)
 	default:
 		ok()
 	}
 }
 
 // executeOps executes the operations of a run, and returns the reply.
-func (w *world) executeOps(c *pipeline.Command) wire.Reply {
+func (w *world) executeOps(c issued) wire.Reply {
 	answer := wire.Reply{Kind: '*'}
 	for i := range c.Ops {
-		w.contract.onExecuted(&c.Ops[i])
+		w.contract.onExecuted(&c.Ops[i], w.now)
 		status := wire.Reply{Kind: ':'}
 		if c.Ops[i].Kind == redisop.Take {
-			status.Num = int64(1<<50) + int64(c.Ops[i].HoldID)
+			status.Num = w.draw(&c, c.Ops[i].Name)
 		}
 		answer.List = append(answer.List, status)
 	}
@@ -379,27 +464,90 @@ func (w *world) executeOps(c *pipeline.Command) wire.Reply {
 	return answer
 }
 
+// draw returns the next token of a lock, as tokens.lua does.
+func (w *world) draw(c *issued, name string) int64 {
+	n := w.counters[name] + 1
+	if n-1 < c.floor {
+		n = max(n, max(clock, c.birth)+1)
+	}
+	w.counters[name] = n
+	if n <= c.seen[name] {
+		w.contract.fail("S10: a token of %s is %d, and %d was granted before it was asked for", name, n-clock, c.seen[name]-clock)
+	}
+	return n
+}
+
+// issue reads the bytes of a run of the connection.
+func (w *world) issue(c *pipeline.Command) issued {
+	run := issued{Command: *c, seen: w.contract.seenAt(c.From)}
+	if c.Script != wire.AcquireRelease.SHA {
+		return run
+	}
+	command, err := wire.NewReplies(bytes.NewReader(w.stream[c.From:])).Next()
+	if err != nil || len(command.List) < 5 {
+		w.contract.fail("the bytes of a run are not a command: %v", err)
+		return run
+	}
+	keys, _ := strconv.Atoi(command.List[2].Text)
+	terms := command.List[3+keys+1].Text
+	for i := range 7 {
+		run.floor += int64(terms[6+i]) << (8 * i)
+	}
+	run.birth, _ = strconv.ParseInt(strings.Fields(terms[13:])[1], 10, 64)
+	return run
+}
+
+// confirm pushes that each channel of a request is subscribed, or is not any more.
+func (w *world) confirm(c *pipeline.Command, is bool) {
+	for i, ch := range c.Channels {
+		w.subscribed[w.nameOf(ch)] = is
+		w.push(c.Name, ch, wire.Reply{Kind: ':', Num: int64(i)})
+		w.replies[len(w.replies)-1].more = i < len(c.Channels)-1
+	}
+}
+
+func (w *world) channel(name string) string { return keyspace.Channel(name) }
+
+// nameOf is the reverse of channel.
+func (w *world) nameOf(channel string) string {
+	for _, name := range channelNames {
+		if w.channel(name) == channel {
+			return name
+		}
+	}
+	return ""
+}
+
 func (w *world) reply(r wire.Reply) {
+	w.repliedAt = w.now
 	w.replies = append(w.replies, sent{reply: r, seq: w.contract.seq})
 }
 
-func (w *world) push(kind string, last wire.Reply) {
-	keys := wire.NewKeyspace("")
-	w.contract.onPushed(kind == "message")
-	w.reply(wire.Reply{Kind: '>', List: []wire.Reply{{Kind: '$', Text: kind}, {Kind: '$', Text: keys.Channel(channelName)}, last}})
+func (w *world) push(kind, channel string, last wire.Reply) {
+	w.contract.onPushed(kind == "message" && channel != wire.OwnChannel(ourUUID))
+	w.reply(wire.Reply{Kind: '>', List: []wire.Reply{{Kind: '$', Text: kind}, {Kind: '$', Text: channel}, last}})
+	w.replies[len(w.replies)-1].more = true
 }
 
 // describe is equal for worlds that go on in the same way.
 func (w *world) describe(dst []byte) []byte {
-	dst = fmt.Appendf(dst, "%d %d %d %d %d %d %d %d %t%t%t%t%t %d %d", w.buffered, w.asked, w.cuts, w.flushes, w.moves, w.wants, w.lags, w.publishes,
-		w.isUp, w.isWanted, w.unsettled, w.subscribed, w.isAsking, w.slot, len(w.knows))
+	dst = fmt.Append(dst, w.buffered, w.asked, w.cuts, w.flushes, w.moves, w.wants, w.lags, w.publishes, w.waits, w.losses, w.gifts,
+		w.isUp, w.isDead, w.wanted, w.unchecked, w.unsettled, w.isAsking, w.slot, w.repliedAt > w.now-int64(timeout))
+	for _, name := range channelNames {
+		dst = fmt.Append(dst, w.subscribed[name])
+	}
+	if w.b.Losses > 0 {
+		dst = fmt.Append(dst, w.m.Identity().Floor, w.counters)
+	}
 	for _, s := range wire.Scripts {
 		dst = fmt.Appendf(dst, "%t", w.knows[s.SHA])
 	}
 	for _, r := range w.replies {
 		dst = fmt.Appendf(dst, " %c%d%s%d%t", r.reply.Kind, r.reply.Num, r.reply.Text, len(r.reply.List), r.ack)
 		if r.reply.Kind == '>' {
-			dst = append(dst, r.reply.List[0].Text...)
+			for _, part := range r.reply.List {
+				dst = append(dst, part.Text...)
+			}
 		}
 	}
 	for _, c := range w.old {
