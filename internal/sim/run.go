@@ -69,6 +69,7 @@ func Run(seed uint64, o Options) (r *Result) {
 		}
 		if r.Violation != nil {
 			r.Plan = fmt.Sprintf("%+v", w.plan)
+			r.Trace = w.printLocks(r.Trace, r.Violation.name)
 		}
 	}()
 	w.run()

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -71,6 +72,19 @@ func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
 	case locktable.Unsubscribe:
 		t.add(w, name, h, "  → unsubscribe")
 	}
+}
+
+// printLocks appends what each host has of a lock.
+func (w *world) printLocks(lines []TraceLine, name int) []TraceLine {
+	if !w.trace.on || name < 0 {
+		return lines
+	}
+	for _, h := range w.hosts {
+		for line := range strings.Lines(h.table.Text(h.clock(w.now), lockNames[name])) {
+			lines = append(lines, TraceLine{fmt.Sprintf("host%d has %s  %s", h.index, lockNames[name], strings.TrimRight(line, "\n")), name})
+		}
+	}
+	return lines
 }
 
 func clockString(t int64) string {

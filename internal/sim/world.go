@@ -161,6 +161,7 @@ type lockTable interface {
 	DropWaiters(now int64)
 	Holds(s locktable.SessionID) int
 	Info(now int64, name string) (protocol.LockRow, bool)
+	Text(now int64, name string) string
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
 	Audit() error
 	Users(now int64) int

@@ -15,7 +15,7 @@ var floors = []struct {
 }{
 	{".", []string{
 		// What tests and operators read.
-		"state.go", "audit.go", "survey.go", "list.go",
+		"state.go", "audit.go", "survey.go", "list.go", "text.go",
 		// Inputs. Each ends in reconcile.
 		"table.go", "restore.go", "acquire.go", "release.go", "result.go", "message.go", "connection.go", "resume.go", "session.go", "flush.go",
 		// What an input changes: the one file that sees all rooms, and what clients get.
@@ -27,9 +27,9 @@ var floors = []struct {
 		// Values.
 		"config.go", "stats.go", "terms.go", "effect.go", "record.go", "kind.go", "shard.go", "phases.go", "names.go", "links.go", "doc.go",
 	}},
-	{"claim", []string{"describe.go", "want.go", "send.go", "claim.go", "window.go", "model.go", "validity.go", "doc.go"}},
+	{"claim", []string{"describe.go", "text.go", "want.go", "send.go", "claim.go", "window.go", "model.go", "validity.go", "doc.go"}},
 	{"contest", []string{
-		"describe.go", "decide.go", "turns.go", "linger.go", "asking.go", "place.go", "order.go", "subscription.go", "foreign.go", "backoff.go", "model.go", "view.go", "config.go", "doc.go",
+		"describe.go", "text.go", "decide.go", "turns.go", "linger.go", "asking.go", "place.go", "order.go", "subscription.go", "foreign.go", "backoff.go", "model.go", "view.go", "config.go", "doc.go",
 	}},
 }
 

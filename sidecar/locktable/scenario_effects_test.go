@@ -66,7 +66,7 @@ func parenthesised(text string) string {
 
 // operation describes an operation: what matters for its kind.
 func operation(op *redisop.Op) string {
-	words := []string{kinds[op.Kind], op.Name}
+	words := []string{op.Kind.String(), op.Name}
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	lease := time.Duration(op.LeaseMS) * time.Millisecond
 	switch op.Kind {

@@ -222,6 +222,8 @@ func (s *scenario) command(line string) {
 		s.restart(a.has("data-lost"))
 	case "show":
 		s.show(a.next())
+	case "print":
+		s.out.WriteString(s.table.Text(s.now, a.next()))
 	default:
 		a.fail("there is no such command")
 	}
@@ -284,10 +286,6 @@ func (s *scenario) claim(a *arguments) {
 	}
 }
 
-var kinds = map[redisop.OpKind]string{
-	redisop.Take: "take", redisop.Renew: "renew", redisop.Check: "check", redisop.Arrive: "arrive", redisop.Drop: "drop",
-}
-
 var outcomes = map[string]redisop.Outcome{
 	"done": redisop.Done, "held-by-other": redisop.HeldByOther, "missing": redisop.KeyMissing, "differs": redisop.Differs,
 	"not-a-lock": redisop.NotALock, "not-sent": redisop.NotSent, "unknown": redisop.Unknown, "refused": redisop.Refused, "retryable": redisop.Retryable, "not-synced": redisop.NotSynced,
@@ -296,7 +294,7 @@ var outcomes = map[string]redisop.Outcome{
 // result brings the result of the oldest operation in flight of a kind.
 func (s *scenario) result(a *arguments) {
 	kind := a.next()
-	i := slices.IndexFunc(s.inFlight, func(op redisop.Op) bool { return kinds[op.Kind] == kind })
+	i := slices.IndexFunc(s.inFlight, func(op redisop.Op) bool { return op.Kind.String() == kind })
 	if i < 0 {
 		a.fail("no %s is in flight", kind)
 	}

@@ -136,6 +136,11 @@ const (
 	NotSynced
 )
 
+// String is the kind as traces and tests have it.
+func (k OpKind) String() string {
+	return [...]string{"none", "take", "renew", "check", "arrive", "drop"}[k]
+}
+
 // Outcomes is how many values Outcome has.
 const Outcomes = int(NotSynced) + 1
 

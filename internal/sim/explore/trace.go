@@ -30,6 +30,11 @@ func (v *Violation) Trace() string {
 		w.settleWith(func(_ *world, a action) { line(a) })
 	}
 	fmt.Fprintf(&b, "%s\n", v.Text)
+	for i, h := range w.hosts {
+		if h.process != nil {
+			fmt.Fprintf(&b, "host %d has\n%s", i, h.process.table.Text(w.now, lockName))
+		}
+	}
 	return b.String()
 }
 
@@ -92,8 +97,7 @@ func (r *request) text() string {
 		return [...]string{locktable.Subscribe: "subscribe", locktable.Unsubscribe: "unsubscribe"}[r.kind]
 	}
 	op := &r.op
-	name := [...]string{redisop.Take: "take", redisop.Renew: "renew", redisop.Check: "check", redisop.Arrive: "arrive", redisop.Drop: "drop"}[op.Kind]
-	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Has(redisop.Enqueue), op.Reserve, op.LeaseMS, op.Has(redisop.AfterPendingDrop), op.Has(redisop.RequireExisting), op.PassedMS) +
+	return fmt.Sprintf("%v(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", op.Kind, op.HoldID, op.Ticket, op.Has(redisop.Enqueue), op.Reserve, op.LeaseMS, op.Has(redisop.AfterPendingDrop), op.Has(redisop.RequireExisting), op.PassedMS) +
 		arrivedText(" ", op.Arrived)
 }
 
