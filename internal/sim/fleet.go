@@ -12,6 +12,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // The fleet is a second plan of the same engine: very many hosts with a real table each,
@@ -23,20 +25,17 @@ import (
 //
 // Each host has one connection to each server, on which operations and subscriptions reach Redis in the
 // order in which they were sent, and replies and messages come back in the order in which
-// Redis wrote them. The connections behave as the store's do: renewals first, and near Redis
-// few batches at a time.
+// Redis wrote them. What waits for a connection, what one batch has and what one run of a script
+// executes is what the store has: pipeline.Waiting, wire.SortForBatching and wire.BatchPrefix.
 
 const (
-	storeKeys     = 128               // locks of one run of a script
-	storeRenewals = 8 * storeKeys     // renewals in a batch
-	storeOthers   = 512               // other operations in a batch
-	storeFlight   = 4 * storeRenewals // operations in flight, if Redis is far
-	storeNear     = 200 * µs          // a round trip that is no longer is near,
-	storeCalls    = 2                 // and then this many batches are in flight
-	storeDelay    = 1250 * ms         // longest pause between two attempts to connect
-	localHop      = 30 * µs           // between a client and its sidecar
-	never         = int64(1<<63 - 1)
+	storeDelay = 1250 * ms // longest pause between two attempts to connect
+	localHop   = 30 * µs   // between a client and its sidecar
+	never      = int64(1<<63 - 1)
 )
+
+// batches are those of the store.
+var batches = pipeline.DefaultBatches
 
 // FleetPlan is what a fleet does. Its hosts either contend for one lock or hold locks of
 // their own.
@@ -117,8 +116,7 @@ type fleetConn struct {
 	up         bool
 	gen        uint32
 	shard      redisop.Shard
-	renewals   []redisop.Op
-	others     []redisop.Op
+	waiting    pipeline.Waiting
 	inFlight   []*batch   // oldest first
 	incoming   []received // what Redis has written and the host has not read, oldest first
 	queued     bool       // Redis will read it
@@ -139,6 +137,7 @@ type batch struct {
 	results []redisop.Result // so far
 	sent    int64
 	arrived int64 // in Redis; 0: not yet
+	runs    int   // of scripts
 
 	subscription locktable.EffectKind // Subscribe or Unsubscribe; 0: operations
 	lock         int32                // of the subscription
@@ -435,11 +434,7 @@ func (f *Fleet) drain(host int16) {
 			}
 		case locktable.Redis:
 			h.touched |= 1 << e.Op.Shard
-			if c := &h.conns[e.Op.Shard]; e.Op.Kind == redisop.Renew {
-				c.renewals = append(c.renewals, e.Op)
-			} else {
-				c.others = append(c.others, e.Op)
-			}
+			h.conns[e.Op.Shard].waiting.Add(e.Op)
 		}
 	}
 	for h.touched != 0 {
@@ -478,23 +473,32 @@ func (f *Fleet) onGranted(host int16, e *locktable.Effect) {
 
 // send sends on a connection what may be sent.
 func (f *Fleet) send(host int16, c *fleetConn) {
-	for c.up && len(c.renewals)+len(c.others) > 0 {
-		ops, batches := 0, 0
+	for c.up && c.waiting.Len() > 0 {
+		ops, calls := 0, 0
 		for _, b := range c.inFlight {
 			ops += len(b.ops)
-			batches += btoi(b.subscription == 0 && !b.isControl)
+			calls += b.runs
 		}
-		if int64(f.plan.Trip) <= storeNear && batches >= storeCalls || ops >= storeFlight {
+		if int64(f.plan.Trip) <= batches.NearRTT && calls >= batches.NearCalls || ops >= batches.InFlight {
 			return
 		}
 		b := &batch{sent: f.hosts[host].clock(f.now)}
-		b.move(&c.renewals, storeRenewals)
-		b.move(&c.others, storeOthers)
-		if f.plan.Masters > 0 {
-			b.sortBySlot()
+		b.ops = c.waiting.Batch(nil, &batches)
+		wire.SortForBatching(b.sent, b.ops, f.slotOf())
+		for left := b.ops; len(left) > 0; b.runs++ {
+			_, n := wire.BatchPrefix(left, f.slotOf())
+			left = left[n:]
 		}
 		f.write(host, c, b)
 	}
+}
+
+// slotOf returns the slot of a name; nil: Redis is no Cluster.
+func (f *Fleet) slotOf() func(name string) uint16 {
+	if f.plan.Masters == 0 {
+		return nil
+	}
+	return redisop.SlotOf
 }
 
 // sendSubscription begins or ends the subscription to the channel of a lock.
@@ -507,13 +511,6 @@ func (f *Fleet) write(host int16, c *fleetConn, b *batch) {
 	c.inFlight = append(c.inFlight, b)
 	c.lastOut = max(c.lastOut, f.now+f.lag(f.hosts[host]))
 	f.after(c.lastOut-f.now, event{kind: fleetBatch, host: host, gen: c.gen, shard: int8(c.shard)})
-}
-
-// move moves the first operations to the batch.
-func (b *batch) move(from *[]redisop.Op, most int) {
-	n := min(most, len(*from))
-	b.ops = append(b.ops, (*from)[:n]...)
-	*from = append((*from)[:0], (*from)[n:]...)
 }
 
 // Outage has Redis be away for so long, and come back with its data or without. Every host
@@ -550,8 +547,7 @@ func (f *Fleet) onEnded(host int16, shard redisop.Shard) {
 			defer f.askNode(host)
 		}
 	}
-	unsent := append(c.renewals, c.others...)
-	c.renewals, c.others = nil, nil
+	unsent := c.waiting.All(nil)
 	h.table.Down(now, shard, "Redis cannot be reached")
 	for _, b := range inFlight {
 		for _, op := range b.ops {

@@ -10,6 +10,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // The Cluster of a fleet: masters, each of which is a Redis with a core of its own, and hosts
@@ -40,7 +42,7 @@ const (
 	topologyInterval = 60 * sec
 	topologyPause    = 100 * ms
 	topologyNodes    = 60
-	storeIdlePing    = 5 * sec
+	storeIdlePing    = int64(pipeline.IdlePing)
 	storeProbe       = 60 * sec // sidecar: probeInterval
 
 	greetingTrips = 5 // to connect and greet: TCP, two exchanges of go-redis and two of the store
@@ -494,25 +496,12 @@ func (f *Fleet) reassign(slots []uint16, n redisop.Shard) {
 
 // ---- what a master executes
 
-// sortBySlot puts the operations of a batch into the order in which the store sends them: one run of a
-// script has locks of one slot.
-func (b *batch) sortBySlot() {
-	slices.SortStableFunc(b.ops, func(x, y redisop.Op) int {
-		return cmp.Or(-cmp.Compare(btoi(x.Kind == redisop.Renew), btoi(y.Kind == redisop.Renew)),
-			cmp.Compare(redisop.SlotOf(x.Name), redisop.SlotOf(y.Name)))
-	})
-}
-
 // executeSlot is execute at a master of a Cluster.
 func (f *Fleet) executeSlot(host int16, c *fleetConn, b *batch, at *int64) int {
-	first := &b.ops[len(b.results)]
-	slot, renews := redisop.SlotOf(first.Name), first.Kind == redisop.Renew
 	ops := b.ops[len(b.results):]
-	n := 1
-	for n < min(len(ops), storeKeys) && (ops[n].Kind == redisop.Renew) == renews && redisop.SlotOf(ops[n].Name) == slot {
-		n++
-	}
+	script, n := wire.BatchPrefix(ops, redisop.SlotOf)
 	ops = ops[:n]
+	first, slot := &ops[0], redisop.SlotOf(ops[0].Name)
 	f.ran++
 	if redisop.Shard(f.topology.owners[slot]) != c.shard {
 		*at += costHead // it reads as much as for a script that is executed
@@ -522,7 +511,7 @@ func (f *Fleet) executeSlot(host int16, c *fleetConn, b *batch, at *int64) int {
 		}
 		return 133 + 33*n
 	}
-	if renews {
+	if script == wire.Renew {
 		*at += costSlotRenew + int64(n)*costKey
 		f.renewalScripts++
 		f.renewed += n

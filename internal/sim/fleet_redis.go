@@ -6,6 +6,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // The Redis of a fleet: one core, which reads its connections in turn, and is busy for as
@@ -188,29 +189,27 @@ func (f *Fleet) execute(host int16, c *fleetConn, b *batch, at *int64) int {
 	if f.plan.Masters > 0 {
 		return f.executeSlot(host, c, b, at)
 	}
-	first := &b.ops[len(b.results)]
+	ops := b.ops[len(b.results):]
+	script, n := wire.BatchPrefix(ops, nil)
+	ops = ops[:n]
 	f.ran++
-	if first.Kind == redisop.Renew {
+	if script == wire.Renew {
 		*at += costRenew
-		n := 0
-		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == redisop.Renew {
+		for i := range ops {
 			*at += costKey
-			op := &b.ops[len(b.results)]
-			reply := f.run(host, op, nil, &redis.Reply{}, *at)
-			b.addResult(op, &reply)
-			n++
+			reply := f.run(host, &ops[i], nil, &redis.Reply{}, *at)
+			b.addResult(&ops[i], &reply)
 		}
 		f.bytes += int64(130 + 37*n)
 		return 126 + 33*n
 	}
 	*at += costRun
-	n := 0
 	var previous redis.Reply
-	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != redisop.Renew {
-		op := &b.ops[len(b.results)]
+	for i := range ops {
+		op := &ops[i]
 		var next *redisop.Op // the Take that follows this Drop in the same script
-		if i := len(b.results) + 1; n+1 < storeKeys && i < len(b.ops) && b.ops[i].Has(redisop.AfterPendingDrop) && b.ops[i].Name == op.Name {
-			next = &b.ops[i]
+		if i+1 < n && wire.IsPair(op, &ops[i+1]) {
+			next = &ops[i+1]
 		}
 		dropped := redis.Reply{}
 		if op.Has(redisop.AfterPendingDrop) {
@@ -221,7 +220,6 @@ func (f *Fleet) execute(host int16, c *fleetConn, b *batch, at *int64) int {
 		*at += f.cost(op, &reply)
 		f.publish(c.shard, op, &reply, at)
 		b.addResult(op, &reply)
-		n++
 	}
 	f.bytes += int64(154 + 83*n)
 	return 150 + 71*n
@@ -339,14 +337,13 @@ func (f *Fleet) count(b *batch) {
 	if f.plan.Masters > 0 {
 		return // executeSlot counts scripts
 	}
-	renewals := 0
-	for i := range b.ops {
-		if b.ops[i].Kind == redisop.Renew {
-			renewals++
+	for left := b.ops; len(left) > 0; {
+		script, n := wire.BatchPrefix(left, nil)
+		if script == wire.Renew {
+			f.renewalScripts++
+			f.renewed += n
 		}
+		f.scripts[at]++
+		left = left[n:]
 	}
-	runs := func(n int) int { return (n + storeKeys - 1) / storeKeys }
-	f.renewalScripts += runs(renewals)
-	f.renewed += renewals
-	f.scripts[at] += runs(renewals) + runs(len(b.ops)-renewals)
 }

@@ -24,7 +24,7 @@ func (f *Fleet) IsIdle() bool {
 		}
 		for shard := range h.conns {
 			c := &h.conns[shard]
-			if f.isWanted(h, c.shard) && !c.up || len(c.inFlight)+len(c.renewals)+len(c.others) > 0 {
+			if f.isWanted(h, c.shard) && !c.up || len(c.inFlight)+c.waiting.Len() > 0 {
 				return false
 			}
 		}

@@ -7,9 +7,9 @@ var allOrders = test("internal/sim/explore/pipeline", "TestExplorePipeline")
 var pipelineMutants = []mutant{
 	{
 		rule: "S1: an operation that waits when there is no connection has a result",
-		in:   "sidecar/store/pipeline (*Machine).Refuse",
-		find: "ops = m.others.pop(ops, m.others.len())",
-		put:  "m.others.pop(nil, m.others.len())",
+		in:   "sidecar/store/pipeline (*Waiting).All",
+		find: "dst = w.deletes.pop(dst, w.deletes.len())",
+		put:  "w.deletes.pop(nil, w.deletes.len())",
 		by:   allOrders,
 	},
 	{

@@ -111,8 +111,8 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "locks of one user that end do not delay what others ask for",
-		in:   "sidecar/store/pipeline (*Machine).Do",
-		find: "case ops[i].Has(redisop.CanWait):",
+		in:   "sidecar/store/pipeline (*Waiting).Add",
+		find: "case op.Has(redisop.CanWait):",
 		put:  "case false:",
 		by:   test("sidecar/store", "TestDropsThatCanWaitDelayNothingElse"),
 	},
@@ -262,9 +262,9 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "renewals do not wait in one queue with takes",
-		in:   "sidecar/store/pipeline (*Machine).Do",
-		find: "case k == redisop.Renew || k == redisop.Check:",
-		put:  "case k == redisop.NoOp:",
+		in:   "sidecar/store/pipeline (*Waiting).Add",
+		find: "case op.Kind == redisop.Renew || op.Kind == redisop.Check:",
+		put:  "case op.Kind == redisop.NoOp:",
 		by:   test("sidecar/store", "TestRenewalsAreNotStarved"),
 	},
 	{

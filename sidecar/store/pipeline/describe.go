@@ -65,9 +65,9 @@ func (m *Machine) Describe(dst []byte) []byte {
 			ops(name, l.ops.head(l.ops.len()))
 		}
 	}
-	lane("renewals", &m.renewals)
-	lane("deletes", &m.deletes)
-	ops("others", m.others.head(m.others.len()))
+	lane("renewals", &m.waiting.renewals)
+	lane("deletes", &m.waiting.deletes)
+	ops("others", m.waiting.others.head(m.waiting.others.len()))
 	ops("asking", m.asking.head(m.asking.len()))
 	dst = fmt.Appendf(dst, " up=%t cut=%t drains=%t live=%d near=%t finishing=%t queries=%d", m.isUp, m.isCut, m.drains != "", m.liveness,
 		m.minRTT <= m.cfg.Batches.NearRTT, m.isFinishing, m.queries.len())

@@ -12,7 +12,7 @@ import (
 // The end of a connection is noticed at once, because other hosts may reconnect to a Redis that lost the locks before
 // this one does. A connection that ends without a packet is found by a ping, while it owes nothing, and was silent for
 // so long.
-const idlePing = 5 * time.Second
+const IdlePing = 5 * time.Second
 
 // ping makes a command that any Redis answers at once: ROLE, because a master that is demoted may keep its clients;
 // PING, if this user may not ask for the role.
@@ -34,7 +34,7 @@ func (m *Machine) checkLiveness(now, lastByteAt int64, hasUnread bool) (next int
 			m.liveness = owing
 		}
 	}
-	if m.liveness == idle && now >= m.lastReply+int64(idlePing) {
+	if m.liveness == idle && now >= m.lastReply+int64(IdlePing) {
 		m.ping(now)
 	}
 	patience := int64(m.cfg.Timeout)
@@ -43,9 +43,9 @@ func (m *Machine) checkLiveness(now, lastByteAt int64, hasUnread bool) (next int
 	case m.liveness == dead:
 		return math.MaxInt64, false
 	case m.liveness == idle && quiet >= patience:
-		return m.lastReply + int64(idlePing), false
+		return m.lastReply + int64(IdlePing), false
 	case m.liveness == idle: // a command may be sent at any time
-		return m.lastReply + min(patience, int64(idlePing)), false
+		return m.lastReply + min(patience, int64(IdlePing)), false
 	case quiet < patience:
 		return m.lastReply + patience, false
 	case m.liveness == owing, hasUnread:

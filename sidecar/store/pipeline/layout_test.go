@@ -18,7 +18,7 @@ var floors = []string{
 	// What all of them do.
 	"deliver.go", "send.go", "durability.go",
 	// The records.
-	"model.go", "channels.go", "ignored.go", "liveness.go", "lanes.go", "fifo.go", "risk.go", "doc.go",
+	"model.go", "channels.go", "ignored.go", "liveness.go", "waiting.go", "lanes.go", "fifo.go", "risk.go", "doc.go",
 }
 
 // Shows docs/architecture.md: Packages.

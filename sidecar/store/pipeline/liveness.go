@@ -12,7 +12,7 @@ package pipeline
 type liveness uint8
 
 const (
-	// idle: every command is answered. After idlePing, Redis is asked for its role.
+	// idle: every command is answered. After IdlePing, Redis is asked for its role.
 	idle liveness = iota
 
 	// owing: a command has no answer yet.

@@ -20,20 +20,7 @@ func New(c Config) *Machine {
 // order.
 func (m *Machine) Do(now int64, ops []redisop.Op) {
 	for i := range ops {
-		switch k := ops[i].Kind; {
-		case k == redisop.Renew || k == redisop.Check:
-			m.renewals.push(ops[i])
-		case ops[i].Has(redisop.CanWait):
-			m.deletes.push(ops[i])
-		default:
-			if ops[i].Has(redisop.AfterPendingDrop) {
-				// Something waits for the lock now. A Take never overtakes its Drop, so the Drop goes with it.
-				if drop, ok := m.deletes.removeDrop(ops[i].Name); ok {
-					m.others.push(drop)
-				}
-			}
-			m.others.push(ops[i])
-		}
+		m.waiting.Add(ops[i])
 	}
 	m.pump(now)
 }
@@ -206,9 +193,7 @@ func (m *Machine) Down(sent int64, why string) {
 
 // Refuse delivers what waits without a connection: its operations are not sent. why is for people.
 func (m *Machine) Refuse(why string) {
-	ops := m.renewals.pop(nil, m.renewals.len())
-	ops = m.deletes.pop(ops, m.deletes.len())
-	ops = m.others.pop(ops, m.others.len())
+	ops := m.waiting.All(nil)
 	if ops = m.asking.pop(ops, m.asking.len()); len(ops) > 0 {
 		m.deliveries = append(m.deliveries, Delivery{Kind: Results, Results: NotSent(ops, why)})
 	}
@@ -248,12 +233,7 @@ func (m *Machine) pump(now int64) {
 		clear(m.batch)
 	}
 	for m.hasQueued() && m.canSend() {
-		m.batch = m.renewals.pop(m.batch[:0], m.cfg.Batches.Renewals)
-		m.batch = m.deletes.pop(m.batch, m.cfg.Batches.Deletes)
-		m.batch = m.others.pop(m.batch, m.cfg.Batches.Others)
-		if n := len(m.batch); n > 0 && m.others.len() > 0 && wire.IsPair(&m.batch[n-1], m.others.front()) {
-			m.batch = m.others.pop(m.batch, 1)
-		}
+		m.batch = m.waiting.Batch(m.batch[:0], &m.cfg.Batches)
 		m.runBatch(now, m.batch)
 		clear(m.batch)
 	}
@@ -310,7 +290,7 @@ func (m *Machine) Next() int64 { return m.next }
 func (m *Machine) IsOver() bool { return m.isFinishing && !m.hasQueued() && (!m.isUp || m.isIdle()) }
 
 // Unsent is how many operations wait to be sent. Renewals, checks and Drops that can wait do not count.
-func (m *Machine) Unsent() int { return m.others.len() }
+func (m *Machine) Unsent() int { return m.waiting.others.len() }
 
 // RoundTrip is how long the last command took that Redis answered, ns; 0: there was none.
 func (m *Machine) RoundTrip() int64 { return m.trip }

@@ -165,7 +165,7 @@ func TestCommandOnIdleConnectionIsCheckedInTime(t *testing.T) {
 	d := drive(t)
 	patience := int64(d.cfg.Timeout)
 	begin := d.now
-	if d.Advance(begin+patience, 0, false); d.liveness != idle || d.Next() != begin+int64(idlePing) {
+	if d.Advance(begin+patience, 0, false); d.liveness != idle || d.Next() != begin+int64(IdlePing) {
 		t.Errorf("liveness %d, next check %d ns after the last reply; want idle, and the time of a PING", d.liveness, d.Next()-begin)
 	}
 	d.now = begin + patience
@@ -174,7 +174,7 @@ func TestCommandOnIdleConnectionIsCheckedInTime(t *testing.T) {
 		t.Errorf("the next check is %d ns after the command, and its answer is due after %d", d.Next()-d.now, patience)
 	}
 	d = drive(t)
-	if d.Advance(d.now+int64(idlePing), 0, false); !slices.Equal(d.commands(), []string{"role"}) {
+	if d.Advance(d.now+int64(IdlePing), 0, false); !slices.Equal(d.commands(), []string{"role"}) {
 		t.Error("an idle connection is not pinged")
 	}
 }

@@ -21,31 +21,6 @@ type Config struct {
 	Batches Batches
 }
 
-// Batches bound what is sent at one time, and what is in flight.
-type Batches struct {
-	Renewals, Deletes, Others int // in one batch
-	InFlight                  int // operations without an answer, and with them what is in doubt when a connection ends
-
-	// When the best round trip seen is below NearRTT, ns, at most NearCalls calls are in flight: Redis executes one
-	// while the next waits. Operations that arrive meanwhile join the next batch, and one large script is cheaper for
-	// Redis than two small ones. On a distant Redis this would only add latency.
-	NearRTT   int64
-	NearCalls int
-}
-
-const (
-	maxFlight = 32 * wire.RunMax
-	nearRTT   = int64(200 * time.Microsecond)
-	nearCalls = 2
-)
-
-// DefaultBatches are as large as Redis answers in a few milliseconds, so that what comes in meanwhile does not wait
-// long.
-var DefaultBatches = Batches{
-	Renewals: 8 * wire.RunMax, Deletes: 2 * wire.RunMax, Others: 512, InFlight: maxFlight,
-	NearRTT: nearRTT, NearCalls: nearCalls,
-}
-
 // Greeting is what the greeting of a connection found out.
 type Greeting struct {
 	Server  wire.Server
@@ -71,9 +46,7 @@ type Machine struct {
 	cfg Config
 
 	// What waits, also without a connection.
-	renewals    lanes // Renew and Check
-	deletes     lanes // Drops that can wait
-	others      fifo[redisop.Op]
+	waiting     Waiting
 	asking      fifo[redisop.Op] // whose keys are here already, although another node has their slot
 	queries     fifo[*Query]
 	expired     []*Query // that were not sent in time

@@ -20,7 +20,7 @@ func (m *Machine) isIdle() bool { return m.calls.len() == 0 }
 
 // hasQueued reports whether operations wait to be sent.
 func (m *Machine) hasQueued() bool {
-	return m.renewals.len()+m.deletes.len()+m.others.len()+m.asking.len() > 0
+	return m.waiting.Len()+m.asking.len() > 0
 }
 
 // dueAt has Advance be called at a time, at the latest.
