@@ -548,6 +548,13 @@ func TestListenersAreThoseOfTheChannel(t *testing.T) {
 		if msg := must(curious.ReceiveMessage(ctx)); msg.Payload != "0" {
 			t.Errorf("received %q", msg.Payload)
 		}
+		waiter := b.admin.Subscribe(ctx, channelOf("lock"))
+		t.Cleanup(func() { waiter.Close() })
+		must(waiter.Receive(ctx))
+		r.one(takeOp("lock", 2))
+		if res := r.one(dropOp("lock", 2)); res.Listeners != redisop.CountedListeners(1) {
+			t.Errorf("%+v subscribers, want the one that waits", res.Listeners)
+		}
 	})
 }
 

@@ -44,7 +44,7 @@ var scriptMutants = []mutant{
 		in:   head,
 		find: `if receivers == 0 then return 0 end`,
 		put:  `if receivers then return 0 end`,
-		by:   differential,
+		by:   test("sidecar/store", "TestListenersAreThoseOfTheChannel"),
 	},
 	{
 		rule: "a lone drop finds the queue of a name with a brace, and its channel",
@@ -107,14 +107,14 @@ var scriptMutants = []mutant{
 		in:   head,
 		find: `local left = ask('PTTL', counter)`,
 		put:  `local left = -1`,
-		by:   differential,
+		by:   test("sidecar/store", "TestCountersDoNotExpire"),
 	},
 	{
 		rule: "a lone take leaves no counter that expires, unless it is configured to",
 		in:   head,
 		find: `expiry > 0 and type(left)`,
 		put:  `type(left)`,
-		by:   differential,
+		by:   test("sidecar/store", "TestCountersDoNotExpire"),
 	},
 	{
 		rule: "a lone take refreshes the expiry of its counter",
