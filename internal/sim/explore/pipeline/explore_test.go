@@ -2,10 +2,11 @@ package pipeline
 
 import (
 	"flag"
+	"runtime/debug"
 	"testing"
 )
 
-var limit = flag.Int("explore.states", 20_000, "states of each world, at most")
+var limit = flag.Int("explore.states", 10_000, "states of each world, at most")
 
 // worlds are small: each has what some rule needs.
 var worlds = map[string]Budget{
@@ -27,6 +28,8 @@ var worlds = map[string]Budget{
 
 // In each order, the store keeps its contract with the lock table.
 func TestExplorePipeline(t *testing.T) {
+	percent := debug.SetGCPercent(400) // worlds are made again and again
+	t.Cleanup(func() { debug.SetGCPercent(percent) })
 	for name, b := range worlds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
