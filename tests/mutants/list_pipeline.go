@@ -8,8 +8,8 @@ var pipelineMutants = []mutant{
 	{
 		rule: "S1: an operation that waits when there is no connection has a result",
 		in:   "sidecar/store/pipeline (*Waiting).All",
-		find: "dst = w.deletes.pop(dst, w.deletes.len())",
-		put:  "w.deletes.pop(nil, w.deletes.len())",
+		find: "return w.others.pop(dst, w.others.len())",
+		put:  "w.others.pop(nil, w.others.len())\n\treturn dst",
 		by:   allOrders,
 	},
 	{
