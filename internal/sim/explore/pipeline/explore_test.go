@@ -14,6 +14,7 @@ var worlds = map[string]Budget{
 	"forgotten scripts":      {Batches: 3, Cuts: 1, Flushes: 2},
 	"scripts by text":        {Batches: 2, Cuts: 1, Flushes: 2, NoLoad: true},
 	"a channel":              {Batches: 2, Cuts: 1, Wants: 3},
+	"a channel alone":        {Cuts: 2, Wants: 3},
 	"replicas":               {Batches: 2, Cuts: 1, Flushes: 1, Lags: 1, Replicas: 1},
 	"replicas and a channel": {Batches: 2, Cuts: 1, Wants: 2, Lags: 1, Replicas: 1},
 	"a script between":       {Batches: 1, Flushes: 1, Wants: 3, Replicas: 1},
