@@ -151,7 +151,7 @@ var places = []place{
 	{"docs/topologies.md", `waits up to {s(locktable.Config.TryWithin)} s at the others, if more than {sidecar.maxUnsent} operations wait`},
 	{"docs/topologies.md", `Up to {store.maxShards} masters are connected`},
 	{"docs/topologies.md", `an {part(code.deadlineParts/code.givenUpEarly)} of the lease early`},
-	{"docs/topologies.md", `within {pipeline.idlePing} if nothing uses it`},
+	{"docs/topologies.md", `within {pipeline.IdlePing} if nothing uses it`},
 	{"docs/topologies.md", `tries again after {store.backoffMin} to {store.backoffMax}`},
 
 	{"docs/architecture.md", `Every {sidecar.endpointInterval}, another goroutine`},
@@ -163,7 +163,7 @@ var places = []place{
 	{"docs/architecture.md", `A transfer brings {redisop.PassedTokens}.`},
 	{"docs/architecture.md", `only if it was longer than {locktable.NotableHold}, or than {locktable.BlockingHold} while requests waited`},
 	{"docs/architecture.md", `makes it in parts of {sidecar.surveyPart} locks, in a {part(sidecar.surveyShare)} of the loop's time`},
-	{"docs/architecture.md", `After {pipeline.idlePing} of silence`},
+	{"docs/architecture.md", `After {pipeline.IdlePing} of silence`},
 	{"docs/limits.md", `| a connection | {sidecar.maxQueued} requests in the inbox |`},
 	{"docs/limits.md", `| a connection | {KiB(sidecar.maxUnread)} of unread answers, or {KiB(sidecar.lessUnread)} while all have {MiB(sidecar.maxUnreadAll)} |`},
 	{"docs/limits.md", `| a connection | {sidecar.maxConnQuestions} questions to other hosts without an answer |`},
@@ -211,7 +211,7 @@ var places = []place{
 
 	{"docs/pipe.md", `more than {MiB(cmd.longestLine)}, or needs a frame above {protocol.MaxFrame} bytes`},
 
-	{"deploy/README.md", `finds within {pipeline.idlePing} that an idle connection leads to a replica`},
+	{"deploy/README.md", `finds within {pipeline.IdlePing} that an idle connection leads to a replica`},
 	{"deploy/README.md", `starts within the lease ({sidecar.DefaultLease} by default)`},
 	{"deploy/README.md", `- Every {sidecar.endpointInterval} the daemon looks`},
 	{"deploy/README.md", `the first {word(loglimit.maxLines)} such lines in {loglimit.window}`},
