@@ -42,6 +42,8 @@ type Server struct {
 	IsReplica bool
 	Replicas  int // that are connected
 
+	IsBusy bool // a script of another client does not end
+
 	// PushesLast: what a command publishes to its own connection comes after its reply.
 	PushesLast bool
 
@@ -209,6 +211,9 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 		if text := s.redirect(r, wasAsking); text != "" {
 			return failed(text)
 		}
+	}
+	if s.IsBusy {
+		return failed("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.")
 	}
 	known := s.knows(cmd.Script)
 	if cmd.ByText {
