@@ -425,6 +425,10 @@ func (w *world) onReply(h *host, e event) {
 	c.toHost = append(c.toHost[:0], c.toHost[taken:]...)
 	c.lastByte = now
 	err = c.m.Rest(now)
+	if c.m.WantsSpare() {
+		c.m.Spare(w.spareResults)
+		w.spareResults = nil
+	}
 	w.send(h, s)
 	w.hand(h, s, w.takeDeliveries(c))
 	if c := &h.conns[s]; err != nil && e.gen == c.gen { // the store ends the connection
@@ -488,6 +492,7 @@ func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
 		for i := range d.Results {
 			w.deliver(h, s, &d.Results[i])
 		}
+		w.spareResults = d.Results[:0]
 		w.afterInput(h)
 	case pipeline.Messages:
 		for i := range d.Messages {
@@ -691,7 +696,7 @@ func (w *world) reportDown(h *host, s redisop.Shard) {
 // newMachine makes the Machine of a host's process for a shard.
 func (w *world) newMachine(h *host) *pipeline.Machine {
 	cfg := pipeline.Config{
-		UUID: uuidOf(h.index, w.plan.olderHost), Keys: w.reader.Keys, IsNode: w.plan.cluster, TokenExpiry: time.Duration(w.counterExpiry),
+		UUID: w.prefixes[h.index][:36], Keys: w.reader.Keys, IsNode: w.plan.cluster, TokenExpiry: time.Duration(w.counterExpiry),
 		Timeout: w.plan.timeout, ProbeInterval: w.plan.probes, Batches: w.plan.batches,
 	}
 	if w.plan.durable {

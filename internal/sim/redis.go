@@ -415,7 +415,7 @@ func (w *world) isAtMaster(h *host, s redisop.Shard) bool {
 }
 
 // executeAtReplica executes an operation at a server that was the master before.
-func (w *world) executeAtReplica(h *host, o *operation, c redis.Command) redis.Reply {
+func (w *world) executeAtReplica(h *host, o *operation, c *redis.Command) redis.Reply {
 	n := int(o.name)
 	w.expire(n)
 	name := &w.redis.names[n]
@@ -457,13 +457,19 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	o := &w.ops[record]
 	o.executed, o.at = true, w.now
 	w.check.meetIf(ExecutedLate, o.settled)
-	c := r.Command(i, redis.Owner(h.index), w.now, w.time(s))
+	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(s))
 	if conn.Server.IsReplica {
-		reply = w.executeAtReplica(h, o, c)
+		reply = w.executeAtReplica(h, o, &w.command)
 	} else {
-		reply = w.execute(h, s, o, conn, r, &c)
+		reply = w.execute(h, s, o, conn, r, &w.command)
 	}
 	return reply, w.fieldOf(&reply, &w.redis.names[o.name])
+}
+
+// receiversOf is how many connections a shard counts that receive what is published to a sidecar: the one that executes
+// an operation.
+func (w *world) receiversOf(sidecar redis.Owner) int32 {
+	return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], w.publishing)))
 }
 
 // Now is the time, and what TIME returns at a server.
@@ -489,9 +495,7 @@ func (w *world) execute(h *host, s redisop.Shard, o *operation, conn *server.Con
 	}
 	c.Denied, c.Queue = w.denied(n), name.queue
 	c.ArrivesByClock, c.LowersLateScores = w.arrivesByClock, w.lowersLateScores
-	c.Receivers = func(sidecar redis.Owner) int32 {
-		return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], s)))
-	}
+	w.publishing, c.Receivers = s, w.receivers
 	shared := &w.redis.names[w.counterOf(n)]
 	if shared.counter.HasExpired(w.now) { // also if what draws from it is a lock that passes on
 		w.loseCounter(w.counterOf(n), redis.Counter{})

@@ -62,7 +62,11 @@ type world struct {
 	bytes        []byte // to be used again
 
 	spareDeliveries []pipeline.Delivery // the same
+	spareResults    []redisop.Result    // the same
 	channel         redis.Channel       // the same
+	command         redis.Command       // the same
+	publishing      redisop.Shard       // that executes an operation
+	receivers       func(sidecar redis.Owner) int32
 
 	prefixes []string         // of owner fields
 	channels [maxNames]string // of locks
@@ -195,7 +199,7 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 
 // initNames makes the names that the store and the servers use.
 func (w *world) initNames() {
-	w.reader.Keys = wire.NewKeyspace("")
+	w.reader.Keys, w.receivers = wire.NewKeyspace(""), w.receiversOf
 	for i := range maxHosts {
 		w.prefixes = append(w.prefixes, uuidOf(i, w.plan.olderHost)+":")
 	}

@@ -170,34 +170,35 @@ func (a *arguments) next() []byte {
 }
 
 func (a *arguments) number() uint64 {
-	b := a.next()
-	n := uint64(0)
-	for _, digit := range b {
-		if digit < '0' || digit > '9' {
-			a.err = fmt.Errorf("%q is no number", b)
-			return 0
-		}
-		n = 10*n + uint64(digit-'0')
+	n, err := number(a.next())
+	if a.err == nil {
+		a.err = err
 	}
 	return n
 }
 
-// terms are the second argument of main.lua.
+// number reads a decimal number; nothing is 0.
+func number(digits []byte) (n uint64, err error) {
+	for _, digit := range digits {
+		if digit < '0' || digit > '9' {
+			return 0, fmt.Errorf("%q is no number", digits)
+		}
+		n = 10*n + uint64(digit-'0')
+	}
+	return n, nil
+}
+
+// terms are the text of the second argument of main.lua.
 type terms struct {
 	bytes []byte
 	err   error
 }
 
-// number reads the next number of the text; missing ones are 0.
+// number reads the next number; missing ones are 0.
 func (t *terms) number() uint64 {
-	word := t.word()
-	if len(word) == 0 {
-		return 0
-	}
-	a := arguments{left: [][]byte{word}}
-	n := a.number()
+	n, err := number(t.word())
 	if t.err == nil {
-		t.err = a.err
+		t.err = err
 	}
 	return n
 }
@@ -222,8 +223,7 @@ const headBytes = 13
 // takesAndDrops reads a run of main.lua.
 func (r *Reader) takesAndDrops(run *Run, keys, all [][]byte) error {
 	args := arguments{left: all}
-	field := args.next()
-	given := args.next()
+	field, given := args.next(), args.next()
 	if len(given) < headBytes {
 		return errors.New("terms are missing")
 	}
@@ -253,12 +253,8 @@ func (r *Reader) takesAndDrops(run *Run, keys, all [][]byte) error {
 	}
 	colon := bytes.LastIndexByte(field, ':')
 	run.Prefix = r.text(field[:colon+1])
-	first := arguments{left: [][]byte{field[colon+1:]}}
-	args.left = append([][]byte{field[colon+1:]}, args.left...) // the number of the first
-	_ = first.number()
-	if first.err != nil {
-		return first.err
-	}
+	args.left = all[len(all)-len(args.left)-1:]
+	args.left[0] = field[colon+1:] // the number of the first
 	take := func(name string, isSet bool) {
 		op := redisop.Op{Kind: redisop.Take, Name: name, LeaseMS: lease, Count: 1, HoldID: args.number(), Asked: redisop.Asked{Reserve: 1}}
 		if isSet {

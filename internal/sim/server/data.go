@@ -56,10 +56,10 @@ func (d Data) Execute(c *Conn, r *Run, i int, now, clock int64) (reply redis.Rep
 	run.Receivers = func(sidecar redis.Owner) int32 { return s.Receivers(s.OwnChannel(sidecar)) }
 	run.Denied = redis.Denied{
 		Publish: c.User.denies("publish"), Type: c.User.denies("type"),
-		Channel: c.User.Channel != nil && c.User.Channel(s.Keys.Channel(r.Ops[i].Name)),
+		Channel: c.User.Channel != nil && c.User.Channel(s.channelOf(r.Ops[i].Name)),
 	}
 	var channel redis.Channel
-	for range s.Receivers(s.Keys.Channel(r.Ops[i].Name)) {
+	for range s.Receivers(s.channelOf(r.Ops[i].Name)) {
 		channel.Subscribers = append(channel.Subscribers, int32(len(channel.Subscribers)))
 	}
 	reply = run.Run(&l.Key, &l.Counter, &channel)

@@ -50,6 +50,10 @@ type Server struct {
 	world   World
 	scripts [4]bool // of wire.Scripts, that it knows
 	conns   []*Conn // in the order in which they were made
+
+	channels map[string]string // of locks, by name
+	own      []string          // of sidecars, by owner
+	items    []answer          // of lists, that are not used yet
 }
 
 // Conn is a connection to a server.
@@ -123,7 +127,21 @@ func ok(text string) answer { return answer{Kind: '$', Text: text} }
 
 func integer(n int64) answer { return answer{Kind: ':', Num: n} }
 
-func list(items ...answer) answer { return answer{Kind: '*', List: items} }
+// room returns n empty items of a list. Most replies of locks have some: they are allocated together.
+func (s *Server) room(n int) []answer {
+	if n > len(s.items) {
+		s.items = make([]answer, max(n, 256))
+	}
+	items := s.items[:n:n]
+	s.items = s.items[n:]
+	return items
+}
+
+func (s *Server) list(items ...answer) answer {
+	made := s.room(len(items))
+	copy(made, items)
+	return answer{Kind: '*', List: made}
+}
 
 // Do executes a command.
 func (s *Server) Do(c *Conn, cmd *Command) {
@@ -172,7 +190,7 @@ func (s *Server) answer(c *Conn, cmd *Command, wasAsking bool) answer {
 		return ok("OK")
 	case "time":
 		_, clock := s.world.Now(s)
-		return list(ok(strconv.FormatInt(clock/1e6, 10)), ok(strconv.FormatInt(clock%1e6, 10)))
+		return s.list(ok(strconv.FormatInt(clock/1e6, 10)), ok(strconv.FormatInt(clock%1e6, 10)))
 	case "role":
 		return s.role()
 	case "wait":
@@ -191,13 +209,13 @@ func (s *Server) answer(c *Conn, cmd *Command, wasAsking bool) answer {
 
 func (s *Server) role() answer {
 	if s.IsReplica {
-		return list(ok("slave"), ok("127.0.0.1"), integer(0), ok("connect"), integer(-1))
+		return s.list(ok("slave"), ok("127.0.0.1"), integer(0), ok("connect"), integer(-1))
 	}
 	replicas := make([]answer, s.Replicas)
 	for i := range replicas {
-		replicas[i] = list(ok("127.0.0.1"), ok("0"), ok("0"))
+		replicas[i] = s.list(ok("127.0.0.1"), ok("0"), ok("0"))
 	}
-	return list(ok("master"), integer(0), list(replicas...))
+	return s.list(ok("master"), integer(0), s.list(replicas...))
 }
 
 // --- Scripts ---
@@ -223,14 +241,14 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 		return failed("NOSCRIPT No matching script. Please use EVAL.")
 	}
 	if cmd.Script == wire.Permissions {
-		return list(lacks(c, cmd.Words[1] != "")...)
+		return s.list(lacks(c, cmd.Words[1] != "")...)
 	}
-	statuses := make([]answer, len(r.Ops))
+	statuses := s.room(len(r.Ops))
 	areZero := true
 	for i := range r.Ops {
 		reply, field := s.world.Execute(c, r, i)
 		r.onReply(i, &reply)
-		statuses[i] = status(&r.Ops[i], &reply, field)
+		statuses[i] = s.status(&r.Ops[i], &reply, field)
 		areZero = areZero && statuses[i].Kind == ':' && statuses[i].Num == 0
 		c.HasWritten = c.HasWritten || writes(r, i, &reply)
 		if reply.Publication == redis.Published {
@@ -246,7 +264,7 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 	case cmd.Script == wire.AcquireRelease && len(statuses) == 1:
 		return statuses[0]
 	}
-	return list(statuses...)
+	return answer{Kind: '*', List: statuses}
 }
 
 // writes reports whether replicas get something of an operation.
@@ -297,33 +315,32 @@ const (
 	codeRefused
 )
 
-func status(op *redisop.Op, r *redis.Reply, field string) answer {
+func (s *Server) status(op *redisop.Op, r *redis.Reply, field string) answer {
 	counted, n := integer(int64(r.Listeners.State)), integer(int64(r.Listeners.N))
 	rank, ticket, arrived := integer(int64(r.Rank)), integer(int64(r.Ticket)), integer(int64(r.Arrived))
-	code := func(code int64, rest ...answer) answer { return list(append([]answer{integer(code)}, rest...)...) }
 	switch r.Outcome {
 	case redisop.Refused, redisop.Retryable:
-		return code(codeRefused, ok(r.Code+" refused"))
+		return s.list(integer(codeRefused), ok(r.Code+" refused"))
 	case redisop.NotALock:
-		return code(codeNotALock, ok(field))
+		return s.list(integer(codeNotALock), ok(field))
 	case redisop.KeyMissing:
-		return code(codeMissing)
+		return s.list(integer(codeMissing))
 	case redisop.Differs:
-		return code(codeDiffers)
+		return s.list(integer(codeDiffers))
 	case redisop.HeldByOther:
 		switch {
 		case r.LeftFree && r.IsQueued:
-			return code(codeFreeQueued, counted, n, rank, ticket, arrived)
+			return s.list(integer(codeFreeQueued), counted, n, rank, ticket, arrived)
 		case r.LeftFree:
-			return code(codeFree, counted, n)
+			return s.list(integer(codeFree), counted, n)
 		case r.IsQueued:
-			return code(codeQueued, integer(r.TTLMS), ok(field), counted, n, rank, ticket, arrived, integer(int64(r.Recall)))
+			return s.list(integer(codeQueued), integer(r.TTLMS), ok(field), counted, n, rank, ticket, arrived, integer(int64(r.Recall)))
 		}
-		return code(codeHeld, integer(r.TTLMS), ok(field), counted, n)
+		return s.list(integer(codeHeld), integer(r.TTLMS), ok(field), counted, n)
 	}
 	switch op.Kind {
 	case redisop.Arrive:
-		return code(codeArrived, arrived, integer(int64(r.FirstArrived)))
+		return s.list(integer(codeArrived), arrived, integer(int64(r.FirstArrived)))
 	case redisop.Take:
 		if isUsual := !r.Made && r.Waiting == 0 && r.Token != 0 && r.Ticket == 0; isUsual && r.Listeners.State == redisop.Uncounted {
 			return integer(int64(r.Token))
@@ -332,17 +349,17 @@ func status(op *redisop.Op, r *redis.Reply, field string) answer {
 		if r.Made {
 			made = 1
 		}
-		return code(codeTaken, integer(int64(r.Token)), integer(made), integer(int64(r.Waiting)), ticket, counted, n)
+		return s.list(integer(codeTaken), integer(int64(r.Token)), integer(made), integer(int64(r.Waiting)), ticket, counted, n)
 	case redisop.Drop:
 		switch {
 		case r.Passed:
-			return code(codePassed, integer(int64(r.Waiting)))
+			return s.list(integer(codePassed), integer(int64(r.Waiting)))
 		case r.Paused:
-			return code(codePaused, counted, n)
+			return s.list(integer(codePaused), counted, n)
 		case r.Publication == redis.Published && r.Listeners == redisop.CountedListeners(0) && !r.Counted:
 			return integer(0)
 		}
-		return code(codeDropped, counted, n)
+		return s.list(integer(codeDropped), counted, n)
 	}
 	return integer(0)
 }
@@ -400,7 +417,7 @@ func (c *Conn) SubscribeOwn(channel string) {
 
 // EndSlot ends the subscriptions to the channel of a lock whose slot leaves the server.
 func (s *Server) EndSlot(name string) {
-	channel := s.Keys.Channel(name)
+	channel := s.channelOf(name)
 	for _, c := range s.conns {
 		if at := slices.Index(c.channels, subscription{channel, true}); at >= 0 {
 			c.channels = slices.Delete(c.channels, at, at+1)
@@ -418,9 +435,22 @@ func nameOf(keys wire.Keyspace, channel string) string {
 	return name
 }
 
+// channelOf is the channel of a lock.
+func (s *Server) channelOf(name string) string {
+	channel, ok := s.channels[name]
+	if !ok {
+		channel = s.Keys.Channel(name)
+		if s.channels == nil {
+			s.channels = make(map[string]string)
+		}
+		s.channels[name] = channel
+	}
+	return channel
+}
+
 // PublishLock publishes the release of a lock to the subscribers of its channel.
 func (s *Server) PublishLock(name string, isSharded bool) {
-	channel, verb := s.Keys.Channel(name), "message"
+	channel, verb := s.channelOf(name), "message"
 	if isSharded {
 		verb = "smessage"
 	}
@@ -452,7 +482,10 @@ func (s *Server) Receivers(channel string) (n int32) {
 
 // OwnChannel is the channel of the sidecar with a number.
 func (s *Server) OwnChannel(owner redis.Owner) string {
-	return wire.OwnChannel(strings.TrimSuffix(s.Prefixes[owner], ":"))
+	for len(s.own) < len(s.Prefixes) {
+		s.own = append(s.own, wire.OwnChannel(strings.TrimSuffix(s.Prefixes[len(s.own)], ":")))
+	}
+	return s.own[owner]
 }
 
 // send publishes a message to a sidecar.
@@ -498,7 +531,7 @@ func Text(m *redisop.Message, origin, prefix string, keys wire.Keyspace) string 
 }
 
 func (s *Server) push(c *Conn, verb, channel string, last answer) {
-	push := answer{Kind: '>', List: []answer{ok(verb), ok(channel), last}}
+	push := answer{Kind: '>', List: s.list(ok(verb), ok(channel), last).List}
 	if isMessage := verb == "message" || verb == "smessage"; isMessage && c.isBusy {
 		c.later = append(c.later, push)
 		return
