@@ -1,18 +1,17 @@
 package sim
 
 import (
+	"slices"
+
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A slot that migrates key by key. Until it has moved, the shard before has the slot, and each key is at
-// one of both. A script declares all keys that it may make:
-//
-//   - All of them are here: it is executed.
-//   - None is here: the answer is ASK. The store sends the operation to the other shard, behind ASKING,
-//     and alone (sidecar/store/cluster.go, askThere). There it is executed if all its keys are, or if it has
-//     one key only. If that shard is not connected, it was not sent.
-//   - Some are here: the answer is TRYAGAIN, and the operation was not executed.
+// one of both. The model of a server answers ASK if none of the keys of a script is here, and TRYAGAIN if some are.
 //
 // In a durable world the replica of the shard that gets a key, or gets it back, has it at once. Redis does not
 // wait for that: docs/topologies.md says what a failover at that moment may lose.
@@ -20,17 +19,15 @@ import (
 // So locks are renewed, and mostly neither taken nor released. What an operation publishes on the channel
 // of a lock at the other shard reaches no subscriber: these are at the shard that has the slot.
 
-// keySet is a set of the keys that a lock has in Redis.
-type keySet uint8
-
+// The keys of a lock, as the model of a server names them.
 const (
-	lockKey keySet = 1 << iota
-	counterKey
-	queueKey
-	signsKey
-
-	allKeys = lockKey | counterKey | queueKey | signsKey
+	lockKey    = server.LockKey
+	counterKey = server.CounterKey
+	queueKey   = server.QueueKey
+	signsKey   = server.SignsKey
 )
+
+type keySet = server.KeySet
 
 // openSlot is a slot that migrates.
 type openSlot struct {
@@ -38,12 +35,6 @@ type openSlot struct {
 	there keySet        // keys that are at that shard, if they exist
 	moves int           // keys that were moved so far
 }
-
-// What a shard answers while a slot migrates.
-const (
-	ask      = "ASK"
-	tryAgain = "TRYAGAIN"
-)
 
 // keysOf returns the keys of a lock that exist.
 func (w *world) keysOf(n int) (keys keySet) {
@@ -85,58 +76,43 @@ func (w *world) setKeysThere(n int, keys keySet, isThere bool) {
 // isOpen reports whether the slot of a lock migrates.
 func (w *world) isOpen(n int) bool { return w.redis.open[n].to != 0 }
 
-// isHere reports whether a shard executes an operation as far as the place of its keys matters. If not, it is
-// answered.
-func (w *world) isHere(h *host, o *operation) bool {
-	n := int(o.name)
-	open := &w.redis.open[n]
-	if isPair := o.op.Has(redisop.AfterPendingDrop) && w.redis.names[n].dropped.script == o.script; open.to == 0 || isPair {
-		return true // the keys of both are declared once
+// Slot is what a shard knows of the slot of a lock.
+func (w *world) Slot(s *server.Server, name string) (server.Slot, keySet) {
+	if wire.IsProbeLock(name) {
+		return server.Slot{}, 0
 	}
-	needs, exist, there := lockKey, w.keysOf(n), w.keysThere(n)
-	if o.op.Kind == redisop.Take || o.op.Kind == redisop.Drop {
-		needs = allKeys
-	}
-	missing := needs &^ (exist &^ there)
-	if o.via == open.to {
-		missing = needs &^ there
-	}
+	n := nameIndex(name)
+	owner, open := w.redis.owners[n], &w.redis.open[n]
 	switch {
-	case missing == 0, o.isAsking && needs == lockKey:
-		return true
-	case w.declaresNothing && !o.isAsking:
-		if there&lockKey != 0 {
-			w.redis.names[n].key = redis.NoKey // the script does not find it here
-		}
-		return true
-	case missing == needs && !o.isAsking:
-		o.res.Outcome, o.res.Msg, o.askAt = redisop.Retryable, ask, open.to
-		w.check.meet(OperationAsked)
-	default:
-		o.res.Outcome, o.res.Msg = redisop.Retryable, tryAgain
-		w.check.meet(TriedAgain)
+	case owner == 0:
+		return server.Slot{Place: server.Nowhere}, 0
+	case s == w.redis.shards[owner].server && open.to == 0:
+		return server.Slot{}, 0
+	case s == w.redis.shards[owner].server:
+		return server.Slot{Place: server.Migrating, Other: addressOf(open.to)}, w.keysOf(n) &^ w.keysThere(n)
+	case open.to != 0 && s == w.redis.shards[open.to].server:
+		return server.Slot{Place: server.Importing, Other: addressOf(owner)}, w.keysThere(n)
 	}
-	if w.trace.on {
-		w.trace.add(w, n, h, "shard %d answers %s to %s", o.via, o.res.Msg, opString(o.op))
-	}
-	return false
+	return server.Slot{Place: server.Elsewhere, Other: addressOf(owner)}, 0
 }
 
-// askThere sends an operation to the shard that has its keys, behind ASKING. It is a script of its own.
-func (w *world) askThere(h *host, i int32) {
-	o := &w.ops[i]
-	o.via, o.askAt, o.isAsking, o.executed = o.askAt, 0, true, false
-	o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Shard: o.op.Shard}
-	c := &h.conns[o.via]
-	if !c.ok {
-		w.check.meet(AskNotSent)
-		o.queued = true
-		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
-		return
-	}
-	c.script.isOpen = false
-	w.send(h, i)
-	c.script.isOpen = false
+// addressOf is the address of the node that is a shard.
+func addressOf(s redisop.Shard) string { return shardAddresses[s] }
+
+var shardAddresses = [maxShards]string{"10.0.0.0:7000", "10.0.0.1:7000", "10.0.0.2:7000", "10.0.0.3:7000"}
+
+// shardAt is the shard at an address; 0: there is none.
+func shardAt(address string) redisop.Shard {
+	return redisop.Shard(max(0, slices.Index(shardAddresses[:], address)))
+}
+
+// askThere sends operations to the shard that has their keys already, behind ASKING.
+func (w *world) askThere(h *host, d *pipeline.Delivery) {
+	s := shardAt(d.Redirect.Address)
+	c := &h.conns[s]
+	w.check.meetIf(AskNotSent, !c.ok)
+	c.m.DoAsking(h.clock(w.now), d.Ops)
+	w.send(h, s)
 }
 
 // openMigration begins to migrate a slot key by key.

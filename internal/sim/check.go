@@ -152,10 +152,8 @@ type lockOnHost struct {
 
 	wantsMessages bool          // the table wants to be subscribed
 	channelAt     redisop.Shard // where
-	inRedis       bool          // the shard inRedisAt has the subscription
-	inRedisAt     redisop.Shard
-	subscribed    bool  // and the table was told so
-	deafSince     int64 // world time: when the table was told that it has lost the subscription
+	subscribed    bool          // the table was told that it is
+	deafSince     int64         // world time: when the table was told that it has lost the subscription
 }
 
 // isProtected reports whether the hold must not be given to another owner.

@@ -3,6 +3,7 @@ package sim
 import (
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
@@ -205,7 +206,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		l.deniedAt = w.now
 	}
 	if r.Outcome == redisop.Refused {
-		if r.Msg != "WRONGTYPE" { // a counter that cannot be drawn from is no reason not to renew
+		if !strings.Contains(r.Msg, "WRONGTYPE") { // a counter that cannot be drawn from is no reason not to renew
 			l.refusedAt = w.now
 		}
 	} else if r.Outcome >= redisop.NotSent || w.now-o.issuedAt > h.lease/10 {
@@ -256,7 +257,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		l.waiting, l.turnGrants, l.localGrants = 0, 0, 0
 	case redisop.Refused:
-		w.check.meetIf(DrawRefused, r.Msg == "WRONGTYPE" && l.hold.state == live)
+		w.check.meetIf(DrawRefused, strings.Contains(r.Msg, "WRONGTYPE") && l.hold.state == live)
 		if r.Kind == redisop.Drop {
 			l.yieldedAt = 0 // it has released nothing
 			w.redis.names[n].ghost = true
@@ -322,7 +323,7 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
 		floor := uint64(max(o.floor, o.known)) // what the host of this draw must draw above
-		if made || o.floor == redis.MaxToken {
+		if made || o.floor >= redis.MaxToken {
 			floor = uint64(o.birth)
 		}
 		// The slot left the shard and came back, and the host of this draw did not learn that before.
@@ -402,7 +403,7 @@ func (w *world) checkFirstListens(n int) {
 		return
 	}
 	w.check.meet(FirstListened)
-	if !slices.Contains(w.channel(n).Subscribers, int32(h.index)) {
+	if !slices.Contains(w.channelAt(w.redis.shards[w.redis.owners[n]].server, n).Subscribers, int32(h.index)) {
 		w.violation(invariant.WakeUps, n, "ticket %d of host %d is the first since %s, a program has the lock since %s, and the host is not subscribed",
 			t.Num, h.index, clockString(name.firstSince), clockString(name.programAt))
 	}
@@ -421,7 +422,7 @@ func (w *world) checkBack(h *host, s redisop.Shard) {
 }
 
 // noteMessage is called when a message from another sidecar reaches a host.
-func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message, sentAt int64, isCopy bool) {
+func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message) {
 	l := &h.locks[n]
 	name := &w.redis.names[n]
 	w.expire(n)
@@ -429,21 +430,10 @@ func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message,
 	switch m.Kind {
 	case redisop.Transferred:
 		w.noteKnownAgain(h, n, math.MaxUint64) // also a lock that the table gives back at once
-		if m.Conn == (redisop.Conn{}) {
-			m.Tokens = 0 // the store takes them out
-			w.check.meet(TransferNotProved)
-		}
-		c := &h.conns[s]
-		if w.hasClocks() && m.Tokens > 0 && (int64(m.LastToken)-int64(m.Tokens) < c.floor || c.isAhead(h.clock(w.now), int64(m.LastToken))) {
-			m.Tokens = 0 // the same: it may be forged, and raises no floor
-			w.check.meet(TransferAheadOfClock)
-		}
-		if isCopy { // its tokens may be granted only after the message of the shard that executed the transfer
-			l.pausing = false // of what the table doubts, it asks Redis
-			break
-		}
+		w.check.meetIf(TransferNotProved, m.Conn == (redisop.Conn{}))
+		w.check.meetIf(TransferAheadOfClock, w.hasClocks() && m.Tokens == 0 && m.Conn != (redisop.Conn{}))
 		if m.Conn != (redisop.Conn{}) && m.Tokens > 0 {
-			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, sentAt})
+			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, name.passedAt(m.LastToken)})
 			h.floor.raise(h.clock(w.now), int64(m.LastToken))
 		}
 		if has && name.key.Num == m.Ticket {

@@ -1,8 +1,12 @@
 package sim
 
 import (
+	"slices"
+
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // A Cluster. Each lock has a slot of its own, and each slot one of two shards. A third shard, the
@@ -29,11 +33,13 @@ const maxShards = 4
 
 // shard is the server of some locks.
 type shard struct {
-	down         bool  // it has no master
-	run          int   // run id of the master
-	oldest       int   // run id of the oldest server that runs: from it on, all but the master are replicas
-	stalledUntil int64 // its server executes nothing before
-	skew         int64 // of its clock, against that of the world
+	down         bool // it has no master
+	run          int  // run id of the master
+	server       *server.Server
+	former       []*server.Server // that were the master before, and are replicas
+	oldest       int              // run id of the oldest server that runs: from it on, all but the master are replicas
+	stalledUntil int64            // its server executes nothing before
+	skew         int64            // of its clock, against that of the world
 }
 
 var (
@@ -74,18 +80,31 @@ func (w *world) shardString(s redisop.Shard) string {
 	return [maxShards]string{" of no shard", " of shard 1", " of shard 2", " of shard 3"}[s]
 }
 
-// newServer gives a shard another server.
-func (r *redisServer) newServer(s redisop.Shard) {
+// newServer gives a shard another server. What was sent to the one before is not executed any more, unless it is a
+// replica now.
+func (w *world) newServer(s redisop.Shard) {
+	r := &w.redis
 	r.runs++
-	r.shards[s].run, r.shards[s].down = r.runs, false
+	shard := &r.shards[s]
+	shard.run, shard.down = r.runs, false
+	shard.server = server.New(w)
+	shard.server.Keys, shard.server.Prefixes, shard.server.IsNode = w.reader.Keys, w.prefixes, w.plan.cluster
+	shard.server.Address, shard.server.PushesLast = addressOf(s), w.plan.pushesLast
+	shard.server.Replicas = btoi(w.plan.durable)
+}
+
+// newProcess gives a shard another server, because the one before has ended.
+func (w *world) newProcess(s redisop.Shard) {
+	w.newServer(s)
+	w.redis.shards[s].oldest, w.redis.shards[s].former = w.redis.shards[s].run, nil
 }
 
 // initCluster gives each slot a shard. The last shard is the spare.
 func (w *world) initCluster() {
 	r := &w.redis
 	for i, s := range clusterShards {
-		r.newServer(s)
-		r.shards[s].oldest, r.shards[s].skew = r.shards[s].run, w.plan.clocks[i]
+		w.newProcess(s)
+		r.shards[s].skew = w.plan.clocks[i]
 	}
 	r.spare = clusterShards[len(clusterShards)-1]
 	r.shards[r.spare].down = true
@@ -137,7 +156,7 @@ func (h *host) troubleOf(n int) int64 {
 
 // noteTrouble notes an operation that failed, or took long.
 func (w *world) noteTrouble(h *host, o *operation) {
-	if n := int(o.name); o.res.Msg == moved || o.res.Msg == tryAgain || o.isAsking || o.op.Shard != h.routes[n] {
+	if n := int(o.name); o.isRefused || o.isAsking || o.op.Shard != h.routes[n] {
 		h.locks[n].movedAt = w.now // other locks are not concerned
 	} else {
 		h.conns[o.op.Shard].troubleAt = w.now
@@ -158,6 +177,7 @@ func (w *world) bootConnections(h *host) {
 		c := &h.conns[s]
 		c.up, c.upKnown, c.isTried = false, false, false
 		c.gen++
+		c.m = w.newMachine(h)
 	}
 	at := w.random.below(10 * ms)
 	if w.plan.cluster {
@@ -194,18 +214,12 @@ func (w *world) isWanted(h *host, s redisop.Shard) bool {
 	return false
 }
 
-// moved is what a shard answers that does not have the slot.
-const moved = "MOVED"
-
-// redirect answers an operation at a shard that does not have its lock. It is not executed.
-func (w *world) redirect(h *host, o *operation, owner redisop.Shard) {
-	o.res.Outcome, o.res.Msg, o.movedTo = redisop.Retryable, moved, owner
-	if owner == 0 {
-		o.res.Msg = "CLUSTERDOWN"
-	}
-	w.check.meet(OperationMoved)
-	if w.trace.on {
-		w.trace.add(w, int(o.name), h, "shard %d answers %s to %s: shard %d", o.via, o.res.Msg, opString(o.op), owner)
+// onRedirect handles that a shard does not have a slot.
+func (w *world) onRedirect(h *host, from redisop.Shard, r *wire.Redirect) {
+	for n := range w.plan.names {
+		if w.slots[n] == r.Slot {
+			w.onMoved(h, n, from, shardAt(r.Address))
+		}
 	}
 }
 
@@ -252,10 +266,6 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 	was := h.routes[n]
 	to := &h.conns[s]
 	to.known = max(to.known, h.floor.now(h.clock(w.now)))
-	if !w.keepsFloor {
-		to.floor = max(to.floor, to.known)
-		w.askClock(h, s)
-	}
 	h.routes[n] = s
 	h.revokeTokens(n, false)
 	l.dataLostAt, l.movedAt, l.movedFrom = w.now, w.now, was
@@ -267,6 +277,15 @@ func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
 
 // route tells the table of a host which shards have slots, and has the host connect to them.
 func (w *world) route(h *host, ranges []redisop.SlotRange) {
+	now := h.clock(w.now)
+	for s := redisop.Shard(1); s < maxShards; s++ {
+		if slices.ContainsFunc(ranges, func(r redisop.SlotRange) bool { return r.Shard == s }) {
+			h.conns[s].m.Lift(now, h.raised.now(now), true)
+			if h.conns[s].ok {
+				w.send(h, s)
+			}
+		}
+	}
 	h.table.Route(h.clock(w.now), ranges)
 	w.afterInput(h)
 	for _, r := range ranges {
@@ -307,15 +326,8 @@ func (w *world) moveSlot(slot int, to redisop.Shard) {
 			w.trace.add(w, n, nil, "the slot is migrated from shard %d to shard %d", from, to)
 		}
 		w.endRedissonWaits(n)
-		for _, h := range w.hosts {
-			if l := &h.locks[n]; l.inRedis {
-				w.endSubscription(h, n)
-				c := &h.conns[from]
-				c.lastReply = max(c.lastReply, w.now+w.lag())
-				w.after(c.lastReply-w.now, event{kind: evSubscriptionEnded, host: int16(h.index), name: int8(n), gen: c.gen, shard: int8(from)})
-			}
-		}
 		w.redis.owners[n], w.redis.names[n].cameAt = to, w.now
+		w.redis.shards[from].server.EndSlot(lockNames[n])
 		w.redis.keepSnapshotOf(n)
 	})
 	w.announce()
@@ -350,8 +362,7 @@ func (w *world) promote(s redisop.Shard) {
 // onPromoted is when the spare has taken over. The shard before is the spare from now on.
 func (w *world) onPromoted(s redisop.Shard) {
 	r := &w.redis
-	r.newServer(s)
-	r.shards[s].oldest = r.shards[s].run
+	w.newProcess(s)
 	for n := range w.plan.names {
 		if r.owners[n] == 0 {
 			r.owners[n] = s
@@ -392,53 +403,5 @@ func (w *world) flush(s redisop.Shard) {
 		if w.redis.shardOf(n, queueKey) == s {
 			w.loseQueue(n)
 		}
-	}
-}
-
-// passOnMessage has the other shards of a Cluster send to a host what one has published. None of them
-// counts as a receiver.
-func (w *world) passOnMessage(h *host, from redisop.Shard, m redisop.Message) {
-	if !w.plan.cluster {
-		return
-	}
-	for _, s := range clusterShards {
-		c := &h.conns[s]
-		if s == from || c.dead || !c.inRedis || !c.isListening || w.redis.shards[s].down || w.random.oneIn(w.plan.lostMessages) {
-			continue
-		}
-		w.check.meetIf(TransferPassedOn, m.Kind == redisop.Transferred)
-		w.push(h, s, m, w.redis.shards[from].run, w.now+w.lag()+w.stallLeft(s))
-	}
-}
-
-// onSubscriptionMoved handles the answer that another shard has the channel.
-func (w *world) onSubscriptionMoved(h *host, e event) {
-	s := redisop.Shard(e.shard)
-	l := &h.locks[e.name]
-	if c := &h.conns[s]; e.gen != c.gen || c.dead || !l.wantsMessages || l.channelAt != s || h.isDown() {
-		return
-	}
-	w.onMoved(h, int(e.name), s, redisop.Shard(e.arg))
-}
-
-// onSubscriptionEnded handles that a shard has ended a subscription, because it does not have the slot any more.
-// The store subscribes again, and learns where the slot is; or it is back.
-func (w *world) onSubscriptionEnded(h *host, e event) {
-	s, n := redisop.Shard(e.shard), int(e.name)
-	l := &h.locks[n]
-	if c := &h.conns[s]; e.gen != c.gen || !c.ok || c.dead || !l.wantsMessages || l.channelAt != s || h.isDown() {
-		return
-	}
-	w.check.meet(SubscriptionEnded)
-	if w.trace.on {
-		w.trace.add(w, n, h, "shard %d ends the subscription", s)
-	}
-	if l.subscribed {
-		l.subscribed, l.deafSince = false, w.now
-		h.table.Unsubscribed(h.clock(w.now), s, lockNames[n])
-		w.drain(h)
-	}
-	if l.wantsMessages && l.channelAt == s {
-		w.sendSubscription(h, n, s, evSubscribe)
 	}
 }

@@ -1,14 +1,15 @@
-// Package sim simulates the lock table: several hosts with a real table each, their
-// clients, one Redis, and everything that fails between them, in virtual time. One seed
-// decides what happens, so a run that fails can be replayed.
+// Package sim simulates the lock table: several hosts with a real table and real Machines of
+// the store, their clients, one Redis, and everything that fails between them, in virtual time.
+// One seed decides what happens, so a run that fails can be replayed.
 //
-// Two plans run on the same engine (engine.go) and on the same model of Redis
+// Two plans run on the same engine (engine.go) and on the same model of the scripts
 // (internal/sim/redis):
 //
 //   - The world breaks things (world.go): Run runs one seed. The plan of a seed (plan.go)
 //     says which faults it has. A host (host.go) has clients (client.go) and one
 //     connection (network.go), with its subscriptions (pubsub.go), to Redis (redis.go), which
-//     Redisson clients use too (redisson.go). One world in four is a Cluster (cluster.go): each
+//     Redisson clients use too (redisson.go). A pipeline.Machine makes the bytes of a connection,
+//     and the model of a server (internal/sim/server) executes them. One world in four is a Cluster (cluster.go): each
 //     lock is in one of two shards, to each of which a host has a connection; slots move with
 //     their data, or to a shard that takes over from one that died; and each host learns of that
 //     at its own time. In half of these worlds the clocks of the shards differ by up to an hour, and

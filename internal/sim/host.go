@@ -1,11 +1,14 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // process is the state of a host's sidecar.
@@ -47,7 +50,9 @@ type host struct {
 	hasRevoked bool                    // a lock has tokens that were revoked since
 	conns      [maxShards]connection   // by the shard that they lead to
 	routes     [maxNames]redisop.Shard // which shard has the slot of a lock, as the table was told
-	floor      tokenFloor              // what the store knows of tokens
+	floor      tokenFloor              // what the host has seen of tokens
+	raised     tokenFloor              // what its store knows of them, over all shards
+	user       *server.User
 	sessions   []session
 	locks      [maxNames]lockOnHost
 
@@ -68,6 +73,7 @@ func (w *world) addHost() *host {
 		h.rate = w.random.between(-4, 4)
 	}
 	h.mayNotSubscribe = w.plan.deafHost && h.index == 0
+	h.user = w.newUser(h)
 	h.lease = int64(w.plan.table.Lease)
 	h.longest = h.lease
 	h.usedHolds = make(map[uint64]bool)
@@ -79,6 +85,18 @@ func (w *world) addHost() *host {
 		w.after(w.random.below(10*ms), event{kind: evOpen, host: int16(h.index), arg: int32(i)})
 	}
 	return h
+}
+
+// newUser is what the ACL denies a host.
+func (w *world) newUser(h *host) *server.User {
+	return &server.User{
+		Commands: map[string]bool{"script|load": !w.plan.loads},
+		Lock:     func(name string) bool { return !wire.IsProbeLock(name) && w.redis.names[nameIndex(name)].denied },
+		Channel: func(channel string) bool {
+			n := slices.Index(w.channels[:], channel)
+			return h.mayNotSubscribe || n >= 0 && w.redis.names[n].deniedChannel
+		},
+	}
 }
 
 // boot starts a sidecar.
@@ -152,13 +170,11 @@ func (w *world) drain(h *host) {
 	h.journal.growRoom(h.table)
 	effects := h.table.Effects()
 	h.journal.checkRoom(h.table)
-	h.journal.run, h.journal.floor = h.conns[0].run, h.floor
-	for i := range h.conns {
-		h.conns[i].script.isOpen = false
-	}
+	h.journal.run, h.journal.floor = h.conns[0].run, h.raised
 	for i := range effects {
 		w.apply(h, &effects[i])
 	}
+	w.giveOps(h)
 	w.checkRevoked(h)
 	w.endExcuses(h)
 	w.endRuns(h)

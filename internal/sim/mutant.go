@@ -15,19 +15,9 @@ type Mutant struct {
 	Detected string // what the violation says: a regular expression
 	From     uint64 // the seed at which to begin, where few seeds detect it; 0: the first
 
-	mutate            func(t *mutantTable)
-	withoutTokenFloor bool           // the mutant is not in the table, but in the store
-	withoutOrigin     bool           // the same
-	acceptsCopies     bool           // the same
-	keepsFloor        bool           // the same
-	floorsApart       bool           // the same
-	declaresNothing   bool           // the same
-	ignoresReplica    redisop.OpKind // the same
-	grantsTransfers   bool           // the same
-	deliversWithheld  bool           // the same
-	confirmsUnwritten bool           // the same
-	arrivesByClock    bool           // the mutant is in Redis
-	lowersLateScores  bool           // the same
+	mutate           func(t *mutantTable)
+	arrivesByClock   bool // the mutant is in Redis
+	lowersLateScores bool // the same
 }
 
 // newTable makes the table of a host, with the mutant in front of it.

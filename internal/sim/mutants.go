@@ -54,46 +54,6 @@ var Mutants = []Mutant{
 		},
 	},
 	{
-		Name:           "renewal-not-synced-counts",
-		Rule:           "a renewal that no replica confirmed extends no deadline",
-		Detected:       `is believed in until`,
-		From:           764,
-		ignoresReplica: redisop.Renew,
-	},
-	{
-		Name:           "lock-not-synced-granted",
-		Rule:           "a lock that no replica confirmed is not granted",
-		Detected:       `is believed in until|two owners`,
-		From:           298,
-		ignoresReplica: redisop.Take,
-	},
-	{
-		Name:            "transfer-not-synced-granted",
-		Rule:            "a lock that another host passed on is granted when a replica has confirmed it",
-		Detected:        `is believed in until|two owners`,
-		From:            1431,
-		grantsTransfers: true,
-	},
-	{
-		Name:             "withheld-result-delivered",
-		Rule:             "a result that is withheld when the connection ends is unknown",
-		Detected:         `is believed in until|two owners`,
-		From:             89,
-		deliversWithheld: true,
-	},
-	{
-		Name:              "drop-not-written-confirmed",
-		Rule:              "a release that an earlier connection executed is confirmed when a replica has it",
-		Detected:          `a replica has`,
-		confirmsUnwritten: true,
-	},
-	{
-		Name:           "drop-not-synced-confirmed",
-		Rule:           "a confirm waits for a release that a replica confirmed",
-		Detected:       `a replica has`,
-		ignoresReplica: redisop.Drop,
-	},
-	{
 		Name:     "drop-not-waited-for-confirmed",
 		Rule:     "a release that was sent before the confirm does not count for it",
 		Detected: `a replica has`,
@@ -272,50 +232,8 @@ var Mutants = []Mutant{
 			})
 		},
 	},
-	{
-		// A replica that was behind has an older counter. What keeps tokens rising then is
-		// the floor: the time at which the connection to it was made.
-		Name:              "no-token-floor",
-		Rule:              "tokens rise after a failover to a replica that was behind",
-		Detected:          `Redis gives token \d+ after|token \d+ after`,
-		withoutTokenFloor: true,
-	},
-	{
-		Name:          "origin-not-compared",
-		Rule:          "a transfer is accepted only from the server that executed it",
-		Detected:      `two owners|was used before`,
-		From:          599,
-		withoutOrigin: true,
-	},
 
 	// A Cluster. tests/mutants has the rules that a mutant in front of the table cannot break.
-	{
-		Name:          "copy-of-a-transfer-accepted",
-		Rule:          "a transfer is not accepted from a shard that passes the message on",
-		Detected:      `two owners|was used before`,
-		From:          599,
-		acceptsCopies: true,
-	},
-	{
-		Name:       "floor-stays-at-a-move",
-		Rule:       "a host knows of tokens that it has seen at another shard",
-		Detected:   `Redis gives token \d+ after|token \d+ after`,
-		From:       1187,
-		keepsFloor: true,
-	},
-	{
-		Name:            "keys-not-declared",
-		Rule:            "a script declares each key that it may make",
-		Detected:        `is believed in until|two owners`,
-		From:            84,
-		declaresNothing: true,
-	},
-	{
-		Name:        "floors-apart",
-		Rule:        "a new connection draws above the tokens of all shards, whatever the time is there",
-		Detected:    `Redis gives token \d+ after|token \d+ after`,
-		floorsApart: true,
-	},
 	{
 		Name:     "moves-ignored",
 		Rule:     "a lock is asked for at the shard that has its slot now",
@@ -351,6 +269,7 @@ var Mutants = []Mutant{
 		Name:     "all-shards-down-with-one",
 		Rule:     "a shard that is down keeps no lock of another from being asked for",
 		Detected: `lost wake-up|though nothing kept|and still`,
+		From:     183,
 		mutate: func(t *mutantTable) {
 			t.onDown = func(now int64, s redisop.Shard, why string) {
 				t.Table.Down(now, s, why)
@@ -637,7 +556,7 @@ var Mutants = []Mutant{
 		Name:     "first-ticket-does-not-ask",
 		Rule:     "a host asks again when its ticket is the first of a lock that a program has",
 		Detected: `is the first since .* and the host is not subscribed`,
-		From:     957,
+		From:     3237,
 		mutate: func(t *mutantTable) {
 			t.onMessage = func(_ int64, m *redisop.Message) bool { return m.Kind != redisop.Freed || m.PauseMS > 0 }
 		},
@@ -678,7 +597,7 @@ var Mutants = []Mutant{
 		Name:     "ticket-not-kept",
 		Rule:     "a host keeps its place in the queue, and learns of it",
 		Detected: `lost wake-up`,
-		From:     285,
+		From:     522,
 		mutate: func(t *mutantTable) {
 			t.onEffect = change(func(e *locktable.Effect) {
 				if e.Op.Kind == redisop.Take {
@@ -808,7 +727,7 @@ var Mutants = []Mutant{
 		Name:     "restored-without-max-hold",
 		Rule:     "a restored hold ends at its max_hold",
 		Detected: `has outlived its max_hold|the journal of host \d+ has`,
-		From:     113,
+		From:     186,
 		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.End = 0 }) },
 	},
 	{
@@ -828,7 +747,7 @@ var Mutants = []Mutant{
 		Name:     "restored-without-doubt",
 		Rule:     "a restored hold that Redis may have lost is asserted",
 		Detected: `and not asserted again`,
-		From:     204,
+		From:     351,
 		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.InDoubt = false }) },
 	},
 	{
@@ -916,6 +835,7 @@ var Mutants = []Mutant{
 		Name:     "claims-all-entries",
 		Rule:     "entries that are not claimed are released",
 		Detected: `claimed hold \d+ with \d+ entries`,
+		From:     102,
 		mutate: func(t *mutantTable) {
 			t.onClaim = func(s locktable.SessionID, req *protocol.Claim) {
 				for i := range req.Holds {

@@ -1,12 +1,22 @@
 package sim
 
 import (
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// The connections of a host, one to each shard: what is in flight on one, and what becomes of that
-// when it breaks.
+// The connections of a host, one to each shard. The store's own Machine makes the commands and takes in the replies; a
+// model of a server executes them. Here is what is between the two: how long it takes, what is lost, what arrives late,
+// and when a connection ends and the next one is made.
 
 // operation is one Op on its way to Redis and back.
 type operation struct {
@@ -14,58 +24,75 @@ type operation struct {
 	res      redisop.Result
 	host     int16
 	name     int8
-	gen      uint32
-	server   int    // run id of that which its connection leads to
-	floor    int64  // of its connection
-	birth    int64  // a new counter begins above it
-	known    int64  // of its connection
-	clockAt  int64  // the same
-	toldAt   int64  // when the table was told last that another shard has its lock
-	script   uint64 // the number of the one that executes it
-	at       int64  // it reaches Redis no earlier; or, if executed, when it did
-	issuedAt int64  // when the table issued it
-	sentAt   int64  // the same, by the clock of the host
-	queued   bool   // an event refers to it
+	floor    int64 // of the run that executes it
+	birth    int64 // a new counter begins above it
+	known    int64 // of its connection
+	clockAt  int64 // the same
+	toldAt   int64 // when the table was told last that another shard has its lock
+	at       int64 // when Redis executed it
+	issuedAt int64 // when the table issued it
+	sentAt   int64 // the same, by the clock of the host
+	commands int   // on their way to Redis that execute it
 	executed bool
-	changed  bool // it has changed the key of its lock
-	unknown  bool // its reply is that Redis does not know the script
 	settled  bool // the table has its result
-	lost     bool // will not reach Redis
 
-	via      redisop.Shard // the shard that its connection leads to: that of the Op, or one that was named by ASK
-	askAt    redisop.Shard // the shard that is to be asked, as the one answered that it was sent to; 0: none
-	isAsking bool          // it is behind ASKING
-
-	movedTo    redisop.Shard // the shard that has its lock, as the one answered that it was sent to; 0: that one had it
+	via        redisop.Shard // the shard that it was sent to: that of the Op, or one that was named by ASK
+	isAsking   bool          // it is behind ASKING
+	isRefused  bool          // the shard answered that it does not have the lock, or not all of its keys
 	isOutdated bool          // the table was told since that another shard has its lock
 }
 
 const noOp = int32(-1) // the index of no operation
 
+// command is a command on its way to a server.
+type command struct {
+	server.Command
+	conn     *server.Conn
+	records  []int32 // the operations of a run
+	end      int64   // where in the stream of the connection it ends, bytes
+	at       int64   // it reaches the server no earlier
+	isLost   bool
+	isAsking bool // behind ASKING
+}
+
+// reply is a reply or a push on its way to a host.
+type reply struct {
+	wire.Reply
+	at      int64
+	clock   int64 // that TIME returned, µs
+	clockAt int64 // when; 0: it is another reply
+}
+
 type connection struct {
 	gen       uint32
-	ok        bool // the store believes that it works
-	inRedis   bool // Redis has it
-	dead      bool // nothing comes through any more, whether the store has detected it or not
-	late      bool // what a dead connection carried comes through much later, at lateAt
+	m         *pipeline.Machine // of the process
+	peer      *server.Conn      // what the server has; nil: there was none yet
+	ok        bool              // the store believes that it works
+	inRedis   bool              // Redis has it
+	dead      bool              // nothing comes through any more, whether the store has detected it or not
+	late      bool              // what a dead connection carried comes through much later, at lateAt
 	lateAt    int64
 	lastExec  int64 // when what was sent last reaches Redis
 	lastReply int64 // when what was replied last reaches the host
-	floor     int64
-	known     int64      // the floor of the host at the greeting, the last route, or when the clock was last read
-	clock     tokenFloor // Redis's, when it was last read
-	clockAt   int64      // when that was
-	reading   int64      // of the clock that is asked for
-	lifts     bool       // the clock is asked for, because slots came: each counter is lifted to it
-	asksAgain bool       // slots came since
-	script    script     // that was begun last
-	sync      replication
-	replied   uint64 // the number of the last script of which something was replied
-	repeated  uint64 // the number of the last script that was sent again
-	run       int    // run id seen last
-	nextRun   int    // run id of the server that the connection leads to
-	inFlight  []int32
-	queue     []int32 // half duplex: waits for the reply to the batch before
+	blocked   int64 // until then the server executes nothing of it, because of a WAIT
+	run       int   // run id seen last
+	nextRun   int   // run id of the server that the connection leads to
+
+	ops        []redisop.Op        // that the table has issued, and the Machine does not have
+	made       int64               // bytes of commands
+	reaches    int64               // where the last command ends that reaches the server
+	isAsking   bool                // the last command was ASKING
+	sent       []int32             // commands that the server has not executed, oldest first
+	toHost     []reply             // oldest first
+	armedAt    int64               // when the Machine is advanced, at the latest
+	lastByte   int64               // host clock: when something came last
+	held       []pipeline.Delivery // of the connection before, that are not handed on yet
+	isRefusing bool                // what waits is to be refused
+
+	known   int64      // the floor of the host at the greeting, the last route, or when the clock was last read
+	clock   tokenFloor // Redis's, when it was last read
+	clockAt int64      // when that was
+	aheadTo int64      // the largest token that was ahead of it
 
 	isListening   bool  // Redis has its subscription of the host's own channel
 	isTried       bool  // the store tries to connect, or is connected
@@ -86,22 +113,9 @@ func (c *connection) silence(now int64) int64 {
 	return now - c.silentSince
 }
 
-// isAhead reports whether a token is ahead of Redis's clock, as it was when the connection was made.
+// isAhead reports whether a token is ahead of Redis's clock, as it was when it was last read.
 func (c *connection) isAhead(now, token int64) bool {
 	return token > c.clock.token+(now-c.clock.at)/µs+1_000_000
-}
-
-// script is one run of a script, for operations that a store sends at one time.
-type script struct {
-	number  uint64 // unique in the world: a host has several connections and processes
-	unknown bool   // Redis does not know its text
-	isOpen  bool   // what is sent next is executed in it, too. Ended by the next step of the loop.
-}
-
-// replication is whether the replica confirms a script of a durable world.
-type replication struct {
-	script     uint64
-	isUnsynced bool
 }
 
 // tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
@@ -146,19 +160,18 @@ func (w *world) newOp() int32 {
 
 // freeOp frees an operation to which nothing refers any more.
 func (w *world) freeOp(i int32) {
-	if o := &w.ops[i]; !o.queued && o.settled {
+	if o := &w.ops[i]; o.commands == 0 && o.settled {
 		w.freeOps = append(w.freeOps, i)
 	}
 }
 
-// issue gives an operation to the store.
+// issue notes an operation, which giveOps gives to the store.
 func (w *world) issue(h *host, op redisop.Op) {
 	n := nameIndex(op.Name)
 	i := w.newOp()
 	o := &w.ops[i]
 	o.op, o.via, o.host, o.name, o.issuedAt = op, op.Shard, int16(h.index), int8(n), w.now
 	o.sentAt = h.clock(w.now)
-	o.res = redisop.Result{Kind: op.Kind, Name: op.Name, Shard: op.Shard}
 	if op.Kind == redisop.Arrive {
 		h.locks[n].arriving = i
 	} else {
@@ -169,196 +182,370 @@ func (w *world) issue(h *host, op redisop.Op) {
 		c.silentSince = h.clock(w.now)
 	}
 	c.unanswered++
-	if !c.ok || w.random.oneIn(w.plan.unsent) {
-		o.queued = true
-		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
-		return
-	}
-	joins := c.script.isOpen && len(c.inFlight) > 0 && len(c.queue) == 0
-	if w.plan.halfDuplex && len(c.inFlight)+len(c.queue) > 0 && !joins {
-		c.queue = append(c.queue, i)
-		return
-	}
-	w.send(h, i)
+	c.ops = append(c.ops, op)
 }
 
-// beginScript begins a script: what is sent next is executed in it.
-func (w *world) beginScript(c *connection, unknown bool) {
-	w.scripts++
-	c.script = script{number: w.scripts, unknown: unknown, isOpen: true}
-	c.lastExec = max(c.lastExec, w.now+w.lag())
-}
-
-// send sends an operation to Redis. What one host sends arrives in order.
-func (w *world) send(h *host, i int32) {
-	o := &w.ops[i]
-	c := &h.conns[o.via]
-	if !c.script.isOpen {
-		w.beginScript(c, w.random.oneIn(w.plan.unknownScript))
+// recordOf returns the operation of a lock that is in flight, by its kind; noOp: there is none.
+func (w *world) recordOf(h *host, n int, kind redisop.OpKind) int32 {
+	l := &h.locks[n]
+	i := l.inFlight
+	switch {
+	case kind == redisop.Arrive:
+		i = l.arriving
+	case kind == redisop.Drop && l.dropPending != noOp:
+		i = l.dropPending
 	}
-	c.script.isOpen = w.plan.oneScriptPerBatch
-	c.inFlight = append(c.inFlight, i)
-	o.gen, o.server, o.floor = c.gen, c.nextRun, c.floor
-	o.script, o.unknown = c.script.number, c.script.unknown
-	o.res.Conn = w.connOf(c, o.via)
-	o.known = c.known
-	o.birth, o.clockAt, o.toldAt = h.floor.now(h.clock(w.now)), c.clockAt, h.locks[o.name].movedAt
-	if c.lifts || o.isAsking {
-		o.floor, o.clockAt = redis.MaxToken, w.now
+	if i == noOp || w.ops[i].op.Kind != kind {
+		return noOp
 	}
-	if w.withoutTokenFloor {
-		o.floor, o.birth = 1, 0 // only a counter that is not there is below it
-	}
-	o.res.Sent = h.clock(w.now)
-	if c.dead {
-		if !c.late {
-			o.lost = true
-			return
-		}
-		c.lastExec = max(c.lastExec, c.lateAt)
-	}
-	o.at = c.lastExec
-	o.queued = true
-	w.after(o.at-w.now, event{kind: evExec, arg: i})
-}
-
-// arrive handles an operation that reaches Redis.
-func (w *world) arrive(i int32) {
-	o := &w.ops[i]
-	if o.at > w.now && !o.lost {
-		w.after(o.at-w.now, event{kind: evExec, arg: i})
-		return
-	}
-	if o.lost {
-		o.queued = false
-		w.freeOp(i)
-		return
-	}
-	if until := w.redis.shards[o.via].stalledUntil; until > w.now {
-		w.after(until-w.now, event{kind: evExec, arg: i}) // before what is sent during the stall
-		return
-	}
-	o.queued = false
-	h := w.hosts[o.host]
-	if !o.unknown {
-		o.executed, o.at = true, w.now
-		w.check.meetIf(ExecutedLate, o.settled)
-		w.execute(h, o)
-		w.replicate(h, o)
-	}
-	c := &h.conns[o.via]
-	if o.settled || o.gen != c.gen || c.dead {
-		w.freeOp(i)
-		return
-	}
-	if c.replied != o.script {
-		c.lastReply = max(c.lastReply, w.now+w.lag())
-		if c.sync.script == o.script && c.sync.isUnsynced {
-			c.lastReply += w.random.below(min(h.lease/10, 400*ms)) // the WAIT takes its time, and all results wait for it
-			c.troubleAt = w.now
-		}
-	}
-	c.replied = o.script
-	o.queued = true
-	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen, shard: int8(o.via)})
-}
-
-// onReply handles a reply of Redis that reaches the host. It has the results of all operations of
-// a script.
-func (w *world) onReply(h *host, e event) {
-	o := &w.ops[e.arg]
-	o.queued = false
-	shard := o.via
-	c := &h.conns[shard]
-	if o.settled || e.gen != c.gen || c.dead {
-		w.freeOp(e.arg)
-		return
-	}
-	c.popInFlight()
-	if o.unknown {
-		w.sendAgain(h, e.arg)
-		return
-	}
-	script := o.script
-	isRefused := o.res.Msg == "READONLY"
-	w.take(h, e.arg)
-	for len(c.inFlight) > 0 {
-		i := c.inFlight[0]
-		if o := &w.ops[i]; o.script != script || !o.queued || !o.executed || o.askAt != 0 {
-			break // one that is sent on is taken when its own event comes, so that none refers to it any more
-		}
-		c.popInFlight()
-		w.deliver(h, i)
-	}
-	w.afterInput(h)
-	if len(c.inFlight) == 0 && len(c.queue) > 0 && c.ok {
-		c.script.isOpen = false
-		for _, i := range c.queue {
-			w.send(h, i)
-		}
-		c.queue = c.queue[:0]
-	}
-	if isRefused { // the store ends the session
-		w.breakConnection(h, shard, false)
-	}
-}
-
-// take gives the table the result of an operation, or sends the operation where the answer ASK says.
-func (w *world) take(h *host, i int32) {
-	if w.ops[i].askAt != 0 {
-		w.askThere(h, i)
-		return
-	}
-	w.deliver(h, i)
-}
-
-// sendAgain sends an operation whose script Redis did not know. Those of one script are one script
-// again.
-func (w *world) sendAgain(h *host, i int32) {
-	o := &w.ops[i]
-	if c := &h.conns[o.via]; c.repeated != o.script {
-		c.repeated = o.script
-		w.beginScript(c, false)
-	}
-	w.send(h, i)
-}
-
-// connOf returns a connection to a shard as the table of its host knows it.
-func (w *world) connOf(c *connection, s redisop.Shard) redisop.Conn {
-	if w.plan.namelessServers {
-		return redisop.Conn{}
-	}
-	return redisop.NewConn(c.gen*maxShards + uint32(s))
-}
-
-// popInFlight returns the oldest operation in flight, which is in flight no more.
-func (c *connection) popInFlight() int32 {
-	i := c.inFlight[0]
-	c.inFlight = append(c.inFlight[:0], c.inFlight[1:]...)
 	return i
 }
 
+// giveOps gives the store what the table has issued in one step of the loop.
+func (w *world) giveOps(h *host) {
+	for s := range h.conns {
+		c := &h.conns[s]
+		if len(c.ops) == 0 {
+			continue
+		}
+		if c.ok && w.random.oneIn(w.plan.unsent) {
+			w.breakConnection(h, redisop.Shard(s), false)
+		}
+		c.m.Do(h.clock(w.now), c.ops)
+		c.ops = c.ops[:0]
+		w.send(h, redisop.Shard(s))
+	}
+}
+
+// send sends what the Machine of a connection has made, and has it advanced when it is due. Without a connection, what
+// waits is refused.
+func (w *world) send(h *host, s redisop.Shard) {
+	c := &h.conns[s]
+	if c.m.HasBytes() {
+		w.bytes = c.m.TakeBytes(w.bytes)
+		for rest := w.bytes; len(rest) > 0; {
+			rest = w.sendFirst(h, s, rest)
+		}
+	}
+	if !c.ok {
+		if !c.isRefusing {
+			c.isRefusing = true
+			w.after(w.random.below(ms), event{kind: evNotSent, host: int16(h.index), gen: c.gen, shard: int8(s)})
+		}
+		return
+	}
+	if at := c.m.Next(); at != math.MaxInt64 {
+		w.advanceAt(h, s, h.worldTime(at))
+	}
+}
+
+// advanceAt has the Machine of a connection be advanced at a time, at the latest.
+func (w *world) advanceAt(h *host, s redisop.Shard, at int64) {
+	c := &h.conns[s]
+	if at = max(at, w.now); at < c.armedAt {
+		c.armedAt = at
+		w.after(at-w.now, event{kind: evAdvance, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	}
+}
+
+// sendFirst sends the first command of some bytes, and returns the bytes after it. What one host sends arrives in order.
+func (w *world) sendFirst(h *host, s redisop.Shard, bytes []byte) (rest []byte) {
+	c := &h.conns[s]
+	i := w.newCommand()
+	cmd := &w.commands[i]
+	rest, err := w.reader.Read(bytes, &cmd.Command)
+	if err != nil {
+		w.violation(invariant.Contract, -1, "the store sends what is no command: %v: %.300q", err, bytes)
+	}
+	c.made += int64(len(bytes) - len(rest))
+	cmd.conn, cmd.end, cmd.isAsking = c.peer, c.made, c.isAsking
+	c.isAsking = cmd.Words[0] == "asking"
+	for j := range cmd.Run.Ops {
+		op := &cmd.Run.Ops[j]
+		if wire.IsProbeLock(op.Name) {
+			continue
+		}
+		n := nameIndex(op.Name)
+		record := w.recordOf(h, n, op.Kind)
+		if record == noOp {
+			w.violation(invariant.Contract, n, "the store of host %d sends an operation that the table has not issued: %s", h.index, opString(*op))
+		}
+		o := &w.ops[record]
+		o.via, o.isAsking, o.isRefused, o.executed = s, cmd.isAsking, false, false
+		o.floor, o.birth, o.known, o.clockAt, o.toldAt = cmd.Run.Floor, cmd.Run.Birth, c.known, c.clockAt, h.locks[n].movedAt
+		if o.floor >= redis.MaxToken {
+			o.clockAt = w.now
+		}
+		o.commands++
+		cmd.records = append(cmd.records, record)
+	}
+	if c.dead && !c.late {
+		w.freeCommand(i)
+		return rest
+	}
+	if c.dead {
+		c.lastExec = max(c.lastExec, c.lateAt)
+	}
+	c.lastExec = max(c.lastExec, w.now+w.lag())
+	c.reaches = c.made
+	cmd.at = c.lastExec
+	c.sent = append(c.sent, i)
+	w.after(cmd.at-w.now, event{kind: evExec, arg: i})
+	return rest
+}
+
+func (w *world) newCommand() int32 {
+	if n := len(w.freeCommands); n > 0 {
+		i := w.freeCommands[n-1]
+		w.freeCommands = w.freeCommands[:n-1]
+		return i
+	}
+	w.commands = append(w.commands, command{})
+	return int32(len(w.commands) - 1)
+}
+
+// freeCommand frees a command, which no event refers to.
+func (w *world) freeCommand(i int32) {
+	cmd := &w.commands[i]
+	for _, record := range cmd.records {
+		w.ops[record].commands--
+		w.freeOp(record)
+	}
+	*cmd = command{Command: cmd.Command, records: cmd.records[:0]}
+	w.freeCommands = append(w.freeCommands, i)
+}
+
+// hostOf returns whose a connection of a server is, and to which shard.
+func (w *world) hostOf(c *server.Conn) (*host, redisop.Shard) {
+	return w.hosts[c.ID/maxShards], redisop.Shard(c.ID % maxShards)
+}
+
+// arrive handles a command that reaches its server.
+func (w *world) arrive(i int32) {
+	cmd := &w.commands[i]
+	h, s := w.hostOf(cmd.conn)
+	c := &h.conns[s]
+	wait := cmd.at
+	if c.peer == cmd.conn {
+		wait = max(wait, c.blocked)
+	}
+	wait = max(wait, w.redis.shards[s].stalledUntil) // before what is sent during the stall
+	if wait > w.now && !cmd.isLost {
+		w.after(wait-w.now, event{kind: evExec, arg: i})
+		return
+	}
+	if c.peer == cmd.conn && len(c.sent) > 0 && c.sent[0] == i {
+		c.sent = append(c.sent[:0], c.sent[1:]...)
+	}
+	if cmd.isLost {
+		w.freeCommand(i)
+		return
+	}
+	to, isFlushed := cmd.conn.Server, false
+	if cmd.Script != nil {
+		if isFlushed = w.random.oneIn(w.plan.unknownScript); isFlushed {
+			to.FlushScripts()
+		}
+		to.IsBusy = w.random.oneIn(w.plan.busy)
+	}
+	w.executing = i
+	to.Do(cmd.conn, &cmd.Command)
+	if to.IsBusy = false; isFlushed && w.random.usually(4) {
+		to.Learn() // by another client, so a later run is executed before this one
+	}
+	w.freeCommand(i)
+}
+
+// Send has a server send a reply or a push over a connection. It is lost if the connection is.
+func (w *world) Send(peer *server.Conn, r wire.Reply) {
+	h, s := w.hostOf(peer)
+	c := &h.conns[s]
+	cmd := &w.commands[w.executing]
+	isReply := r.Kind != '>'
+	isTransfer := !isReply && strings.HasPrefix(r.List[2].Text, "transfer")
+	if r.Kind == '-' {
+		w.noteRefusal(cmd, r.Text)
+	}
+	isLost := !isReply && (r.List[0].Text == "message" || r.List[0].Text == "smessage") && w.random.oneIn(w.plan.lostMessages)
+	if c.peer != peer || c.dead || !c.inRedis || isLost {
+		w.check.meetIf(TransferLost, isTransfer)
+		return
+	}
+	next := reply{Reply: r}
+	if isReply && cmd.Words[0] == "time" && cmd.conn == peer {
+		next.clock, next.clockAt = w.time(s), w.now
+	}
+	c.lastReply = max(c.lastReply, w.now+w.lag(), c.blocked)
+	next.at = c.lastReply
+	if n := len(c.toHost); n == 0 || c.toHost[n-1].at != next.at {
+		w.after(next.at-w.now, event{kind: evReply, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	}
+	c.toHost = append(c.toHost, next)
+}
+
+// noteRefusal notes an error of a shard.
+func (w *world) noteRefusal(cmd *command, text string) {
+	code := wire.Code(text)
+	isMoved := code == "MOVED" || code == "CLUSTERDOWN"
+	w.check.meetIf(OperationMoved, isMoved && len(cmd.records) > 0)
+	w.check.meetIf(OperationAsked, code == "ASK")
+	w.check.meetIf(TriedAgain, code == "TRYAGAIN")
+	for _, record := range cmd.records {
+		o := &w.ops[record]
+		o.isRefused = isMoved || code == "ASK" || code == "TRYAGAIN"
+		if w.trace.on {
+			w.trace.add(w, int(o.name), w.hosts[o.host], "Redis%s answers %s to %s", w.shardString(o.via), text, opString(o.op))
+		}
+	}
+}
+
+// onReply handles that something reaches a host: all that has come by now, as a reader takes it in.
+func (w *world) onReply(h *host, e event) {
+	s := redisop.Shard(e.shard)
+	c := &h.conns[s]
+	if e.gen != c.gen || c.dead || !c.ok || h.isDown() {
+		return
+	}
+	now := h.clock(w.now)
+	var err error
+	taken := 0
+	for ; taken < len(c.toHost) && c.toHost[taken].at <= w.now && err == nil; taken++ {
+		r := &c.toHost[taken]
+		if r.clockAt != 0 {
+			w.noteClock(h, s, r)
+		}
+		err = c.m.Reply(now, &r.Reply)
+	}
+	if taken == 0 {
+		return
+	}
+	if err != nil {
+		w.violation(invariant.Contract, -1, "the store of host %d refuses a reply: %v", h.index, err)
+	}
+	c.toHost = append(c.toHost[:0], c.toHost[taken:]...)
+	c.lastByte = now
+	err = c.m.Rest(now)
+	if c.m.WantsSpare() {
+		c.m.Spare(w.spareResults)
+		w.spareResults = nil
+	}
+	w.send(h, s)
+	w.hand(h, s, w.takeDeliveries(c))
+	if c := &h.conns[s]; err != nil && e.gen == c.gen { // the store ends the connection
+		w.breakConnection(h, s, false)
+	}
+}
+
+// noteClock notes that a shard has told its clock.
+func (w *world) noteClock(h *host, s redisop.Shard, r *reply) {
+	c, now := &h.conns[s], h.clock(w.now)
+	c.clock, c.clockAt = tokenFloor{r.clock, now}, r.clockAt
+	h.floor.raise(now, r.clock)
+	c.known = max(c.known, r.clock, h.floor.now(now))
+	w.check.meet(ClockReported)
+}
+
+// onAdvance does what the Machine of a connection has due.
+func (w *world) onAdvance(h *host, e event) {
+	s := redisop.Shard(e.shard)
+	c := &h.conns[s]
+	if e.gen != c.gen || w.now < c.armedAt || !c.ok || h.isDown() {
+		return
+	}
+	c.armedAt = math.MaxInt64
+	hasUnread := len(c.toHost) > 0 && c.toHost[0].at <= w.now
+	if c.m.Advance(h.clock(w.now), c.lastByte, hasUnread) {
+		w.check.meet(FoundDead)
+		c.m.Cut()
+		w.breakConnection(h, s, false)
+	}
+	w.send(h, s)
+}
+
+// takeDeliveries returns what the Machine of a connection delivers.
+func (w *world) takeDeliveries(c *connection) []pipeline.Delivery {
+	spare := w.spareDeliveries
+	w.spareDeliveries = nil
+	return c.m.TakeDeliveries(spare)
+}
+
+// hand gives the table what the Machine of a connection delivered, in its order.
+func (w *world) hand(h *host, s redisop.Shard, deliveries []pipeline.Delivery) {
+	life := h.life
+	for i := range deliveries {
+		if h.isDown() || h.life != life {
+			break
+		}
+		w.handOne(h, s, &deliveries[i])
+	}
+	clear(deliveries)
+	w.spareDeliveries = deliveries
+}
+
+func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
+	now := h.clock(w.now)
+	switch d.Kind {
+	case pipeline.Results:
+		if d.Raised != nil {
+			h.raised.raise(now, d.Raised.Above(now))
+		}
+		for i := range d.Results {
+			w.deliver(h, s, &d.Results[i])
+		}
+		w.spareResults = d.Results[:0]
+		w.afterInput(h)
+	case pipeline.Messages:
+		for i := range d.Messages {
+			w.onMessage(h, s, d.Messages[i])
+		}
+	case pipeline.Subscribed:
+		for _, name := range d.Names {
+			w.onSubscribed(h, nameIndex(name), s)
+		}
+	case pipeline.Unsubscribed, pipeline.SlotLeft:
+		w.check.meetIf(SubscriptionEnded, d.Kind == pipeline.SlotLeft)
+		slices.Sort(d.Names) // their order is that of a map
+		for _, name := range d.Names {
+			w.onUnsubscribed(h, nameIndex(name), s)
+		}
+		if c := &h.conns[s]; d.Kind == pipeline.SlotLeft && c.ok {
+			w.advanceAt(h, s, w.now+w.lag()) // the store subscribes again
+		}
+	case pipeline.Moved:
+		w.onRedirect(h, s, &d.Redirect)
+	case pipeline.Asked:
+		w.askThere(h, d)
+	}
+}
+
 // deliver gives the table the one result of an operation.
-func (w *world) deliver(h *host, i int32) {
-	o := &w.ops[i]
-	if o.movedTo != 0 && o.res.Msg == moved {
-		w.onMoved(h, int(o.name), o.via, o.movedTo)
-		o = &w.ops[i]
+func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
+	n := nameIndex(r.Name)
+	i := w.recordOf(h, n, r.Kind)
+	if i == noOp {
+		w.violation(invariant.Contract, n, "the store of host %d gives the table a result of no operation: %s", h.index, resultString(*r))
 	}
-	if o.op.Kind == redisop.Drop {
+	if r.Kind == redisop.Drop {
 		w.drainDeferred(h) // a Take may have been pipelined after it
-		o = &w.ops[i]
 	}
+	o := &w.ops[i]
 	o.settled = true
+	o.res = *r
 	c := &h.conns[o.op.Shard]
 	c.unanswered--
 	c.silentSince = h.clock(w.now)
-	res := o.res
+	w.check.meetIf(ExecutedUnknown, o.executed && r.Outcome == redisop.Unknown)
+	if r.Outcome == redisop.NotSynced {
+		w.check.meetIf(TakeNotSynced, r.Kind == redisop.Take)
+		w.check.meetIf(RenewNotSynced, r.Kind == redisop.Renew)
+		w.check.meetIf(DropNotSynced, r.Kind == redisop.Drop)
+		h.conns[o.via].troubleAt = w.now
+	}
 	w.checkResult(h, o)
 	if w.trace.on {
-		w.trace.add(w, int(o.name), h, "result of %s: %s", opString(o.op), resultString(res))
+		w.trace.add(w, n, h, "result of %s: %s", opString(o.op), resultString(*r))
 	}
-	l := &h.locks[o.name]
+	l := &h.locks[n]
 	if l.arriving == i {
 		l.arriving = noOp
 	} else if l.dropPending == i {
@@ -367,35 +554,41 @@ func (w *world) deliver(h *host, i int32) {
 	} else {
 		l.inFlight = noOp
 	}
-	if res.Outcome == redisop.Done {
+	if r.Outcome == redisop.Done {
 		l.unconfirmed = false
 	}
+	via := o.via
 	w.freeOp(i)
-	c = &h.conns[o.via]
-	token, now := int64(res.Token), h.clock(w.now)
+	c = &h.conns[via]
+	token, now := int64(r.Token), h.clock(w.now)
 	h.floor.raise(now, token)
-	if c.isAhead(now, token) && token > c.floor {
+	if c.isAhead(now, token) && token > c.aheadTo {
 		w.check.meet(FloorRaised)
-		c.floor = token
+		c.aheadTo = token
 	}
-	h.table.Result(now, res)
-	if res.Kind == redisop.Arrive && l.inFlight != noOp {
+	if to := h.routes[n]; token != 0 && to != via && to != 0 { // a token that another shard drew, after the route
+		h.conns[to].m.Lift(now, token, false)
+		w.send(h, to)
+	}
+	h.table.Result(now, *r)
+	if r.Kind == redisop.Arrive && l.inFlight != noOp {
 		w.drain(h) // the other result of the lock may be in the same batch
 	}
 }
 
-// onNotSent handles an operation that the store returns without having sent it.
+// onNotSent refuses what waits for a connection that there is not.
 func (w *world) onNotSent(h *host, e event) {
-	o := &w.ops[e.arg]
-	o.queued = false
-	if o.settled { // no process waits for it any more
-		w.freeOp(e.arg)
+	s := redisop.Shard(e.shard)
+	c := &h.conns[s]
+	if e.gen != c.gen || h.isDown() {
 		return
 	}
-	o.res.Outcome, o.res.Msg = redisop.NotSent, "not sent"
-	o.res.Sent = h.clock(w.now)
-	w.deliver(h, e.arg)
-	w.afterInput(h)
+	c.isRefusing = false
+	if c.ok {
+		return
+	}
+	c.m.Refuse("not connected")
+	w.hand(h, s, w.takeDeliveries(c))
 }
 
 // breakConnection breaks the connection. Of what is on its way a first part arrives. The
@@ -408,28 +601,31 @@ func (w *world) breakConnection(h *host, s redisop.Shard, serverDied bool) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "the connection%s breaks", w.shardString(s))
 	}
-	c.dead, c.inRedis = true, false
-	w.endSubscriptions(h, s)
 	if !serverDied && c.isListening && w.isAtMaster(h, s) && w.random.oneIn(2) {
 		// Redis does not know that the connection is gone.
 		c.receivesUntil = w.now + w.random.magnitude(ms, 60*sec)
 	}
+	c.dead, c.inRedis = true, false
+	c.peer.Disconnect()
+	c.toHost = c.toHost[:0]
 	c.late = w.plan.lateOps && !serverDied && w.random.oneIn(2)
 	c.lateAt = w.now + w.random.magnitude(ms, 10*sec)
 	c.troubleAt = w.now
-	arrive := w.random.below(int64(len(c.inFlight) + 1))
-	for _, i := range c.inFlight {
-		o := &w.ops[i]
-		if o.executed || o.lost {
-			continue
-		}
+	arrive := w.random.below(int64(len(c.sent) + 1))
+	c.reaches = c.made
+	if len(c.sent) > 0 && !c.late {
+		c.reaches = w.commands[c.sent[0]].end - 1 // of the first one that is lost; there may be none
+	}
+	for _, i := range c.sent {
+		cmd := &w.commands[i]
 		if arrive--; arrive >= 0 && !serverDied {
+			c.reaches = max(c.reaches, cmd.end)
 			continue
 		}
 		if c.late {
-			o.at = max(o.at, c.lateAt)
+			cmd.at = max(cmd.at, c.lateAt)
 		} else {
-			o.lost = true
+			cmd.isLost = true
 		}
 	}
 	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evConnectionLost, host: int16(h.index), gen: c.gen, shard: int8(s)})
@@ -442,25 +638,29 @@ func (w *world) onConnectionLost(h *host, s redisop.Shard, gen uint32) {
 		return
 	}
 	w.drainDeferred(h)
+	c = &h.conns[s]
 	c.ok = false
 	c.troubleAt = w.now
 	back := w.random.magnitude(5*ms, 5*sec)
 	if w.phase != faulty {
 		back = w.random.magnitude(5*ms, 100*ms)
 	}
-	switch w.random.below(3) {
-	case 0:
-		w.failInFlight(h, s)
-		w.drainDeferred(h)
-		w.reportDown(h, s)
-	case 1:
-		w.reportDown(h, s)
-		w.failInFlight(h, s)
-	default:
-		w.reportDown(h, s)
-		w.after(w.random.below(w.failsWithin(back)), event{kind: evFailInFlight, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	c.m.Cut()
+	_ = c.m.Rest(h.clock(w.now))
+	sent := c.made
+	if w.random.oneIn(2) { // the socket has not taken all
+		sent = min(sent, w.random.between(min(c.reaches, c.made), c.made))
 	}
-	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	c.m.Down(sent, "the connection is lost")
+	c.m.Refuse("not connected")
+	c.held = c.m.TakeDeliveries(nil)
+	w.reportDown(h, s)
+	if w.random.oneIn(2) {
+		w.handHeld(h, s)
+	} else {
+		w.after(w.random.below(w.failsWithin(back)), event{kind: evFailInFlight, host: int16(h.index), gen: gen, shard: int8(s)})
+	}
+	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: gen, shard: int8(s)})
 }
 
 // failsWithin is when the operations that a dead connection carried have their results at the latest,
@@ -473,6 +673,17 @@ func (w *world) failsWithin(back int64) int64 {
 	return back
 }
 
+// handHeld gives the table the results of what the dead connection carried.
+func (w *world) handHeld(h *host, s redisop.Shard) {
+	c := &h.conns[s]
+	held := c.held
+	c.held = nil
+	if len(held) > 0 && !h.isDown() {
+		w.drainDeferred(h)
+		w.hand(h, s, held)
+	}
+}
+
 func (w *world) reportDown(h *host, s redisop.Shard) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "down%s", w.shardString(s))
@@ -480,38 +691,18 @@ func (w *world) reportDown(h *host, s redisop.Shard) {
 	h.conns[s].up, h.conns[s].upKnown = false, true
 	h.table.Down(h.clock(w.now), s, "Redis cannot be reached")
 	w.drain(h)
-	w.reportUnsubscribed(h, s)
 }
 
-// failInFlight gives the table the results of everything that the dead connection will not
-// reply to.
-func (w *world) failInFlight(h *host, s redisop.Shard) {
-	c := &h.conns[s]
-	if h.isDown() {
-		return
+// newMachine makes the Machine of a host's process for a shard.
+func (w *world) newMachine(h *host) *pipeline.Machine {
+	cfg := pipeline.Config{
+		UUID: w.prefixes[h.index][:36], Keys: w.reader.Keys, IsNode: w.plan.cluster, TokenExpiry: time.Duration(w.counterExpiry),
+		Timeout: w.plan.timeout, ProbeInterval: w.plan.probes, Batches: w.plan.batches,
 	}
-	for len(c.inFlight) > 0 {
-		i := c.popInFlight()
-		o := &w.ops[i]
-		sent := o.res.Sent
-		w.check.meetIf(ExecutedUnknown, o.executed)
-		switch {
-		case w.deliversWithheld && o.executed && o.res.Outcome == redisop.NotSynced:
-			o.res.Outcome, o.res.Msg = redisop.Done, ""
-		default:
-			o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Shard: o.op.Shard, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
-		}
-		w.deliver(h, i)
-		w.afterInput(h)
+	if w.plan.durable {
+		cfg.Replicas = 1
 	}
-	for len(c.queue) > 0 {
-		i := c.queue[0]
-		c.queue = append(c.queue[:0], c.queue[1:]...)
-		o := &w.ops[i]
-		o.res.Outcome, o.res.Msg = redisop.NotSent, "connection lost"
-		w.deliver(h, i)
-		w.afterInput(h)
-	}
+	return pipeline.New(cfg)
 }
 
 // connect tries to connect to a shard.
@@ -524,75 +715,45 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 		c.isTried = false
 		return
 	}
-	if w.redis.shards[s].down {
+	shard := &w.redis.shards[s]
+	if shard.down {
 		if !c.upKnown {
 			w.reportDown(h, s)
 		}
 		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: gen, shard: int8(s)})
 		return
 	}
+	id := int32(h.index)*maxShards + int32(s)
 	if w.plan.killsOld {
-		for i := range w.ops {
-			if o := &w.ops[i]; o.queued && !o.executed && o.host == int16(h.index) && o.via == s {
-				o.lost = true
+		for i := range w.commands {
+			if cmd := &w.commands[i]; cmd.conn != nil && cmd.conn.ID == id {
+				cmd.isLost = true
 			}
 		}
 	}
-	w.failInFlight(h, s) // if it has not been done yet
+	w.handHeld(h, s) // if it has not been done yet
+	if c = &h.conns[s]; h.isDown() || gen != c.gen {
+		return
+	}
 	c.gen++
+	c.m.Connecting()
 	now := h.clock(w.now)
 	h.floor.raise(now, w.time(s))
-	c.clock = tokenFloor{w.time(s), now}
+	c.clock, c.clockAt, c.aheadTo = tokenFloor{w.time(s), now}, w.now, 0
 	c.known = max(w.time(s), h.floor.now(now))
-	if c.floor = c.known; w.floorsApart {
-		c.floor = w.time(s)
+	c.nextRun = shard.run
+	c.peer = shard.server.Connect(id, redis.Owner(h.index), h.user)
+	if w.plan.loads {
+		shard.server.Learn()
 	}
-	c.clockAt, c.lifts, c.asksAgain = w.now, false, false
-	c.nextRun = w.redis.shards[s].run
-	c.dead, c.inRedis, c.isListening = false, true, !h.mayNotSubscribe
-	c.lastExec, c.lastReply = w.now, w.now
+	c.dead, c.late, c.inRedis, c.isListening, c.isRefusing = false, false, true, !h.mayNotSubscribe, false
+	if c.isListening {
+		c.peer.SubscribeOwn(shard.server.OwnChannel(redis.Owner(h.index)))
+	}
+	c.lastExec, c.lastReply, c.blocked, c.armedAt = w.now, w.now, 0, math.MaxInt64
+	c.made, c.reaches, c.isAsking = 0, 0, false
+	c.sent, c.toHost = c.sent[:0], c.toHost[:0]
 	w.after(w.lag()+w.stallLeft(s), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
-}
-
-// askClock has the tokens of slots that have just come to a shard be above its clock.
-func (w *world) askClock(h *host, s redisop.Shard) {
-	switch c := &h.conns[s]; {
-	case c.dead: // it is read when the next connection is made
-	case c.lifts:
-		c.asksAgain = true
-	default:
-		c.lifts = true
-		w.after(w.lag(), event{kind: evClockAsked, host: int16(h.index), gen: c.gen, shard: int8(s)})
-	}
-}
-
-// onClockAsked has a shard tell its clock.
-func (w *world) onClockAsked(h *host, e event) {
-	c := &h.conns[e.shard]
-	if e.gen != c.gen || c.dead {
-		return
-	}
-	c.reading, c.clockAt = w.time(redisop.Shard(e.shard)), w.now
-	w.after(w.lag()+w.stallLeft(redisop.Shard(e.shard)), event{kind: evClockReported, host: int16(h.index), gen: c.gen, shard: e.shard})
-}
-
-// onClockReported handles that a shard has reported its clock.
-func (w *world) onClockReported(h *host, e event) {
-	c := &h.conns[e.shard]
-	if e.gen != c.gen || c.dead {
-		return
-	}
-	now := h.clock(w.now)
-	c.clock = tokenFloor{c.reading, now}
-	h.floor.raise(now, c.reading)
-	c.known = max(c.known, c.reading, h.floor.now(now))
-	c.floor = max(c.floor, c.known)
-	c.lifts = false
-	w.check.meet(ClockReported)
-	if c.asksAgain {
-		c.asksAgain = false
-		w.askClock(h, redisop.Shard(e.shard))
-	}
 }
 
 // onConnected handles that the store has connected.
@@ -604,6 +765,8 @@ func (w *world) onConnected(h *host, e event) {
 	}
 	if shard := &w.redis.shards[s]; shard.down || c.nextRun < shard.oldest || c.dead {
 		c.dead, c.inRedis, c.isListening = true, false, false
+		c.peer.Disconnect()
+		w.send(h, s) // what waits is refused
 		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen, shard: int8(s)})
 		return
 	}
@@ -624,9 +787,37 @@ func (w *world) onConnected(h *host, e event) {
 			}
 		}
 	}
-	h.table.Up(h.clock(w.now), s, dataLost, c.isListening)
+	now := h.clock(w.now)
+	g := pipeline.Greeting{
+		Server: wire.Server{Address: c.peer.Server.Address, Keys: w.reader.Keys, IsNode: w.plan.cluster}, At: c.peer.Server.Address,
+		ID: wire.Identity{RunID: runID(c.nextRun), Floor: c.clock.token, FloorAt: c.clock.at}, Number: c.gen*maxShards + uint32(s),
+		Clock: c.clock.token, ClockAt: c.clock.at, HasQueues: !w.plan.deniedQueues, IsSharded: w.plan.cluster, Loads: w.plan.loads,
+	}
+	if !w.plan.namelessServers {
+		g.Origin = wire.OriginOf(g.ID.RunID, "master")
+	}
+	if w.plan.durable {
+		g.Replication = pipeline.Replication{Replicas: 1, Tells: true}
+	}
+	known := h.raised.now(now)
+	if id := c.m.Identity(); id.Known() {
+		known = max(known, id.Above(now))
+	}
+	if known > g.ID.Above(now) {
+		g.ID.Floor, g.ID.FloorAt = known, now
+	}
+	h.raised.raise(now, g.ID.Above(now))
+	h.table.Up(now, s, dataLost, c.isListening)
 	w.drain(h)
-	w.resubscribe(h, s)
+	if c = &h.conns[s]; h.isDown() || e.gen != c.gen {
+		return
+	}
+	c.lastByte = now
+	c.m.Up(now, &g)
+	w.send(h, s)
+	if len(c.toHost) > 0 {
+		w.after(0, event{kind: evReply, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	}
 	w.checkBack(h, s)
 	if dataLost && w.phase == faulty && w.plan.crashes > 0 && w.random.oneIn(4) {
 		w.check.meet(KilledInDoubt)

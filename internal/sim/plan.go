@@ -1,11 +1,13 @@
 package sim
 
 import (
+	"math"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 // plan is what one seed makes possible in a world. Not everything at once: a bug that needs
@@ -19,6 +21,11 @@ type plan struct {
 	thinkTime         int64 // longest pause of a client between two actions
 	redissonClients   int
 	halfDuplex        bool // a batch is sent when the one before it is answered
+	batches           pipeline.Batches
+	timeout           time.Duration // of the store: of silence while an answer is owed
+	probes            time.Duration // of the store: between two of them; 0: none
+	loads             bool          // SCRIPT LOAD is permitted
+	pushesLast        bool          // what a script publishes to its own connection comes after its reply
 	clockDrift        bool
 	lateWakeups       bool
 	batchedInputs     bool // a loop may read several inputs before it carries out their effects
@@ -40,8 +47,10 @@ type plan struct {
 	polling                                                bool  // Redisson clients do not subscribe
 
 	// Faults: once in so many opportunities; 0: never.
-	slowOps, busy, denied, unsent                                int64 // of operations
-	unknownScript                                                int64 // of scripts: Redis does not know them, so they run after later ones
+	slowOps, busy                                                int64 // of commands
+	denied                                                       int64 // of locks
+	unsent                                                       int64 // of the times at which a host sends operations: its connection ends before
+	unknownScript                                                int64 // of runs of scripts: the server has forgotten them
 	commandBreaks, redisRestarts                                 int64 // of the times at which faults are drawn
 	roleChanges                                                  int64 // of the times at which faults are drawn: another server becomes the master, and connections stay
 	flushes, deletions, stateLosses                              int64
@@ -55,7 +64,7 @@ type plan struct {
 	deniedQueues                                                 bool  // the ACL denies the queues of sidecars
 	namelessServers                                              bool  // servers do not tell their run ids
 	olderHost                                                    bool  // the first host has the uuid of an older sidecar: messages to it have no origin
-	unsynced                                                     int64 // of scripts in a durable world: the replica does not confirm them
+	unsynced                                                     int64 // of the WAITs in a durable world: the replica does not confirm
 	lateOps                                                      bool  // what a broken connection carried may still reach Redis
 	killsOld                                                     bool  // a host that connects ends its former connection
 	openings                                                     int64 // in a Cluster, the same: a slot begins to migrate key by key
@@ -161,6 +170,7 @@ func drawPlan(seed uint64, r *random) plan {
 		p.drawCluster(seed)
 		p.drawClocks(seed)
 		p.drawOpenings(seed)
+		p.drawStore(seed)
 		return p // a world without faults
 	}
 	rarely := func(oneIn, lo, hi int64) int64 {
@@ -212,13 +222,48 @@ func drawPlan(seed uint64, r *random) plan {
 	p.suspends = rarely(6, 2, 12)
 	p.clockJumps = rarely(6, 2, 12)
 	p.shortCounters = r.oneIn(5)
-	p.unknownScript = rarely(4, 4, 200)
+	p.unknownScript = rarely(3, 2, 100)
 	p.drawRoleChanges(seed)
 	p.drawDurability(seed)
 	p.drawCluster(seed)
 	p.drawClocks(seed)
 	p.drawOpenings(seed)
+	p.drawStore(seed)
 	return p
+}
+
+const storeStream = 0x73746f72
+
+// drawStore draws the limits of the store. It has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawStore(seed uint64) {
+	var r random
+	r.Seed(seed, storeStream)
+	p.batches = pipeline.DefaultBatches
+	p.batches.NearRTT = 0
+	if !p.oneScriptPerBatch {
+		p.batches.Renewals, p.batches.Deletes, p.batches.Others = 1, 1, 1
+	} else if r.oneIn(3) {
+		p.batches.Renewals, p.batches.Deletes, p.batches.Others = int(r.between(1, 3)), int(r.between(1, 3)), int(r.between(1, 3))
+	}
+	switch {
+	case p.halfDuplex:
+		p.batches.InFlight = 1
+	case r.oneIn(3):
+		p.batches.NearRTT, p.batches.NearCalls = math.MaxInt64-1, int(r.between(1, 3))
+	case r.oneIn(3):
+		p.batches.InFlight = int(r.between(1, 4))
+	}
+	p.timeout = time.Hour
+	p.loads, p.pushesLast = r.usually(4), r.oneIn(2)
+	if p.isLossless() {
+		return
+	}
+	if r.oneIn(3) {
+		p.timeout = time.Duration(r.magnitude(sec, 10*sec))
+	}
+	if r.oneIn(4) {
+		p.probes = time.Duration(r.magnitude(sec, 30*sec))
+	}
 }
 
 const keepStream = 0x6b656570

@@ -1,125 +1,105 @@
 package sim
 
-import "github.com/locksidecar/locksidecar/sidecar/redisop"
+import (
+	"fmt"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // Subscriptions and messages. They use the connection of the host, on which operations and
 // results are, too: what Redis sends comes in the order in which Redis made it.
 
-// message is a message on its way to a host.
-type message struct {
-	redisop.Message
-	sentAt int64
-	server int // run id of the one whose script sent it
+// uuidOf is the uuid of a host. Messages to a host with the uuid of an older sidecar have no origin.
+func uuidOf(index int, isOlder bool) string {
+	version := 8
+	if isOlder && index == 0 {
+		version = 7
+	}
+	return fmt.Sprintf("%08d-0000-%d000-8000-000000000000", index, version)
 }
+
+// runID is the run id of a server.
+func runID(run int) string { return fmt.Sprintf("%08x%032x", run, 0) }
 
 // subscribe subscribes a host to the channel of a lock, as soon as it has a connection.
 func (w *world) subscribe(h *host, n int, s redisop.Shard) {
 	l := &h.locks[n]
 	l.wantsMessages, l.subscribed, l.deafSince, l.channelAt = true, false, 0, s
-	if h.conns[s].ok {
-		w.sendSubscription(h, n, s, evSubscribe)
+	if m := h.conns[s].m; m != nil { // nil: no shard has it
+		m.Subscribe(lockNames[n])
+		w.nudge(h, s)
 	}
 }
 
 func (w *world) unsubscribe(h *host, n int, s redisop.Shard) {
 	l := &h.locks[n]
 	l.wantsMessages, l.subscribed = false, false
+	if m := h.conns[s].m; m != nil {
+		m.Unsubscribe(lockNames[n])
+		w.nudge(h, s)
+	}
+}
+
+// nudge has the Machine of a connection be advanced soon.
+func (w *world) nudge(h *host, s redisop.Shard) {
 	if h.conns[s].ok {
-		w.sendSubscription(h, n, s, evUnsubscribe)
+		w.advanceAt(h, s, w.now)
 	}
 }
 
-func (w *world) sendSubscription(h *host, n int, s redisop.Shard, kind eventKind) {
-	c := &h.conns[s]
-	c.lastExec = max(c.lastExec, w.now+w.lag())
-	w.after(c.lastExec-w.now, event{kind: kind, host: int16(h.index), name: int8(n), gen: c.gen, shard: int8(s)})
-}
-
-func (w *world) subscribeArrives(h *host, e event) {
-	s, n := redisop.Shard(e.shard), int(e.name)
-	c := &h.conns[s]
-	if e.gen != c.gen || c.dead {
-		return
-	}
-	if left := w.stallLeft(s); left > 0 {
-		w.after(left, e)
-		return
-	}
-	if owner := w.redis.owners[n]; owner != s {
-		c.lastReply = max(c.lastReply, w.now+w.lag())
-		w.after(c.lastReply-w.now, event{kind: evSubscriptionMoved, host: e.host, name: e.name, gen: e.gen, shard: e.shard, arg: int32(owner)})
-		return
-	}
-	w.setSubscribed(h, n, s, !w.redis.names[n].deniedChannel && !h.mayNotSubscribe)
-	c.lastReply = max(c.lastReply, w.now+w.lag())
-	w.after(c.lastReply-w.now, event{kind: evSubscribed, host: e.host, name: e.name, gen: e.gen, shard: e.shard})
-}
-
-func (w *world) unsubscribeArrives(h *host, e event) {
-	s, n := redisop.Shard(e.shard), int(e.name)
-	c := &h.conns[s]
-	if e.gen != c.gen || c.dead {
-		return
-	}
-	if left := w.stallLeft(s); left > 0 {
-		w.after(left, e)
-		return
-	}
-	if h.locks[n].inRedisAt == s {
-		w.setSubscribed(h, n, s, false)
-	}
-}
-
-// setSubscribed notes whether a shard has a host's subscription of a lock. The connection is
-// subscribed to the channel as long as there is one of a lock that shares it.
-func (w *world) setSubscribed(h *host, n int, s redisop.Shard, on bool) {
-	h.locks[n].inRedis, h.locks[n].inRedisAt = on && w.isAtMaster(h, s), s
-	any := false
-	w.sharers(n, func(n int) { any = any || h.locks[n].inRedis })
-	if any {
-		w.channel(n).Subscribe(int32(h.index))
-	} else {
-		w.channel(n).Unsubscribe(int32(h.index))
-	}
-}
-
-// endSubscription ends a host's subscription of a lock in Redis.
-func (w *world) endSubscription(h *host, n int) { w.setSubscribed(h, n, h.locks[n].inRedisAt, false) }
-
-// onSubscribed handles Redis's reply to a SUBSCRIBE.
-func (w *world) onSubscribed(h *host, e event) {
-	l := &h.locks[e.name]
-	s := redisop.Shard(e.shard)
-	c := &h.conns[s]
-	if e.gen != c.gen || c.dead || !l.wantsMessages || l.channelAt != s || h.isDown() {
-		return
-	}
-	if w.redis.names[e.name].deniedChannel || h.mayNotSubscribe {
-		l.deafSince = w.now
-		if w.trace.on {
-			w.trace.add(w, int(e.name), h, "may not subscribe")
-		}
-		h.table.Unsubscribed(h.clock(w.now), s, lockNames[e.name])
-		w.afterInput(h)
-		return
+// onSubscribed handles that Redis has confirmed a subscription.
+func (w *world) onSubscribed(h *host, n int, s redisop.Shard) {
+	l := &h.locks[n]
+	if !l.wantsMessages || l.channelAt != s {
+		return // since a result that was delivered before
 	}
 	l.subscribed = true
 	if w.trace.on {
-		w.trace.add(w, int(e.name), h, "subscribed%s", w.shardString(s))
+		w.trace.add(w, n, h, "subscribed%s", w.shardString(s))
 	}
-	h.table.Subscribed(h.clock(w.now), s, lockNames[e.name])
+	h.table.Subscribed(h.clock(w.now), s, lockNames[n])
 	w.afterInput(h)
+}
+
+// onUnsubscribed handles that a subscription is gone, or not permitted.
+func (w *world) onUnsubscribed(h *host, n int, s redisop.Shard) {
+	l := &h.locks[n]
+	if !l.wantsMessages || l.channelAt != s {
+		return
+	}
+	l.subscribed, l.deafSince = false, w.now
+	if w.trace.on {
+		w.trace.add(w, n, h, "unsubscribed%s", w.shardString(s))
+	}
+	h.table.Unsubscribed(h.clock(w.now), s, lockNames[n])
+	w.drain(h)
+}
+
+// channelAt is the channel on which the release of a lock is published, as a server has it. Subscribers are hosts by
+// their index, and Redisson clients. It is good until the next call.
+func (w *world) channelAt(s *server.Server, n int) *redis.Channel {
+	c := &w.channel
+	c.Subscribers = c.Subscribers[:0]
+	for _, conn := range s.Conns() {
+		isSubscribed := false
+		w.sharers(n, func(n int) { isSubscribed = isSubscribed || conn.IsSubscribed(w.channels[n]) })
+		if isSubscribed {
+			c.Subscribers = append(c.Subscribers, conn.ID/maxShards)
+		}
+	}
+	if s == w.redis.shards[w.redis.owners[n]].server {
+		c.Subscribers = append(c.Subscribers, w.redis.waiting[w.counterOf(n)].Subscribers...)
+	}
+	return c
 }
 
 // publish publishes the release of a lock, at the shard that has it.
 func (w *world) publish(name int) {
-	for _, h := range w.hosts {
-		w.sharers(name, func(n int) {
-			if h.locks[n].inRedis {
-				w.sendMessage(h, h.locks[n].inRedisAt, redisop.Message{Kind: redisop.Unlocked, Name: lockNames[n]})
-			}
-		})
-	}
+	s := w.redis.shards[w.redis.owners[name]].server
+	w.sharers(name, func(n int) { s.PublishLock(lockNames[n], w.plan.cluster) })
 }
 
 // reaches reports whether a shard counts a host as a receiver of what is published to it: its
@@ -129,117 +109,37 @@ func (w *world) reaches(h *host, s redisop.Shard) bool {
 	return !h.mayNotSubscribe && (c.isListening && !c.dead && w.isAtMaster(h, s) || w.now < c.receivesUntil)
 }
 
-// replicateMessage has a replica, which was the master before, send to a host what the master
-// publishes. The master counts no receiver there.
-func (w *world) replicateMessage(h *host, s redisop.Shard, m redisop.Message) {
-	if !w.isAtReplica(h, s) || !h.conns[s].isListening {
-		return
+// Publish brings what a server published on the channel of a sidecar to those servers that are its replicas now, and to
+// the other shards of a Cluster. None of them counts as a receiver.
+func (w *world) Publish(from *server.Server, channel, text string) {
+	isTransfer := strings.HasPrefix(text, "transfer")
+	for i := range w.redis.shards {
+		shard := &w.redis.shards[i]
+		for _, s := range shard.former {
+			if shard.server == from && s.Receivers(channel) > 0 {
+				w.check.meetIf(TransferReplicated, isTransfer)
+				s.PublishOwn(channel, text)
+			}
+		}
+		if s := shard.server; w.plan.cluster && s != nil && s != from && !shard.down && s.Receivers(channel) > 0 {
+			w.check.meetIf(TransferPassedOn, isTransfer)
+			s.PublishOwn(channel, text)
+		}
 	}
-	w.check.meetIf(TransferReplicated, m.Kind == redisop.Transferred)
-	w.push(h, s, m, w.redis.shards[s].run, w.now+w.lag())
 }
 
-// sendMessage has a shard send a message to a host. It is lost if the connection is.
-func (w *world) sendMessage(h *host, s redisop.Shard, m redisop.Message) {
-	c := &h.conns[s]
-	if c.dead || !c.inRedis || !w.isAtMaster(h, s) || w.random.oneIn(w.plan.lostMessages) {
-		w.check.meetIf(TransferLost, m.Kind == redisop.Transferred)
-		return
-	}
-	w.push(h, s, m, w.redis.shards[s].run, w.now)
-}
-
-// push sends a message over a connection of a host, after what was sent there before and not before
-// a time. server is the run id of the one whose script made it.
-func (w *world) push(h *host, s redisop.Shard, m redisop.Message, server int, from int64) {
-	c := &h.conns[s]
-	i := w.newMessage()
-	w.messages[i] = message{Message: m, sentAt: w.now, server: server}
-	c.lastReply = max(c.lastReply, from+w.lag())
-	w.after(c.lastReply-w.now, event{kind: evMessage, host: int16(h.index), arg: i, gen: c.gen, shard: int8(s)})
-}
-
-func (w *world) newMessage() int32 {
-	if n := len(w.freeMessages); n > 0 {
-		i := w.freeMessages[n-1]
-		w.freeMessages = w.freeMessages[:n-1]
-		return i
-	}
-	w.messages = append(w.messages, message{})
-	return int32(len(w.messages) - 1)
-}
-
-func (w *world) onMessage(h *host, e event) {
-	m, sentAt := w.messages[e.arg].Message, w.messages[e.arg].sentAt
-	isOlder := w.plan.olderHost && h.index == 0
-	if isOlder {
-		m.NamesTicket = false
-	}
-	s := redisop.Shard(e.shard)
-	c := &h.conns[s]
-	if w.withoutOrigin || w.acceptsCopies && w.plan.cluster || w.messages[e.arg].server == c.nextRun && !isOlder {
-		m.Conn = w.connOf(c, s)
-	}
-	if w.plan.durable && !w.grantsTransfers { // a Take, which the replica confirms, comes first
-		m.Conn, m.Tokens = redisop.Conn{}, 0
-	}
-	if c.lifts {
-		m.Tokens = 0 // the store's floor is above them
-	}
-	isCopy := w.plan.cluster && w.messages[e.arg].server != c.nextRun
-	w.freeMessages = append(w.freeMessages, e.arg)
-	if e.gen != c.gen || !c.ok || c.dead || h.isDown() {
-		w.check.meetIf(TransferLost, m.Kind == redisop.Transferred)
-		return
-	}
+// onMessage handles a message that reaches a host.
+func (w *world) onMessage(h *host, s redisop.Shard, m redisop.Message) {
 	n := nameIndex(m.Name)
 	if m.Kind == redisop.Unlocked {
-		if !h.locks[n].wantsMessages && w.random.oneIn(2) {
-			return
-		}
 		w.noteUnlocked(h, n)
 	} else {
 		w.drainDeferred(h) // what the table did before it knew
-		w.noteMessage(h, n, s, &m, sentAt, isCopy)
+		w.noteMessage(h, n, s, &m)
 	}
 	if w.trace.on {
 		w.trace.add(w, n, h, "message: %s", messageString(&m))
 	}
 	h.table.Message(h.clock(w.now), m)
 	w.afterInput(h)
-}
-
-// endSubscriptions is part of the end of a connection: what is on its way is lost, and so is
-// what is published until the host has another one.
-func (w *world) endSubscriptions(h *host, s redisop.Shard) {
-	for n := range w.plan.names {
-		if h.locks[n].inRedisAt == s {
-			w.endSubscription(h, n)
-		}
-	}
-}
-
-// reportUnsubscribed tells the table that its subscriptions at a shard are gone.
-func (w *world) reportUnsubscribed(h *host, s redisop.Shard) {
-	for n := range w.plan.names {
-		l := &h.locks[n]
-		if !l.subscribed || l.channelAt != s {
-			continue
-		}
-		l.subscribed, l.deafSince = false, w.now
-		if w.trace.on {
-			w.trace.add(w, n, h, "unsubscribed%s", w.shardString(s))
-		}
-		h.table.Unsubscribed(h.clock(w.now), s, lockNames[n])
-		w.drain(h)
-	}
-}
-
-// resubscribe subscribes a host on its new connection.
-func (w *world) resubscribe(h *host, s redisop.Shard) {
-	for n := range w.plan.names {
-		if l := &h.locks[n]; l.wantsMessages && l.channelAt == s {
-			w.sendSubscription(h, n, s, evSubscribe)
-		}
-	}
 }

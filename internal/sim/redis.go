@@ -4,7 +4,9 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // The Redis of the world. What operations do to keys, token counters and channels is the
@@ -25,7 +27,8 @@ type redisServer struct {
 	jumpedBack int64                   // by how much its clock was set back, in all
 	names      [maxNames]redisName
 	snapshot   [maxNames]redisName     // what a replica has
-	channels   [maxNames]redis.Channel // subscribers: hosts by their index, and Redisson clients
+	waiting    [maxNames]redis.Channel // Redisson clients that are subscribed
+	probes     server.Data             // the locks of probes
 }
 
 // redisName is what Redis has under the names of one lock.
@@ -41,7 +44,8 @@ type redisName struct {
 	overwritten   bool // the key is of another type, and no owner's
 	brokenCounter bool // the counter is of another type
 
-	dropped dropped // by the last Drop
+	passed    [4]passed // the last ones
+	passedNum int
 
 	// For the checker.
 	drawn       uint64       // largest token ever drawn, whatever Redis remembers of it
@@ -60,9 +64,26 @@ type redisName struct {
 	cameAt      int64        // when its slot was migrated to the shard that has it
 }
 
-func (r *redisServer) init() {
-	r.newServer(0)
-	r.shards[0].oldest = r.shards[0].run
+// passed is tokens that went with a lock to another host.
+type passed struct {
+	last uint64
+	at   int64
+}
+
+// passedAt returns when the last one of these tokens was drawn.
+func (n *redisName) passedAt(last uint64) int64 {
+	for _, p := range n.passed {
+		if p.last == last {
+			return p.at
+		}
+	}
+	return 0
+}
+
+func (w *world) initRedis() {
+	w.newProcess(0)
+	r := &w.redis
+	r.probes = make(server.Data)
 	for n := range r.names {
 		r.names[n].key = redis.NoKey
 		r.names[n].queue = new(redis.Queue)
@@ -162,9 +183,6 @@ func (w *world) sharers(name int, f func(n int)) {
 		}
 	}
 }
-
-// channel is the channel on which the release of a lock is published.
-func (w *world) channel(n int) *redis.Channel { return &w.redis.channels[w.counterOf(n)] }
 
 // repair ends the faults of a name.
 func (w *world) repair(n int) {
@@ -266,9 +284,9 @@ func (w *world) restartRedis(s redisop.Shard) {
 func (w *world) stopServer(s redisop.Shard) {
 	w.redis.shards[s].down = true
 	w.abandonAll(s)
-	for i := range w.ops {
-		if o := &w.ops[i]; o.queued && !o.executed && o.via == s {
-			o.lost = true
+	for i := range w.commands {
+		if cmd := &w.commands[i]; cmd.conn != nil && cmd.conn.ID%maxShards == int32(s) {
+			cmd.isLost = true
 		}
 	}
 	for _, h := range w.hosts {
@@ -342,38 +360,28 @@ func (w *world) failOver(n int, old *redisName) {
 	w.keyChanged(n)
 }
 
-// replicate decides whether the replica confirms an operation that was executed: its script
-// decides for all of them. If it does, it has everything up to now: each of them writes something on its
-// connection, also a Drop that finds nothing. A Drop with CanWait is not waited for.
-func (w *world) replicate(h *host, o *operation) {
-	if !w.plan.durable || o.settled || o.server != w.redis.shards[o.via].run || o.op.Kind == redisop.Check || o.op.Kind == redisop.Arrive || o.op.Has(redisop.CanWait) {
-		return
+// Confirmed is whether the replica of a durable world has confirmed what a connection wrote. If it has, it has everything
+// up to now.
+func (w *world) Confirmed(peer *server.Conn, replicas int) int {
+	h, s := w.hostOf(peer)
+	c := &h.conns[s]
+	if !peer.HasWritten {
+		return replicas
 	}
-	s := &h.conns[o.via].sync
-	if s.script != o.script {
-		*s = replication{o.script, w.random.oneIn(w.plan.unsynced)}
-	}
-	switch {
-	case w.confirmsUnwritten && o.op.Kind == redisop.Drop && !o.changed:
-	case !s.isUnsynced:
-		w.redis.keepSnapshot(o.via)
-	case o.op.Kind == w.ignoresReplica:
-	case o.op.Kind == redisop.Take && o.res.Outcome == redisop.HeldByOther:
-		o.res.Unsynced = true
-	case o.res.Outcome == redisop.Done:
-		o.res.Outcome, o.res.Msg = redisop.NotSynced, "0 of 1 replicas"
-		w.check.meetIf(TakeNotSynced, o.op.Kind == redisop.Take)
-		w.check.meetIf(RenewNotSynced, o.op.Kind == redisop.Renew)
-		w.check.meetIf(DropNotSynced, o.op.Kind == redisop.Drop)
-		if w.trace.on {
-			w.trace.add(w, int(o.name), h, "     (which the replica does not confirm)")
+	if w.random.oneIn(w.plan.unsynced) {
+		if c.peer == peer {
+			c.blocked = w.now + w.random.below(min(h.lease/10, 400*ms))
+			c.troubleAt = w.now
 		}
+		return 0
 	}
+	peer.HasWritten = false
+	w.redis.keepSnapshot(s)
+	return replicas
 }
 
 func (w *world) onRedisUp(s redisop.Shard) {
-	w.redis.newServer(s)
-	w.redis.shards[s].oldest = w.redis.shards[s].run
+	w.newProcess(s)
 	if w.trace.on {
 		w.trace.add(w, -1, nil, "Redis%s is up", w.shardString(s))
 	}
@@ -387,10 +395,12 @@ func (w *world) changeRoles() {
 	}
 	for _, h := range w.hosts {
 		h.conns[0].troubleAt = w.now
-		w.endSubscriptions(h, 0) // at the master
 		h.conns[0].receivesUntil = 0
 	}
-	w.redis.newServer(0)
+	shard := &w.redis.shards[0]
+	shard.server.IsReplica = true
+	shard.former = append(shard.former, shard.server)
+	w.newServer(0)
 	w.check.meet(RolesChanged)
 	for _, h := range w.hosts {
 		if !h.isDown() && w.random.oneIn(3) {
@@ -404,32 +414,29 @@ func (w *world) isAtMaster(h *host, s redisop.Shard) bool {
 	return h.conns[s].nextRun == w.redis.shards[s].run
 }
 
-// isAtReplica reports whether a host has a connection to a server that was the master before.
-func (w *world) isAtReplica(h *host, s redisop.Shard) bool {
-	c := &h.conns[s]
-	return c.inRedis && !c.dead && c.nextRun >= w.redis.shards[s].oldest && !w.isAtMaster(h, s)
-}
-
-// executeAtReplica executes an operation at a server that was the master when it was sent.
-func (w *world) executeAtReplica(h *host, o *operation) {
+// executeAtReplica executes an operation at a server that was the master before.
+func (w *world) executeAtReplica(h *host, o *operation, c *redis.Command) redis.Reply {
 	n := int(o.name)
 	w.expire(n)
 	name := &w.redis.names[n]
 	w.check.meet(ExecutedAtReplica)
-	c := redis.Command{
-		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now, Floor: o.floor, Fresh: max(w.time(o.via), o.birth), Expiry: w.counterExpiry,
-		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue.Clone(), Clock: w.time(o.via), ReadOnly: true,
-	}
+	c.Denied = w.denied(n)
+	c.Queue, c.ReadOnly = name.queue.Clone(), true
 	key, counter := name.key, w.redis.names[w.counterOf(n)].counter
 	if name.overwritten {
 		key = overwrittenKey
 	}
 	reply := c.Run(&key, &counter, new(redis.Channel))
-	o.setResult(&reply, name)
 	if w.trace.on {
-		w.trace.add(w, n, h, "a replica executes %s: %s", opString(o.op), resultString(o.res))
+		w.trace.add(w, n, h, "a replica executes %s: outcome %d %s", opString(o.op), reply.Outcome, reply.Code)
 	}
+	return reply
+}
+
+// denied is what the ACL denies of a lock. An operation on a key that is denied does not come so far.
+func (w *world) denied(n int) redis.Denied {
+	name := &w.redis.names[n]
+	return redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues}
 }
 
 // What the model finds under an overwritten name and a broken counter.
@@ -438,74 +445,92 @@ var (
 	brokenCounter  = redis.Counter{Exists: true, ExpireAt: redis.NoExpiry, Other: &redis.Content{Type: "list", Text: "x"}}
 )
 
-// execute executes an operation in Redis.
-func (w *world) execute(h *host, o *operation) {
-	n, s := int(o.name), o.via
-	if owner := w.redis.owners[n]; owner != s && !(o.isAsking && w.redis.open[n].to == s) {
-		w.redirect(h, o, owner)
-		return
+// Execute executes an operation of a run.
+func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Reply, field string) {
+	op := &r.Ops[i]
+	if wire.IsProbeLock(op.Name) {
+		now, clock := w.Now(conn.Server)
+		return w.redis.probes.Execute(conn, r, i, now, clock)
 	}
-	if o.server != w.redis.shards[s].run {
-		w.executeAtReplica(h, o)
-		return
+	h, s := w.hostOf(conn)
+	record := w.commands[w.executing].records[i]
+	o := &w.ops[record]
+	o.executed, o.at = true, w.now
+	w.check.meetIf(ExecutedLate, o.settled)
+	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(s))
+	if conn.Server.IsReplica {
+		reply = w.executeAtReplica(h, o, &w.command)
+	} else {
+		reply = w.execute(h, s, o, conn, r, &w.command)
 	}
+	return reply, w.fieldOf(&reply, &w.redis.names[o.name])
+}
+
+// receiversOf is how many connections a shard counts that receive what is published to a sidecar: the one that executes
+// an operation.
+func (w *world) receiversOf(sidecar redis.Owner) int32 {
+	return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], w.publishing)))
+}
+
+// Now is the time, and what TIME returns at a server.
+func (w *world) Now(s *server.Server) (now, clock int64) {
+	for i := range w.redis.shards {
+		if w.redis.shards[i].server == s {
+			return w.now, w.time(redisop.Shard(i))
+		}
+	}
+	return w.now, w.time(0)
+}
+
+// execute executes an operation at the master of a shard.
+func (w *world) execute(h *host, s redisop.Shard, o *operation, conn *server.Conn, r *server.Run, c *redis.Command) redis.Reply {
+	n := int(o.name)
 	w.expire(n)
-	if !w.isHere(h, o) {
-		return
-	}
 	name := &w.redis.names[n]
 	before, keysBefore := name.key, w.keysOf(n)
-	channel := w.channel(n)
+	channel := w.channelAt(conn.Server, n)
 	if w.redis.owners[n] != s {
-		channel = new(redis.Channel) // subscribers are at the shard that has the slot
 		w.check.meet(ExecutedAsking)
 		w.check.meetIf(PassedAsking, o.op.Kind != redisop.Renew && o.op.Kind != redisop.Check && o.op.Kind != redisop.Arrive)
 	}
-	left := name.dropped.to(o)
-	c := redis.Command{
-		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
-		Floor: o.floor, Fresh: max(w.time(s), o.birth), Expiry: w.counterExpiry,
-		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue, Clock: w.time(s), ArrivesByClock: w.arrivesByClock, LowersLateScores: w.lowersLateScores, PassedOn: left.passedOn,
-		LeftFree: left.free && o.op.Has(redisop.Enqueue) && o.op.Arrived != 0,
-		Receivers: func(sidecar redis.Owner) int32 {
-			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], s)))
-		},
-	}
-	if take := w.takeAfter(h, o); take != nil {
-		c.Next = &take.op
-	}
+	c.Denied, c.Queue = w.denied(n), name.queue
+	c.ArrivesByClock, c.LowersLateScores = w.arrivesByClock, w.lowersLateScores
+	w.publishing, c.Receivers = s, w.receivers
 	shared := &w.redis.names[w.counterOf(n)]
 	if shared.counter.HasExpired(w.now) { // also if what draws from it is a lock that passes on
 		w.loseCounter(w.counterOf(n), redis.Counter{})
 		w.check.meet(CounterExpired)
 	}
+	counter := &shared.counter
+	if w.isOpen(n) && !r.Declares { // the script finds what is here
+		_, here := w.Slot(conn.Server, c.Op.Name)
+		if here&counterKey == 0 {
+			counter = new(redis.Counter)
+		}
+		if here&queueKey == 0 {
+			c.Queue = new(redis.Queue)
+		}
+	}
 	drawnBefore := shared.counter.Value
-	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
+	draws := redis.Judge(c.Op, c.Standing(&name.key)).Draws
 	var reply redis.Reply
 	switch {
 	case name.overwritten:
 		key := overwrittenKey
-		reply = c.Run(&key, &shared.counter, channel)
+		reply = c.Run(&key, counter, channel)
 	case shared.brokenCounter && draws:
-		counter := brokenCounter
-		reply = c.Run(&name.key, &counter, channel)
+		broken := brokenCounter
+		reply = c.Run(&name.key, &broken, channel)
 		name.key = before // without the longer lease, of which the table does not know
 	case shared.brokenCounter && c.Next != nil:
-		counter := brokenCounter
-		reply = c.Run(&name.key, &counter, channel)
-	case !name.denied && w.random.oneIn(w.plan.busy):
-		reply = redis.Reply{Outcome: redisop.Retryable, Code: "BUSY"}
+		broken := brokenCounter
+		reply = c.Run(&name.key, &broken, channel)
 	default:
-		reply = c.Run(&name.key, &shared.counter, channel)
+		reply = c.Run(&name.key, counter, channel)
 	}
 	if w.isOpen(n) {
 		w.setKeysThere(n, w.keysOf(n)&^keysBefore, w.redis.open[n].to == s)
-		if o.op.Kind == redisop.Arrive && w.keysThere(n)&queueKey != 0 && !o.isAsking {
-			reply.FirstArrived = 0 // the queue is no key of the script, and not here
-		}
 	}
-	o.changed = name.key != before
 	switch reply.Change {
 	case redis.Remove:
 		w.freeKey(n)
@@ -525,33 +550,21 @@ func (w *world) execute(h *host, o *operation) {
 	w.noteFirst(n)
 	w.check.meetIf(FirstNotified, o.op.Kind == redisop.Drop && reply.Publication == redis.NotPublished && !reply.Passed && len(reply.Sent) > 0)
 	if reply.Publication != redis.NotPublished {
-		if w.redis.owners[n] == s {
-			w.publish(n)
-		} else {
-			name.unannounced = true
-		}
-	}
-	for i := range reply.Sent {
-		if m := &reply.Sent[i]; int(m.To) < len(w.hosts) {
-			if m.Reached > 0 {
-				w.sendMessage(w.hosts[m.To], s, m.Message)
+		name.unannounced = w.redis.owners[n] != s
+		w.sharers(n, func(other int) {
+			if other != n {
+				conn.Server.PublishLock(lockNames[other], w.plan.cluster)
 			}
-			w.replicateMessage(w.hosts[m.To], s, m.Message)
-			w.passOnMessage(w.hosts[m.To], s, m.Message)
-		}
+		})
 	}
 	if reply.Token != 0 {
-		w.check.meetIf(CounterLifted, w.hasClocks() && !reply.Made && drawnBefore < o.floor && drawnBefore > 0)
+		w.check.meetIf(CounterLifted, w.hasClocks() && !reply.Made && drawnBefore < c.Floor && drawnBefore > 0)
 		w.check.meetIf(CounterBeganAboveClock, reply.Made && o.birth > w.time(s))
 		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, o, reply.Made)
 	}
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {
 		reply.Listeners = redisop.Listeners{State: redisop.Uncountable}
 	}
-	if o.op.Kind == redisop.Drop {
-		name.dropped = dropped{script: o.script, passedOn: reply.Passed, free: reply.Paused}
-	}
-	o.setResult(&reply, name)
 	w.checkNewTicket(h, n, o, &reply)
 	w.noteArrival(h, n, o, &reply)
 	w.check.meetIf(PassedToItself, reply.Change == redis.Pass && int16(name.key.Owner) == o.host && o.op.Kind == redisop.Drop)
@@ -560,11 +573,12 @@ func (w *world) execute(h *host, o *operation) {
 		if o.settled {
 			late = ", late"
 		}
-		w.trace.add(w, n, h, "Redis executes %s%s: %s; the key is now %s", opString(o.op), late, resultString(o.res), keyString(name.key))
+		w.trace.add(w, n, h, "Redis executes %s%s: outcome %d %s; the key is now %s", opString(o.op), late, reply.Outcome, reply.Code, keyString(name.key))
 	}
 	if reply.Change != redis.Nothing {
 		w.keyChanged(n)
 	}
+	return reply
 }
 
 // onPass notes that an operation passed the key on to a ticket.
@@ -581,6 +595,8 @@ func (w *world) onPass(n int, reply *redis.Reply, o *operation) {
 				continue // the tokens are for the next one
 			}
 			w.checkDraw(n, m.LastToken-uint64(m.Tokens)+1, m.LastToken, o, false)
+			name.passed[name.passedNum%len(name.passed)] = passed{m.LastToken, w.now}
+			name.passedNum++
 		} else if m.Kind == redisop.Requeue {
 			w.check.meet(OldTicketSkipped)
 		}
@@ -599,45 +615,13 @@ func (w *world) noteFirst(n int) {
 	}
 }
 
-// setResult makes the reply of Redis the result for the table.
-func (o *operation) setResult(reply *redis.Reply, name *redisName) {
-	res := &o.res
-	res.Outcome, res.Msg, res.TTLMS = reply.Outcome, reply.Code, reply.TTLMS
-	res.Token, res.Made, res.Listeners = reply.Token, reply.Made, reply.Listeners
-	res.IsQueued, res.Rank, res.Ticket, res.Recall = reply.IsQueued, reply.Rank, reply.Ticket, reply.Recall
-	res.Waiting, res.Passed, res.Paused, res.LeftFree = reply.Waiting, reply.Passed, reply.Paused, reply.LeftFree
-	res.Arrived, res.FirstArrived = reply.Arrived, reply.FirstArrived
+// fieldOf is the owner field of the key of a lock, or what else is there.
+func (w *world) fieldOf(reply *redis.Reply, name *redisName) string {
 	switch {
-	case reply.Outcome == redisop.NotALock:
-		res.Field, res.Msg = "a string", "it is a string"
-	case reply.Outcome == redisop.HeldByOther && name.overwritten:
-		res.Field = "a string"
+	case reply.Outcome == redisop.NotALock, reply.Outcome == redisop.HeldByOther && name.overwritten:
+		return "a string"
 	case reply.Outcome == redisop.HeldByOther && name.key.Owner != redis.NoOwner:
-		res.Field = ownerField(name.key.Owner)
+		return ownerField(name.key.Owner)
 	}
-}
-
-// takeAfter returns the Take that follows a Drop in the same script, or nil.
-func (w *world) takeAfter(h *host, o *operation) *operation {
-	if l := &h.locks[o.name]; o.op.Kind == redisop.Drop && !o.settled && l.inFlight != noOp {
-		if take := &w.ops[l.inFlight]; take.op.Has(redisop.AfterPendingDrop) && take.script == o.script && !take.lost {
-			return take
-		}
-	}
-	return nil
-}
-
-// dropped is what a Drop leaves to the Take after it in the same script.
-type dropped struct {
-	script   uint64 // of the Drop
-	passedOn bool   // the lock passed on
-	free     bool   // the lock is left free for a moment
-}
-
-// to returns what the Drop leaves to an operation.
-func (d *dropped) to(o *operation) dropped {
-	if o.op.Has(redisop.AfterPendingDrop) && o.script == d.script {
-		return *d
-	}
-	return dropped{}
+	return ""
 }

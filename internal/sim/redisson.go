@@ -21,7 +21,7 @@ func (f *redissonClient) subscriber(n int) int32 { return int32(f.id)<<8 + int32
 // endRedissonWaits ends the subscriptions of a lock by Redisson clients.
 func (w *world) endRedissonWaits(n int) {
 	for i := range w.redisson {
-		w.channel(n).Unsubscribe(w.redisson[i].subscriber(n))
+		w.redis.waiting[w.counterOf(n)].Unsubscribe(w.redisson[i].subscriber(n))
 	}
 }
 
@@ -67,7 +67,7 @@ func (w *world) redissonActs(f *redissonClient) {
 			if w.trace.on {
 				w.trace.add(w, n, nil, "Redisson %d releases", f.id)
 			}
-			w.channel(n).Unsubscribe(f.subscriber(n))
+			w.redis.waiting[w.counterOf(n)].Unsubscribe(f.subscriber(n))
 			f.name = -1
 		}
 	case k.Owner == redis.NoOwner:
@@ -80,7 +80,7 @@ func (w *world) redissonActs(f *redissonClient) {
 		if w.random.oneIn(3) {
 			w.increment(n)
 		}
-		w.channel(n).Unsubscribe(f.subscriber(n))
+		w.redis.waiting[w.counterOf(n)].Unsubscribe(f.subscriber(n))
 		if w.trace.on {
 			w.trace.add(w, n, nil, "Redisson %d takes until %s", f.id, clockString(k.ExpireAt))
 		}
@@ -92,9 +92,9 @@ func (w *world) redissonActs(f *redissonClient) {
 		w.after(w.random.between(200*µs, 3*ms), again)
 		return
 	default:
-		w.channel(n).Subscribe(f.subscriber(n))
+		w.redis.waiting[w.counterOf(n)].Subscribe(f.subscriber(n))
 		if w.random.oneIn(8) {
-			w.channel(n).Unsubscribe(f.subscriber(n))
+			w.redis.waiting[w.counterOf(n)].Unsubscribe(f.subscriber(n))
 			f.name = -1
 		}
 	}

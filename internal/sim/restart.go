@@ -67,7 +67,7 @@ func (w *world) crash(h *host) {
 // operations to one writer, and its frames to others.
 func (w *world) applySome(h *host) {
 	effects := h.table.Effects()
-	h.journal.run, h.journal.floor = h.conns[0].run, h.floor
+	h.journal.run, h.journal.floor = h.conns[0].run, h.raised
 	ops := int64(0)
 	for i := range effects {
 		ops += int64(btoi(effects[i].Kind == locktable.Redis))
@@ -99,6 +99,7 @@ func (w *world) applySome(h *host) {
 			}
 		}
 	}
+	w.giveOps(h)
 	w.check.meetIf(KilledInEffects, dropped > 0)
 }
 
@@ -193,25 +194,17 @@ func (w *world) end(h *host) {
 		if int(o.host) != h.index || o.settled {
 			continue
 		}
-		if !o.queued && !o.executed {
-			o.lost = true // it was not sent
-		}
 		o.settled = true
-		if !o.queued {
-			w.freeOps = append(w.freeOps, int32(i))
-		}
+		w.freeOp(int32(i))
 	}
 	w.endConnections(h)
-	h.floor = h.journal.floor
+	h.floor, h.raised = h.journal.floor, h.journal.floor
 	h.closing, h.detaching = 0, false
 	h.process = down
 	h.asleep, h.undrained = true, false
 	h.forgetRevoked()
 	h.noWait = 0
 	w.check.lossKnown[h.index] = 0
-	for n := range w.plan.names {
-		w.endSubscription(h, n)
-	}
 	for n := range h.locks {
 		l := &h.locks[n]
 		*l = lockOnHost{
@@ -448,7 +441,6 @@ func (w *world) startWithoutState(h *host) {
 			w.check.meet(KeptWithoutSidecar)
 		}
 		l.wantsMessages, l.subscribed = false, false
-		w.endSubscription(h, n)
 	}
 	if len(w.hosts) < maxHosts { // or else it is never started
 		w.addHost()

@@ -40,20 +40,9 @@ func Run(seed uint64, o Options) (r *Result) {
 	}
 	w := newWorld(seed, newTable)
 	w.trace.on = o.Trace
-	w.withoutOrigin = o.Mutant != nil && o.Mutant.withoutOrigin
-	w.acceptsCopies = o.Mutant != nil && o.Mutant.acceptsCopies
-	w.declaresNothing = o.Mutant != nil && o.Mutant.declaresNothing
-	w.floorsApart = o.Mutant != nil && o.Mutant.floorsApart
-	w.keepsFloor = o.Mutant != nil && o.Mutant.keepsFloor
 	if o.Mutant != nil {
-		w.ignoresReplica = o.Mutant.ignoresReplica
+		w.arrivesByClock, w.lowersLateScores = o.Mutant.arrivesByClock, o.Mutant.lowersLateScores
 	}
-	w.grantsTransfers = o.Mutant != nil && o.Mutant.grantsTransfers
-	w.deliversWithheld = o.Mutant != nil && o.Mutant.deliversWithheld
-	w.confirmsUnwritten = o.Mutant != nil && o.Mutant.confirmsUnwritten
-	w.arrivesByClock = o.Mutant != nil && o.Mutant.arrivesByClock
-	w.lowersLateScores = o.Mutant != nil && o.Mutant.lowersLateScores
-	w.withoutTokenFloor = o.Mutant != nil && o.Mutant.withoutTokenFloor
 	defer func() {
 		r = &Result{
 			Seed: seed, Steps: w.steps, Time: time.Duration(w.now), Digest: w.check.digest,

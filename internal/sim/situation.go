@@ -80,6 +80,7 @@ const (
 	SubscriptionEnded      // because its slot left the shard
 	TransferPassedOn       // the message, by a shard that did not execute the transfer
 	ClockReported          // of a shard to which slots came
+	FoundDead              // a connection, because the server was silent for too long
 	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
@@ -193,6 +194,7 @@ var situationNames = [situations]string{
 	SubscriptionEnded:      "subscription-ended",
 	TransferPassedOn:       "transfer-passed-on",
 	ClockReported:          "clock-reported",
+	FoundDead:              "found-dead",
 	GivenUpForOthers:       "given-up-for-others",
 
 	KilledBeforeJournal:      "killed-before-journal",

@@ -5,9 +5,12 @@ import (
 	"math"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // The world: hosts with one table each, their clients, one Redis, and everything that
@@ -50,27 +53,29 @@ type world struct {
 	ordered  bool  // see plan.isOrdered
 	slowest  int64 // longest way between a host and Redis
 
-	ops     []operation
-	freeOps []int32
-	scripts uint64 // begun so far
+	ops          []operation
+	freeOps      []int32
+	commands     []command
+	freeCommands []int32
+	executing    int32 // the command that a server executes
+	reader       server.Reader
+	bytes        []byte // to be used again
 
-	messages     []message
-	freeMessages []int32
+	spareDeliveries []pipeline.Delivery // the same
+	spareResults    []redisop.Result    // the same
+	channel         redis.Channel       // the same
+	command         redis.Command       // the same
+	publishing      redisop.Shard       // that executes an operation
+	receivers       func(sidecar redis.Owner) int32
+
+	prefixes []string         // of owner fields
+	channels [maxNames]string // of locks
+	slots    [maxNames]uint16 // of locks, in a Cluster
 
 	newTable tableMaker
 
-	ignoresReplica    redisop.OpKind // a mutant: in a durable world, these count although the replica did not confirm them
-	grantsTransfers   bool           // a mutant: in a durable world, a transfer counts before the replica has confirmed it
-	deliversWithheld  bool           // a mutant: in a durable world, a result is delivered that the replica had not confirmed when the connection ended
-	confirmsUnwritten bool           // a mutant: in a durable world, a Drop that changes nothing counts although the replica has not confirmed what came before
-	withoutOrigin     bool           // a mutant: every message counts as one of the server that it came from
-	acceptsCopies     bool           // a mutant: in a Cluster, every message counts as one of the shard that it came from
-	declaresNothing   bool           // a mutant: a script finds the keys that are at its shard, whatever it declares
-	floorsApart       bool           // a mutant: the floor of a connection is the time that its server tells, and nothing else
-	keepsFloor        bool           // a mutant: what a host knows of tokens does not follow a slot to another shard
-	arrivesByClock    bool           // a mutant: a new ticket gets its place by Redis's clock alone
-	lowersLateScores  bool           // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
-	withoutTokenFloor bool           // a mutant: no host knows what tokens it has seen, or the time in Redis
+	arrivesByClock   bool // a mutant: a new ticket gets its place by Redis's clock alone
+	lowersLateScores bool // a mutant: a ticket that is asked for again gets Redis's clock if that is earlier
 
 	phase    phase
 	deadline int64  // of the phase
@@ -94,37 +99,30 @@ const (
 
 // What happens in a world.
 const (
-	evExec              eventKind = iota // an operation reaches Redis
-	evReply                              // its reply reaches the host
-	evNotSent                            // the store returns an operation that it did not send
-	evConnectionLost                     // the store detects that its connection is dead
-	evFailInFlight                       // the store fails what the dead connection carried
-	evConnect                            // the store tries to connect
-	evConnected                          // and has done so
-	evSubscribe                          // SUBSCRIBE reaches Redis
-	evSubscribed                         // its reply reaches the host
-	evUnsubscribe                        // UNSUBSCRIBE reaches Redis
-	evSubscriptionMoved                  // the answer that another shard has the channel reaches the host
-	evSubscriptionEnded                  // the host is notified that a shard has the channel no more
-	evTopology                           // the host learns which shards have the slots
-	evClockAsked                         // the question for its clock reaches Redis
-	evClockReported                      // the answer reaches the host
-	evMoveKey                            // a key of a slot that migrates is moved, or the slot is
-	evPromoted                           // the spare shard has taken over the slots of another
-	evMessage                            // a published message reaches the host
-	evClient                             // a client acts
-	evOpen                               // a client connects
-	evRedisson                           // a Redisson client acts
-	evFault                              // faults are drawn
-	evRedisUp                            // Redis has restarted
-	evRepair                             // the faults of a name in Redis end
-	evStart                              // a sidecar is started again
-	evExit                               // a sidecar that was stopped has finished
-	evReturn                             // a client finds its sidecar gone, and tries to resume its session
-	evClaim                              // a client that has resumed claims what it holds
-	evAbandon                            // the sidecar stops waiting for a client
-	evResume                             // a suspended host resumes
-	evNothing                            // the world looks whether the phase has ended
+	evExec           eventKind = iota // a command reaches its server
+	evReply                           // something that a server sent reaches the host
+	evAdvance                         // the Machine of a connection has something due
+	evNotSent                         // the store returns operations that it did not send
+	evConnectionLost                  // the store detects that its connection is dead
+	evFailInFlight                    // the store fails what the dead connection carried
+	evConnect                         // the store tries to connect
+	evConnected                       // and has done so
+	evTopology                        // the host learns which shards have the slots
+	evMoveKey                         // a key of a slot that migrates is moved, or the slot is
+	evPromoted                        // the spare shard has taken over the slots of another
+	evClient                          // a client acts
+	evOpen                            // a client connects
+	evRedisson                        // a Redisson client acts
+	evFault                           // faults are drawn
+	evRedisUp                         // Redis has restarted
+	evRepair                          // the faults of a name in Redis end
+	evStart                           // a sidecar is started again
+	evExit                            // a sidecar that was stopped has finished
+	evReturn                          // a client finds its sidecar gone, and tries to resume its session
+	evClaim                           // a client that has resumed claims what it holds
+	evAbandon                         // the sidecar stops waiting for a client
+	evResume                          // a suspended host resumes
+	evNothing                         // the world looks whether the phase has ended
 )
 
 // tableMaker makes the table of a host.
@@ -179,7 +177,8 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 		w.counterExpiry = 10 * sec
 	}
 	w.check.init()
-	w.redis.init()
+	w.initNames()
+	w.initRedis()
 	if w.plan.cluster {
 		w.initCluster()
 	}
@@ -197,6 +196,17 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 		w.after(w.random.below(2*w.plan.faultEvery), event{kind: evFault})
 	}
 	return w
+}
+
+// initNames makes the names that the store and the servers use.
+func (w *world) initNames() {
+	w.reader.Keys, w.receivers = wire.NewKeyspace(""), w.receiversOf
+	for i := range maxHosts {
+		w.prefixes = append(w.prefixes, uuidOf(i, w.plan.olderHost)+":")
+	}
+	for n, name := range lockNames {
+		w.channels[n], w.slots[n] = w.reader.Keys.Channel(name), w.reader.Keys.SlotOf(name)
+	}
 }
 
 // run runs the world to its end. It panics with a violation.
@@ -259,7 +269,7 @@ func (w *world) handle(e event) {
 	case evExec, evRedisson, evFault, evRedisUp, evPromoted, evMoveKey, evRepair, evNothing:
 	default:
 		h = w.hosts[e.host]
-		if h.suspended && e.kind != evResume && e.kind != evSubscribe && e.kind != evUnsubscribe {
+		if h.suspended && e.kind != evResume {
 			h.deferred = append(h.deferred, e)
 			return
 		}
@@ -269,40 +279,26 @@ func (w *world) handle(e event) {
 		w.arrive(e.arg)
 	case evReply:
 		w.onReply(h, e)
+	case evAdvance:
+		w.onAdvance(h, e)
 	case evNotSent:
 		w.onNotSent(h, e)
 	case evConnectionLost:
 		w.onConnectionLost(h, redisop.Shard(e.shard), e.gen)
 	case evFailInFlight:
 		if s := redisop.Shard(e.shard); e.gen == h.conns[s].gen {
-			w.failInFlight(h, s)
+			w.handHeld(h, s)
 		}
 	case evConnect:
 		w.connect(h, redisop.Shard(e.shard), e.gen)
 	case evConnected:
 		w.onConnected(h, e)
-	case evSubscribe:
-		w.subscribeArrives(h, e)
-	case evSubscribed:
-		w.onSubscribed(h, e)
-	case evUnsubscribe:
-		w.unsubscribeArrives(h, e)
-	case evSubscriptionMoved:
-		w.onSubscriptionMoved(h, e)
-	case evSubscriptionEnded:
-		w.onSubscriptionEnded(h, e)
 	case evTopology:
 		w.learnTopology(h)
-	case evClockAsked:
-		w.onClockAsked(h, e)
-	case evClockReported:
-		w.onClockReported(h, e)
 	case evMoveKey:
 		w.moveKey(int(e.name))
 	case evPromoted:
 		w.onPromoted(redisop.Shard(e.shard))
-	case evMessage:
-		w.onMessage(h, e)
 	case evClient:
 		s := &h.sessions[e.arg]
 		if s.gen != e.gen {

@@ -44,13 +44,18 @@ var bans = []ban{
 	},
 	{
 		from: "internal/sim", to: []string{"./..."},
-		except: []string{"./internal/sim/...", "./sidecar/locktable/...", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
-		why:    "the simulation drives the lock table alone: its Redis, network and clients are its own",
+		except: []string{"./internal/sim/...", "./sidecar/locktable/...", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "the simulation drives the lock table and the Machine of the store: its Redis, network and clients are its own",
 	},
 	{
 		from: "internal/sim/explore/pipeline", to: []string{"./..."},
 		except: []string{"./internal/sim/explore/pipeline", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
 		why:    "the exploration of a connection drives the Machine of the store alone",
+	},
+	{
+		from: "internal/sim/server", to: []string{"./..."},
+		except: []string{"./internal/sim/server", "./internal/sim/redis", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "the model of a server knows the bytes of the store, and neither its connections nor the lock table",
 	},
 	{
 		from: "internal/sim/...", to: []string{"net", "net/...", "testing", "os/exec", "log/slog", "github.com/redis/..."},
@@ -281,7 +286,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
 	shared := map[string]bool{"sidecar/intake": true} // among those who put something in
-	for _, dir := range []string{"wheel", "sidecar/intake", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "sidecar/store/wire", "sidecar/store/pipeline", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/intake", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "sidecar/store/wire", "sidecar/store/pipeline", "internal/sim", "internal/sim/redis", "internal/sim/server"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

@@ -47,6 +47,7 @@ const (
 	NewTickets  Name = "A new ticket stands behind all others"
 	RedisSynced Name = "Redis has what the host wants"
 	Routes      Name = "A lock is asked for at the shard that has it"
+	Contract    Name = "The store keeps its contract"
 	RedisDown   Name = "Nothing is sent to a Redis that is down"
 )
 
