@@ -108,6 +108,7 @@ type lockOnHost struct {
 
 	unconfirmed   bool            // Redis has executed nothing since the table was made
 	lastOutcome   redisop.Outcome // of an operation
+	isOverwritten bool            // it found a key of another type
 	lastRepliedAt int64           // host clock
 	lateReplyAt   int64           // host clock: when the last reply came that took tryWithin or longer
 	refusedAt     int64           // world time: when Redis last refused an operation on it

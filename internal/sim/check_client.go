@@ -327,7 +327,7 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 	n := int(q.name)
 	w.expire(n)
 	// Of a key that another program overwrote with another type, a confirm says nothing of replicas (decision 0047).
-	if w.plan.durable && h.locks[n].hold.state == none && h.locks[n].lastOutcome != redisop.NotALock {
+	if w.plan.durable && h.locks[n].hold.state == none && !h.locks[n].isOverwritten {
 		if old := &w.redis.snapshot[n]; int(old.key.Owner) == h.index && w.now < old.key.ExpireAt && !old.ghost {
 			w.violation(invariant.Confirms, n, "host %d confirms that its releases are executed; a replica has %s", h.index, keyString(old.key))
 		}

@@ -201,7 +201,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		return
 	}
-	l.lastOutcome = r.Outcome
+	l.lastOutcome, l.isOverwritten = r.Outcome, r.Field == overwrittenField
 	if r.Outcome == redisop.Refused || r.Outcome == redisop.NotALock {
 		l.deniedAt = w.now
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -439,6 +440,9 @@ func (w *world) denied(n int) redis.Denied {
 	return redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues}
 }
 
+// overwrittenField describes a key that is overwritten.
+const overwrittenField = "a string"
+
 // What the model finds under an overwritten name and a broken counter.
 var (
 	overwrittenKey = redis.Key{Owner: redis.NoOwner, ExpireAt: redis.NoExpiry, Other: &redis.Content{Type: "string", Text: "x"}}
@@ -457,13 +461,17 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	o := &w.ops[record]
 	o.executed, o.at = true, w.now
 	w.check.meetIf(ExecutedLate, o.settled)
+	if o.settled && o.res.Outcome == redisop.NotSent {
+		w.violation(invariant.Contract, int(o.name), "the store of host %d said that it did not send %s, which Redis executes", h.index, opString(o.op))
+	}
 	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(s))
 	if conn.Server.IsReplica {
 		reply = w.executeAtReplica(h, o, &w.command)
 	} else {
 		reply = w.execute(h, s, o, conn, r, &w.command)
 	}
-	return reply, w.fieldOf(&reply, &w.redis.names[o.name])
+	w.ops[record].outcome = reply.Outcome
+	return reply, w.fieldOf(&reply, &w.redis.names[w.ops[record].name])
 }
 
 // receiversOf is how many connections a shard counts that receive what is published to a sidecar: the one that executes
@@ -619,7 +627,7 @@ func (w *world) noteFirst(n int) {
 func (w *world) fieldOf(reply *redis.Reply, name *redisName) string {
 	switch {
 	case reply.Outcome == redisop.NotALock, reply.Outcome == redisop.HeldByOther && name.overwritten:
-		return "a string"
+		return overwrittenField
 	case reply.Outcome == redisop.HeldByOther && name.key.Owner != redis.NoOwner:
 		return ownerField(name.key.Owner)
 	}
