@@ -10,6 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
 )
 
 // Stats is what a sidecar has counted since it started, and what there is at one moment.
@@ -38,10 +39,10 @@ type Stats struct {
 	Sentinels store.SentinelCount // zero: the URL has none
 	Troubles  [3]Trouble          // of the daemon
 
-	Shards          []Shard          // of a Cluster; nil: Redis is none
-	OpenSlots       []store.OpenSlot // of a Cluster, which stay open
-	TopologyChanges uint64           // how often slots had other masters than before, of a Cluster
-	Redirects       store.Redirects  // of a Cluster
+	Shards          []Shard            // of a Cluster; nil: Redis is none
+	OpenSlots       []cluster.OpenSlot // of a Cluster, which stay open
+	TopologyChanges uint64             // how often slots had other masters than before, of a Cluster
+	Redirects       store.Redirects    // of a Cluster
 }
 
 // Stats returns what the sidecar has counted.

@@ -52,8 +52,8 @@ func TestStatusCountsShardsThatItDoesNotSend(t *testing.T) {
 	}
 }
 
-// cluster returns the loop of a sidecar whose slots are on the shards 1 and 2, which are up.
-func cluster(t *testing.T) (l *loop, end func()) {
+// ofCluster returns the loop of a sidecar whose slots are on the shards 1 and 2, which are up.
+func ofCluster(t *testing.T) (l *loop, end func()) {
 	t.Helper()
 	l, end = unservedBy(t, "redis+cluster://127.0.0.1:1") // refuses connections
 	routes := []redisop.SlotRange{{First: 0, Last: 8191, Shard: 1}, {First: 8192, Last: 16383, Shard: 2}}
@@ -69,7 +69,7 @@ func cluster(t *testing.T) (l *loop, end func()) {
 
 // The danger: one master hangs, and the status says that all do, or that all are well.
 func TestStatusNamesTheShardThatIsSilent(t *testing.T) {
-	l, end := cluster(t)
+	l, end := ofCluster(t)
 	defer end()
 	since := protocol.Now()
 	l.table.Open(since, 1, locktable.Peer{})
@@ -98,7 +98,7 @@ func TestStatusNamesTheShardThatIsSilent(t *testing.T) {
 }
 
 func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
-	l, end := cluster(t)
+	l, end := ofCluster(t)
 	defer end()
 	if h := l.redis.Load(); h.status != "ok" || h.isDegraded {
 		t.Fatalf("at the start: %+v", h)
@@ -118,7 +118,7 @@ func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
 
 // The danger: an operator reads of a trouble that began, and never of its end, because another master has the slots.
 func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
-	l, end := cluster(t)
+	l, end := ofCluster(t)
 	defer end()
 	var numbers uint64
 	expect := func(what string, e event, want ...string) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -124,14 +125,16 @@ func TestRealCluster(t *testing.T) {
 	})
 
 	t.Run("what hosts publish", func(t *testing.T) {
-		if n := r.cluster.hosts.Load(); n != 0 {
-			t.Errorf("%d hosts are known before the first announcement", n)
+		retry := func() time.Duration {
+			r.masters.mu.Lock()
+			defer r.masters.mu.Unlock()
+			return r.masters.m.Retry()
+		}
+		if got, want := retry(), redisop.TopologyRetry(0, 3, 3); got != want {
+			t.Errorf("before the first announcement, a node is asked each %v, want %v", got, want)
 		}
 		r.Announce(Host{Name: "here", Version: "1"})
-		harness.Eventually(t, "the hosts are counted", func() bool { return r.cluster.hosts.Load() == 1 })
-		if got, want := r.cluster.retry(), redisop.TopologyRetry(1, 3, 3); got != want {
-			t.Errorf("a node is asked each %v, want %v", got, want)
-		}
+		harness.Eventually(t, "the hosts are counted", func() bool { return retry() == redisop.TopologyRetry(1, 3, 3) })
 		harness.Eventually(t, "the host is listed", func() bool {
 			got := make(chan []Host, 1)
 			r.Hosts("", func(hosts []Host, _ string, _ error) { got <- hosts })

@@ -97,6 +97,11 @@ func (d *dialer) at(address string) *dialer {
 	return &to
 }
 
+// leadsTo reports whether two ways lead to the same Redis, perhaps with another user and password.
+func (d *dialer) leadsTo(other *dialer) bool {
+	return d.options.Network == other.options.Network && d.place() == other.place() && d.hasSentinelsOf(other) && (d.options.TLSConfig == nil) == (other.options.TLSConfig == nil)
+}
+
 // place is the address and the number of the database; or the name of the master, if Sentinels say
 // where it is.
 func (d *dialer) place() string { return d.Address + "/" + strconv.Itoa(d.options.DB) }

@@ -387,7 +387,7 @@ func BenchmarkRedisTopology(b *testing.B) {
 	}
 	s := startRedis(b, "--cluster-enabled", "yes", "--cluster-config-file", file, "--cluster-require-full-coverage", "no")
 	admin := s.admin()
-	cl := newCluster(Config{}, must(parse(Config{URL: "redis+cluster://" + s.tcp(), Timeout: patience})), nil)
+	cl := newMasters(Config{}, must(parse(Config{URL: "redis+cluster://" + s.tcp(), Timeout: patience})), nil)
 	b.Cleanup(cl.stop)
 	connection := must(cl.at(s.tcp()).dial(ctx, &lostAddresses{}))
 	b.Cleanup(connection.close)
@@ -397,8 +397,8 @@ func BenchmarkRedisTopology(b *testing.B) {
 	}{
 		{"ask", func() error {
 			t, err := cl.ask(s.tcp())
-			if err == nil && (len(t.masters) != masters || len(t.nodes) != 2*masters) {
-				b.Fatalf("%d masters of %d nodes", len(t.masters), len(t.nodes))
+			if err == nil && (len(t.Masters) != masters || len(t.Nodes) != 2*masters) {
+				b.Fatalf("%d masters of %d nodes", len(t.Masters), len(t.Nodes))
 			}
 			return err
 		}},

@@ -222,7 +222,7 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 	r.Do([]redisop.Op{held, takeOp("taken", 1)})
 	recv(t, s.waits, "WAIT")
 	for end := time.Now().Add(patience); ; { // both results are read
-		c := r.link
+		c := r.single.link
 		c.mu.Lock()
 		left := c.m.InFlight()
 		c.mu.Unlock()
@@ -233,9 +233,9 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 			t.Fatal("the results do not come")
 		}
 	}
-	r.link.mu.Lock()
-	r.link.wired.cut(wire.Unavailable("the test ends the connection"))
-	r.link.mu.Unlock()
+	r.single.link.mu.Lock()
+	r.single.link.wired.cut(wire.Unavailable("the test ends the connection"))
+	r.single.link.mu.Unlock()
 	var got []redisop.Result
 	for len(got) < 2 {
 		got = append(got, recv(t, r.results, "result")...)

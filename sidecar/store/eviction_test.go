@@ -90,10 +90,10 @@ func TestEvictedKeysAreCountedWhenKeysAreGone(t *testing.T) {
 		t.Errorf("%d lines:\n%s", n, r.logged())
 	}
 	must(admin.ConfigSet(ctx, "maxmemory-policy", "noeviction").Result())
-	r.link.mu.Lock()
-	r.link.m.KeysGone(protocol.Now() + 2e9) // the numbers are read once a second
-	r.link.flush()
-	r.link.mu.Unlock()
+	r.single.link.mu.Lock()
+	r.single.link.m.KeysGone(protocol.Now() + 2e9) // the numbers are read once a second
+	r.single.link.flush()
+	r.single.link.mu.Unlock()
 	await("")
 }
 

@@ -340,9 +340,9 @@ func recv[T any](t testing.TB, from chan T, what string) T {
 // awaitWired returns when the connection is in use. OnUp comes a moment before.
 func (r *recorder) awaitWired() {
 	for isWired := false; !isWired; {
-		r.link.mu.Lock()
-		isWired = r.link.wired != nil
-		r.link.mu.Unlock()
+		r.single.link.mu.Lock()
+		isWired = r.single.link.wired != nil
+		r.single.link.mu.Unlock()
 	}
 }
 
@@ -351,7 +351,7 @@ func (r *recorder) awaitWired() {
 func (r *recorder) later(d time.Duration) {
 	r.awaitWired()
 	r.ahead += d
-	l := r.link
+	l := r.single.link
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w := l.wired; w != nil && l.m.Advance(protocol.Now()+int64(r.ahead), 0, rawio.HasUnread(w.wire.raw)) {
@@ -470,10 +470,10 @@ func counterOf(name string) string { return new(wire.Keyspace).Counter(name) }
 func (r *recorder) oneLifted(op redisop.Op) redisop.Result {
 	r.t.Helper()
 	r.awaitWired()
-	r.link.mu.Lock()
-	r.link.m.Lift(protocol.Now(), 0, true)
-	r.link.m.Do(protocol.Now(), []redisop.Op{op})
-	r.link.flush()
-	r.link.mu.Unlock()
+	r.single.link.mu.Lock()
+	r.single.link.m.Lift(protocol.Now(), 0, true)
+	r.single.link.m.Do(protocol.Now(), []redisop.Op{op})
+	r.single.link.flush()
+	r.single.link.mu.Unlock()
 	return recv(r.t, r.results, "result")[0]
 }

@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/google/uuid"
+
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -90,8 +91,8 @@ func (s *Store) Announce(h Host) {
 		}
 		last := len(replies) - 1
 		err = refusal(replies[:last])
-		if s.cluster != nil {
-			s.cluster.hosts.Store(hostCount(replies[last], err))
+		if s.masters != nil {
+			s.masters.setHosts(hostCount(replies[last], err))
 		}
 		if err == nil {
 			s.prune(append(replies[4].List, replies[5].List...))
@@ -104,11 +105,11 @@ func (s *Store) Announce(h Host) {
 
 // hostCount returns how many hosts there are by the size of their index; 0: it is not known, because a host
 // that may not write to the index is in none.
-func hostCount(size wire.Reply, refused error) int32 {
+func hostCount(size wire.Reply, refused error) int {
 	if refused != nil || size.Kind != ':' {
 		return 0
 	}
-	return int32(min(max(size.Num, 0), math.MaxInt32))
+	return int(min(max(size.Num, 0), math.MaxInt32))
 }
 
 // prune removes uuids from the index of hosts whose keys have expired, and members that are no

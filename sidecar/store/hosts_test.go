@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // announce publishes a host, and returns when Redis has executed it.

@@ -3,11 +3,11 @@ package store
 import (
 	"context"
 	"io"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"net"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,10 +29,7 @@ const (
 // the connection, and hands on what the Machine delivers while there is none. Another goroutine, of the wired, reads and
 // hands on while there is one, and one dials while there is none.
 type link struct {
-	cfg       Config
-	cluster   *cluster // that the server is a node of; nil: it is none
-	shard     redisop.Shard
-	namedAt   int64                  // when a node named this one last, CLOCK_BOOTTIME in ns; guarded by cluster.mu
+	cfg       linkConfig
 	dial      *dialer                // what the first URL says
 	server    atomic.Pointer[dialer] // the way to the server that was connected last; before: dial
 	sentinels *sentinels             // who know where the server is; nil: the URL does
@@ -44,27 +41,16 @@ type link struct {
 	cancel context.CancelFunc // cuts everything short
 	done   chan struct{}      // run has ended
 
-	spareResults resultPool
-
 	mu      sync.Mutex // guards what follows; never held during I/O or a callback
 	m       *pipeline.Machine
 	wired   *wired // nil while down
 	closed  bool
-	probing string // the lock that probes take
 	armed   int64  // when run looks at the Machine again, at the latest
 	movedTo string // where the master is since the last attempt to connect began; "": nothing was received
 
-	isUp      atomic.Bool  // the server can be asked
-	slots     atomic.Int32 // that the server has, as far as is known; of a Cluster
+	isIdle    atomic.Bool  // a node of a Cluster without slots
 	unsentOps atomic.Int64 // as Machine.Unsent has it
 	roundTrip atomic.Int64 // as Machine.RoundTrip has it
-
-	// Owned by the goroutine that hands on what is delivered.
-	publishLogged   bool
-	subscribeLogged bool
-	policyLogged    string // the last maxmemory-policy whose risk was logged
-	evictedLogged   bool   // that keys were evicted by that policy was logged
-	riskLogged      int    // the largest number of replicas that a logged risk was about
 
 	// Owned by the dialing goroutine, of which there is one at a time.
 	login        *dialer       // with the user and the password that were read last
@@ -72,7 +58,6 @@ type link struct {
 	loginFailure string        // why they could not be read, as the log has it; "": they were
 
 	// Owned by run.
-	number     uint32        // of the connection, the first one is 1
 	last       wire.Identity // of the last connection that was up, perhaps in another process
 	upAt       time.Time
 	delay      time.Duration // before the next attempt to connect
@@ -102,26 +87,58 @@ type wired struct {
 	deliveries []pipeline.Delivery
 }
 
-func newLink(cfg Config, d *dialer, spare resultPool) *link {
-	l := &link{
-		cfg:     cfg,
-		dial:    d,
-		login:   d,
-		wake:    make(chan struct{}, 1),
-		dialed:  make(chan dialed),
-		hurry:   make(chan struct{}, 1),
-		done:    make(chan struct{}),
-		armed:   math.MaxInt64,
-		probing: wire.ProbeLock,
+// linkConfig is what stays for as long as a link.
+type linkConfig struct {
+	UUID          string
+	Last          wire.Identity // as of store.Config
+	TokenExpiry   time.Duration
+	Replicas      int
+	ProbeInterval time.Duration
+	Log           *slog.Logger
+	Shared        *shared
 
-		spareResults: spare,
-		why:          d.notYet(),
+	// Login returns the way to the server with the user and the password of the URL, which is read again.
+	Login func() (*dialer, error)
+
+	// Floor is the largest floor of tokens of all nodes of a Cluster at a time, µs. nil: Redis is no Cluster.
+	Floor func(now int64) int64
+
+	// The callbacks come from the goroutines of the link, one after the other. Hand brings what the Machine delivers, in
+	// its order. OnUp and OnDown: as of store.Config; so is OnSentinels, which comes from any goroutine.
+	Hand        func(d *pipeline.Delivery)
+	OnUp        func(dataLost, listening bool, id wire.Identity)
+	OnDown      func(err error)
+	OnSentinels func(why string)
+}
+
+// shared is what all links of a Store share.
+type shared struct {
+	spare        resultPool
+	conns        atomic.Uint32 // connections made so far: no two connections of a host have one number
+	askingLogged atomic.Bool   // that ASKING is refused was logged
+	redirects    redirectCounts
+}
+
+func newLink(cfg linkConfig, d *dialer) *link {
+	l := &link{
+		cfg:    cfg,
+		dial:   d,
+		login:  d,
+		wake:   make(chan struct{}, 1),
+		dialed: make(chan dialed),
+		hurry:  make(chan struct{}, 1),
+		done:   make(chan struct{}),
+		armed:  math.MaxInt64,
+		why:    d.notYet(),
 	}
 	l.m = pipeline.New(pipeline.Config{
 		UUID: cfg.UUID, Keys: d.Keys, IsNode: d.IsNode, Replicas: cfg.Replicas,
 		TokenExpiry: cfg.TokenExpiry, Timeout: d.timeout, ProbeInterval: cfg.ProbeInterval,
 		Batches: pipeline.DefaultBatches,
 	})
+	if l.isIdle.Store(d.IsNode); d.IsNode {
+		l.m.ProbeLock("")
+	}
 	l.server.Store(d)
 	if d.group != nil {
 		l.sentinels = newSentinels(d.group, cfg.Log)
@@ -319,7 +336,6 @@ func (l *link) check() (next time.Duration, over bool) {
 	case w == nil:
 		l.m.Refuse(l.why)
 	default:
-		l.m.ProbeLock(l.chooseProbeLock())
 		if l.m.Advance(protocol.Now(), w.lastByteAt.Load(), rawio.HasUnread(w.wire.raw)) {
 			w.cut(os.ErrDeadlineExceeded)
 		}
@@ -382,7 +398,7 @@ func (l *link) connect(delay time.Duration, last wire.Identity) {
 		if err == nil {
 			return
 		}
-		if delay = nextDelay(delay); l.cluster != nil && l.slots.Load() == 0 {
+		if delay = nextDelay(delay); l.isIdle.Load() {
 			delay = idleDelay
 		}
 	}
@@ -391,6 +407,20 @@ func (l *link) connect(delay time.Duration, last wire.Identity) {
 // idleDelay is the time between two attempts to connect to a node of a Cluster that has no slots: a
 // master that was replaced, or removed.
 const idleDelay = 30 * time.Second
+
+// setIdle notes whether the server has slots. When it gets the first ones, it is connected at once.
+func (l *link) setIdle(isIdle bool) {
+	if l.isIdle.Store(isIdle); !isIdle {
+		l.connectNow()
+	}
+}
+
+// setProbeLock sets the lock that probes take; "": the server has no slot for one.
+func (l *link) setProbeLock(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.m.ProbeLock(name)
+}
 
 // connectNow ends the pause before the next attempt to connect.
 func (l *link) connectNow() {
@@ -402,20 +432,10 @@ func (l *link) connectNow() {
 
 // readLogin reads the user and the password of the Redis URL again.
 func (l *link) readLogin() {
-	if l.cfg.ReadURL == nil {
+	if l.cfg.Login == nil {
 		return
 	}
-	cfg := l.cfg
-	var d *dialer
-	var err error
-	if cfg.URL, err = cfg.ReadURL(); err == nil {
-		d, err = parse(cfg)
-	}
-	if err == nil && l.cluster != nil {
-		d, err = l.cluster.relogin(d, l.dial.Address)
-	} else if err == nil && (d.options.Network != l.dial.options.Network || d.place() != l.dial.place() || !d.hasSentinelsOf(l.dial) || (d.options.TLSConfig == nil) != (l.dial.options.TLSConfig == nil)) {
-		err = wire.Unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
-	}
+	d, err := l.cfg.Login()
 	if err == nil {
 		l.login, l.loginFailure = d, ""
 		if l.sentinels != nil {
@@ -475,12 +495,7 @@ func (l *link) onMoved(address string) {
 // onConnected takes a new connection into use.
 func (l *link) onConnected(s *readyConn) {
 	lost := l.last.Known() && !s.id.SameData(&l.last)
-	if l.cluster != nil {
-		// Counters may have come from another node, and have lost their last values on the way.
-		if now := protocol.Now(); l.cluster.floorAt(now) > s.id.Above(now) {
-			s.id.Floor, s.id.FloorAt = l.cluster.floorAt(now), now
-		}
-	}
+	l.liftIdentity(&s.id, protocol.Now())
 	if s.killed != nil && wire.Code(s.killed.Error()) == "NOPERM" && !l.killLogged {
 		l.killLogged = true
 		l.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
@@ -498,7 +513,7 @@ func (l *link) onConnected(s *readyConn) {
 		l.isClusterLogged = true
 		l.cfg.Log.Warn("this Redis is a node of a Cluster: only the locks of its own slots can be used; write redis+cluster:// instead of redis://", "address", s.dial.Address)
 	}
-	if s.noAsking != "" && !l.cluster.askingLogged.Swap(true) {
+	if s.noAsking != "" && !l.cfg.Shared.askingLogged.Swap(true) {
 		advice := ""
 		if wire.Code(s.noAsking) == "NOPERM" {
 			advice = "; let the ACL of this user have +asking"
@@ -519,24 +534,13 @@ func (l *link) onConnected(s *readyConn) {
 	l.last, l.upAt = s.id, time.Now()
 	l.server.Store(s.dial)
 	l.why = ""
-	l.isUp.Store(true)
-	if l.cfg.OnUp != nil {
-		l.cfg.OnUp(l.shard, lost, listening, s.id)
-	}
-	if l.number++; l.cluster != nil {
-		l.number = l.cluster.conns.Add(1) // no two connections of a host have one number
-	}
+	l.cfg.OnUp(lost, listening, s.id)
 	w := newWired(l, s)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g, now := s.greeting(l.number), protocol.Now()
-	if l.cluster != nil {
-		if floor := l.cluster.floorAt(now); floor > g.ID.Above(now) { // liftFloor looked before
-			g.ID.Floor, g.ID.FloorAt = floor, now
-		}
-	}
+	g, now := s.greeting(l.cfg.Shared.conns.Add(1)), protocol.Now()
+	l.liftIdentity(&g.ID, now) // liftFloor looked before
 	l.wired = w
-	l.m.ProbeLock(l.chooseProbeLock())
 	l.m.Up(now, g)
 	if l.ctx.Err() != nil {
 		w.cut(net.ErrClosed) // close looked before
@@ -546,6 +550,17 @@ func (l *link) onConnected(s *readyConn) {
 	}
 	l.flush()
 	go w.read()
+}
+
+// liftIdentity has the floor of a connection be above that of all nodes of a Cluster: counters may have come from another
+// node, and have lost their last values on the way.
+func (l *link) liftIdentity(id *wire.Identity, now int64) {
+	if l.cfg.Floor == nil {
+		return
+	}
+	if floor := l.cfg.Floor(now); floor > id.Above(now) {
+		id.Floor, id.FloorAt = floor, now
+	}
 }
 
 // dataLost is, for the log, whether Redis lost its data since the connection before s.
@@ -566,11 +581,8 @@ func (l *link) onDown(err error) {
 		return
 	}
 	l.why = err.Error()
-	l.isUp.Store(false)
 	l.cfg.Log.Warn("redis is down", "reason", l.why)
-	if l.cfg.OnDown != nil {
-		l.cfg.OnDown(l.shard, err)
-	}
+	l.cfg.OnDown(err)
 }
 
 // onDisconnect ends the connection, whose reader has ended. The caller must connect.
@@ -618,6 +630,46 @@ func (l *link) close(ctx context.Context) error {
 	l.mu.Unlock()
 	<-l.done
 	return ctx.Err()
+}
+
+// handAll hands on what a Machine delivered, in its order.
+func (l *link) handAll(deliveries []pipeline.Delivery) {
+	for i := range deliveries {
+		l.cfg.Hand(&deliveries[i])
+	}
+}
+
+// unsent is how many operations wait to be sent: see Store.Unsent.
+func (l *link) unsent() int { return int(l.unsentOps.Load()) }
+
+// trip is how long the last command took that Redis answered; 0: there was none.
+func (l *link) trip() time.Duration { return time.Duration(l.roundTrip.Load()) }
+
+// isSharded reports whether the channels of locks are sharded at the server that is connected.
+func (l *link) isSharded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.wired != nil && l.wired.isSharded
+}
+
+// ignored is how many messages on the channel of this sidecar said nothing to it, and how many of them in the present
+// second.
+func (l *link) ignored() (total, inWindow uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.m.Ignored()
+}
+
+// keysGone has the numbers of evicted keys read soon: keys of held locks are gone. It returns what the server is known to
+// do to keys of locks; "": nothing.
+func (l *link) keysGone() (evicts string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if evicts = l.m.Evicts(); evicts != "" {
+		l.m.KeysGone(protocol.Now())
+		l.flush()
+	}
+	return evicts
 }
 
 // newWired takes over a connection from its greeting.
@@ -685,17 +737,12 @@ func (w *wired) rest() error {
 	}
 	deliveries := l.m.TakeDeliveries(w.deliveries)
 	if l.m.WantsSpare() {
-		l.m.Spare(l.spareResults.get())
+		l.m.Spare(l.cfg.Shared.spare.get())
 	}
 	l.roundTrip.Store(l.m.RoundTrip())
-	var counts pipeline.Redirects
-	if l.cluster != nil {
-		counts = l.m.TakeRedirects()
-	}
+	counts := l.m.TakeRedirects()
 	l.mu.Unlock()
-	if l.cluster != nil {
-		l.cluster.counts.add(counts)
-	}
+	l.cfg.Shared.redirects.add(counts)
 	l.handAll(deliveries)
 	clear(deliveries)
 	w.deliveries = deliveries
@@ -709,25 +756,6 @@ func (s *readyConn) greeting(number uint32) *pipeline.Greeting {
 		HasQueues: s.noQueue == "", IsSharded: s.isSharded, Loads: s.loads, NoRole: s.noRole, Lacks: s.lacks,
 		Replication: s.replication, Eviction: s.eviction,
 	}
-}
-
-// chooseProbeLock returns the lock that probes take. In a Cluster, its name has a number, with which its slot is one of
-// those of the server; "": the server has no slot for one. The caller holds mu.
-func (l *link) chooseProbeLock() string {
-	cl, keys := l.cluster, &l.dial.Keys
-	if cl == nil || cl.has(l.shard, keys.Key(l.probing)) {
-		return l.probing
-	}
-	if keys.Tagged {
-		return "" // all names are in the slot of the tag, at another master
-	}
-	for i := range 4 * redisop.Slots {
-		if name := wire.ProbeLock + strconv.Itoa(i); cl.has(l.shard, keys.Key(name)) {
-			l.probing = name
-			return name
-		}
-	}
-	return ""
 }
 
 // A resultPool has slices for results that were given back.
@@ -755,4 +783,17 @@ func (p resultPool) put(results []redisop.Result) {
 	case p <- results[:0]:
 	default:
 	}
+}
+
+// redirectCounts are counted since the start, of all connections together.
+type redirectCounts struct{ moved, ask, tryAgain atomic.Uint64 }
+
+// add adds what a link counted.
+func (c *redirectCounts) add(n pipeline.Redirects) {
+	if n == (pipeline.Redirects{}) {
+		return
+	}
+	c.moved.Add(n.Moved)
+	c.ask.Add(n.Ask)
+	c.tryAgain.Add(n.TryAgain)
 }

@@ -369,7 +369,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 			case args := <-received:
 				return args
 			default:
-				r.Store.link.nudge()
+				r.Store.single.link.nudge()
 			}
 		}
 	}

@@ -474,3 +474,9 @@ func (c *clusterRecorder) events() []string {
 	defer c.mu.Unlock()
 	return slices.Clone(c.lines)
 }
+
+// nodeLine is a line of CLUSTER NODES.
+func nodeLine(address, flags string, epoch int, slots ...string) string {
+	line := fmt.Sprintf("07c37dfeb235213a872192d90877d0cd55635b91 %s %s - 0 1426238317239 %d connected", address, flags, epoch)
+	return strings.Join(append([]string{line}, slots...), " ") + "\n"
+}

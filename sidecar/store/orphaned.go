@@ -56,7 +56,7 @@ func ParseOwner(field string) (id string, hold uint64, ok bool) {
 func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int64, done func(outcome OrphanOutcome, passed bool, err error)) {
 	id := UUIDOf(field)
 	keys := &s.dial.Keys
-	if s.cluster != nil && wire.SlotOf(keys.Key(name)) != wire.SlotOf(keys.Host(id)) {
+	if s.masters != nil && wire.SlotOf(keys.Key(name)) != wire.SlotOf(keys.Host(id)) {
 		// A script has keys of one slot: another command looks first.
 		s.Published(id, func(_ Host, left time.Duration, err error) {
 			if err != nil || left > 0 {

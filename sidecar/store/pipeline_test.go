@@ -396,9 +396,9 @@ func TestMessagesAreASignOfLife(t *testing.T) {
 	}
 	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
 	recv(t, r.messages, "message")
-	r.link.mu.Lock()
-	defer r.link.mu.Unlock()
-	if at := r.link.wired.lastByteAt.Load(); at <= before {
+	r.single.link.mu.Lock()
+	defer r.single.link.mu.Unlock()
+	if at := r.single.link.wired.lastByteAt.Load(); at <= before {
 		t.Errorf("the last byte came %d ns before a message was sent", before-at)
 	}
 }

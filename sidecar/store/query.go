@@ -13,7 +13,7 @@ import (
 // node is sent there. done gets one reply for each command; it
 // is called as that of a query is.
 func (s *Store) ask(list [][]string, done func(replies []wire.Reply, err error)) {
-	parts := make(map[*link][]int) // the indices of the commands, by connection
+	parts := make(map[*shard][]int) // the indices of the commands, by connection
 	for i, command := range list {
 		c := s.ofKey(command[1])
 		if c == nil {
@@ -49,7 +49,7 @@ func (s *Store) ask(list [][]string, done func(replies []wire.Reply, err error))
 		for _, i := range part {
 			q.Commands = append(q.Commands, list[i])
 		}
-		c.ask(q)
+		c.link.ask(q)
 	}
 }
 
@@ -61,7 +61,7 @@ func (s *Store) askThere(from int, list [][]string, replies []wire.Reply, done f
 		if to == nil {
 			continue
 		}
-		to.ask(&pipeline.Query{Commands: [][]string{{"asking"}, list[i]}, Done: func(got []wire.Reply, err error) {
+		to.link.ask(&pipeline.Query{Commands: [][]string{{"asking"}, list[i]}, Done: func(got []wire.Reply, err error) {
 			if err != nil {
 				done(nil, err)
 				return
@@ -76,19 +76,19 @@ func (s *Store) askThere(from int, list [][]string, replies []wire.Reply, done f
 
 // asked returns the connection to the node that the answer ASK about a key names; nil: it is none, or there is no
 // such node.
-func (s *Store) asked(key string, answer wire.Reply) *link {
-	if s.cluster == nil || answer.Kind != '-' || wire.Code(answer.Text) != "ASK" {
+func (s *Store) asked(key string, answer wire.Reply) *shard {
+	if s.masters == nil || answer.Kind != '-' || wire.Code(answer.Text) != "ASK" {
 		return nil
 	}
 	from := ""
 	if c := s.ofKey(key); c != nil {
-		from = c.dial.Address
+		from = c.link.dial.Address
 	}
 	r, ok := wire.ParseRedirect(answer.Text, from)
 	if !ok {
 		return nil
 	}
-	return s.cluster.shardOf(r)
+	return s.masters.shardOf(r)
 }
 
 // runScript runs a script for a lock as a query. args makes the arguments after the script's name. latest: as in
@@ -108,10 +108,10 @@ func (s *Store) runScript(name string, sc *wire.Script, latest int64, args func(
 		}
 		done(replies[0], nil)
 	}
-	c.ask(&pipeline.Query{Script: sc, Args: args, Latest: latest, Done: func(replies []wire.Reply, err error) {
+	c.link.ask(&pipeline.Query{Script: sc, Args: args, Latest: latest, Done: func(replies []wire.Reply, err error) {
 		if err == nil {
 			if to := s.asked(key, replies[0]); to != nil {
-				to.ask(&pipeline.Query{Script: sc, Args: args, Latest: latest, IsAsking: true, Done: finish})
+				to.link.ask(&pipeline.Query{Script: sc, Args: args, Latest: latest, IsAsking: true, Done: finish})
 				return
 			}
 		}

@@ -608,7 +608,7 @@ func TestMoveWhileAConnectionIsTakenIntoUseEndsIt(t *testing.T) {
 		up := c.OnUp
 		c.OnUp = func(n redisop.Shard, lost, listening bool, id wire.Identity) {
 			<-opened
-			once.Do(func() { store.link.onMoved(promoted.tcp()) })
+			once.Do(func() { store.single.link.onMoved(promoted.tcp()) })
 			up(n, lost, listening, id)
 		}
 	})

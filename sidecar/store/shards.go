@@ -1,11 +1,11 @@
 package store
 
 import (
-	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
 )
 
 // ShardState is one master of a Cluster, as far as the store knows it, or the slots that have none.
@@ -20,30 +20,19 @@ type ShardState struct {
 // Shards returns each master of a Cluster that has slots, and the slots that have none; nil: Redis is no
 // Cluster. Its parts may be of different moments, while slots move.
 func (s *Store) Shards() (shards []ShardState) {
-	cl := s.cluster
-	if cl == nil {
+	ms := s.masters
+	if ms == nil {
 		return nil
 	}
-	known := *cl.shards.Load()
-	slots := make([]int, len(known))
-	for i := range cl.owners {
-		if n := int(cl.owners[i].Load()); n < len(slots) {
-			slots[n]++
-		} else {
-			slots[0]++ // the shard was added after known was loaded
+	ms.mu.Lock()
+	all := ms.m.Masters()
+	ms.mu.Unlock()
+	for _, m := range all {
+		state := ShardState{Shard: m.Shard, Address: m.Address, Slots: m.Slots}
+		if sh := ms.get(m.Shard); sh != nil {
+			state.RoundTrip, state.Unsent = sh.link.trip(), sh.link.unsent()
 		}
-	}
-	for n, c := range known {
-		switch {
-		case slots[n] == 0:
-		case c == nil:
-			shards = append(shards, ShardState{Slots: slots[n]})
-		default:
-			shards = append(shards, ShardState{
-				Shard: redisop.Shard(n), Address: c.dial.Address, Slots: slots[n],
-				RoundTrip: time.Duration(c.roundTrip.Load()), Unsent: int(c.unsentOps.Load()),
-			})
-		}
+		shards = append(shards, state)
 	}
 	return shards
 }
@@ -58,32 +47,26 @@ type Redirects struct {
 // Redirects returns how often nodes of a Cluster did not serve a command, and TopologyChanges how often
 // the daemon learned that slots have other masters, the first time included.
 func (s *Store) Redirects() Redirects {
-	if s.cluster == nil {
-		return Redirects{}
-	}
-	c := &s.cluster.counts
+	c := &s.shared.redirects
 	return Redirects{Moved: c.moved.Load(), Ask: c.ask.Load(), TryAgain: c.tryAgain.Load()}
 }
 
 // TopologyChanges: see Redirects.
 func (s *Store) TopologyChanges() uint64 {
-	if s.cluster == nil {
+	if s.masters == nil {
 		return 0
 	}
-	return s.cluster.counts.changes.Load()
+	s.masters.mu.Lock()
+	defer s.masters.mu.Unlock()
+	return s.masters.m.Changes()
 }
 
-// clusterCounts are counted since the start, of all connections together.
-type clusterCounts struct {
-	changes, moved, ask, tryAgain atomic.Uint64
-}
-
-// add adds what a link counted.
-func (c *clusterCounts) add(n pipeline.Redirects) {
-	if n == (pipeline.Redirects{}) {
-		return
+// OpenSlots returns the slots of a Cluster that are open for too long, the smallest first.
+func (s *Store) OpenSlots() []cluster.OpenSlot {
+	if s.masters == nil {
+		return nil
 	}
-	c.moved.Add(n.Moved)
-	c.ask.Add(n.Ask)
-	c.tryAgain.Add(n.TryAgain)
+	s.masters.mu.Lock()
+	defer s.masters.mu.Unlock()
+	return s.masters.m.OpenSlots(protocol.Now())
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/locksidecar/locksidecar/protocol"
+
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -124,10 +124,10 @@ type Config struct {
 type Store struct {
 	cfg     Config
 	dial    *dialer  // what the URL says
-	link    *link    // of the one Redis; nil: it is a Cluster
-	cluster *cluster // nil: it is one Redis
+	single  *shard   // the one Redis; nil: it is a Cluster
+	masters *masters // nil: it is one Redis
 
-	spareResults   resultPool
+	shared         shared      // by all links
 	announceLogged atomic.Bool // that the name of the host is not permitted was logged
 	close          sync.Once
 }
@@ -136,6 +136,20 @@ type Store struct {
 func IsCluster(url string) bool {
 	u, err := redisurl.Parse(url)
 	return err == nil && u.Nodes != nil
+}
+
+// readAgain reads the URL again.
+func (cfg Config) readAgain() (d *dialer, err error) {
+	if cfg.URL, err = cfg.ReadURL(); err != nil {
+		return nil, err
+	}
+	return parse(cfg)
+}
+
+func (cfg *Config) onResults(results []redisop.Result, raised *wire.Identity) {
+	if cfg.OnResults != nil {
+		cfg.OnResults(results, raised)
+	}
 }
 
 // Check returns why Open would refuse these settings of a Redis, or nil.
@@ -228,14 +242,16 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.KeyPrefix != "" {
 		cfg.Log = cfg.Log.With("key_prefix", cfg.KeyPrefix)
 	}
-	s := &Store{cfg: cfg, dial: d, spareResults: make(resultPool, 4)}
+	s := &Store{cfg: cfg, dial: d}
+	s.shared.spare = make(resultPool, 4)
 	if d.nodes != nil {
-		s.cluster = newCluster(cfg, d, s.spareResults)
-		s.cluster.done.Go(s.cluster.run)
+		s.masters = newMasters(cfg, d, &s.shared)
+		s.masters.done.Go(s.masters.run)
 		return s, nil
 	}
-	s.link = newLink(cfg, d, s.spareResults)
-	go s.link.run()
+	s.single = &shard{cfg: &s.cfg, log: cfg.Log}
+	s.single.link = newLink(s.single.linkConfig(cfg.Last, &s.shared), d)
+	go s.single.link.run()
 	return s, nil
 }
 
@@ -243,10 +259,10 @@ func Open(cfg Config) (*Store, error) {
 // the database after a slash. Behind Sentinels it changes, and is the name of the master until the
 // first connection. Of a Cluster, it is the addresses that the URL has.
 func (s *Store) Address() string {
-	if s.cluster != nil {
+	if s.masters != nil {
 		return s.dial.place()
 	}
-	return s.link.server.Load().place()
+	return s.single.link.server.Load().place()
 }
 
 // Database is the number of the database.
@@ -254,15 +270,15 @@ func (s *Store) Database() int { return s.dial.options.DB }
 
 // Sentinels returns how many Sentinels there are, and answer; zero: the URL has none.
 func (s *Store) Sentinels() SentinelCount {
-	if s.link == nil || s.link.sentinels == nil {
+	if s.single == nil || s.single.link.sentinels == nil {
 		return SentinelCount{}
 	}
-	return s.link.sentinels.counted()
+	return s.single.link.sentinels.counted()
 }
 
 // SlotOf returns the function that says which slot a lock has; nil: Redis is no Cluster.
 func (s *Store) SlotOf() func(name string) uint16 {
-	if s.cluster == nil {
+	if s.masters == nil {
 		return nil
 	}
 	return s.dial.Keys.SlotOf
@@ -270,7 +286,7 @@ func (s *Store) SlotOf() func(name string) uint16 {
 
 // Splits returns why a Cluster cannot have a lock of this name; "": it can, or Redis is none.
 func (s *Store) Splits(name string) string {
-	if s.cluster == nil {
+	if s.masters == nil {
 		return ""
 	}
 	return s.dial.Keys.Splits(name)
@@ -278,34 +294,34 @@ func (s *Store) Splits(name string) string {
 
 // ShardAddress is where a shard is, as Address.
 func (s *Store) ShardAddress(n redisop.Shard) string {
-	if s.cluster == nil {
+	if s.masters == nil {
 		return s.Address()
 	}
-	if c := s.cluster.get(n); c != nil {
-		return c.dial.Address
+	if sh := s.masters.get(n); sh != nil {
+		return sh.link.dial.Address
 	}
 	return s.dial.Address
 }
 
-// all calls yield with each connection.
-func (s *Store) all(yield func(*link)) {
-	if s.cluster == nil {
-		yield(s.link)
+// all calls yield with each server.
+func (s *Store) all(yield func(*shard)) {
+	if s.masters == nil {
+		yield(s.single)
 		return
 	}
-	for _, c := range *s.cluster.shards.Load() {
-		if c != nil {
-			yield(c)
+	for _, sh := range *s.masters.shards.Load() {
+		if sh != nil {
+			yield(sh)
 		}
 	}
 }
 
-// ofKey returns the connection to the server that has a key; nil: none is known.
-func (s *Store) ofKey(key string) *link {
-	if s.cluster == nil {
-		return s.link
+// ofKey returns the server that has a key; nil: none is known.
+func (s *Store) ofKey(key string) *shard {
+	if s.masters == nil {
+		return s.single
 	}
-	return s.cluster.ofKey(key)
+	return s.masters.ofKey(key)
 }
 
 // Do sends ops, or does so as soon as the connection is free for them. Each gets exactly one
@@ -319,23 +335,23 @@ func (s *Store) ofKey(key string) *link {
 //
 // After Close nothing is sent, and nothing gets a Result.
 func (s *Store) Do(ops []redisop.Op) {
-	if s.cluster != nil {
-		s.cluster.do(ops)
+	if s.masters != nil {
+		s.masters.do(ops)
 		return
 	}
-	s.link.do(ops)
+	s.single.link.do(ops)
 }
 
 // Recycle takes back results that OnResults brought. The caller does not use them again.
-func (s *Store) Recycle(results []redisop.Result) { s.spareResults.put(results) }
+func (s *Store) Recycle(results []redisop.Result) { s.shared.spare.put(results) }
 
 // Unsent calls yield with how many operations wait to be sent to a shard, because Redis has not answered
 // those before them, if any does. Renewals, checks and what can wait do not count: they are sent beside
 // all others.
 func (s *Store) Unsent(yield func(n redisop.Shard, unsent int)) {
-	s.all(func(c *link) {
-		if n := int(c.unsentOps.Load()); n > 0 {
-			yield(c.shard, n)
+	s.all(func(sh *shard) {
+		if n := sh.link.unsent(); n > 0 {
+			yield(sh.n, n)
 		}
 	})
 }
@@ -343,38 +359,39 @@ func (s *Store) Unsent(yield func(n redisop.Shard, unsent int)) {
 // RoundTrip is how long the last command took that Redis answered; 0: there was none. Of a Cluster, it is
 // the longest of its masters.
 func (s *Store) RoundTrip() (longest time.Duration) {
-	s.all(func(c *link) { longest = max(longest, time.Duration(c.roundTrip.Load())) })
+	s.all(func(sh *shard) { longest = max(longest, sh.link.trip()) })
 	return longest
 }
 
 // Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
 func (s *Store) Subscribe(n redisop.Shard, name string) {
-	s.shard(n, func(c *link) { c.subscribe(name) })
+	if sh := s.shard(n); sh != nil {
+		sh.link.subscribe(name)
+	}
 }
 
 // Unsubscribe ends Subscribe. A callback that is under way may still arrive.
 func (s *Store) Unsubscribe(n redisop.Shard, name string) {
-	s.shard(n, func(c *link) { c.unsubscribe(name) })
+	if sh := s.shard(n); sh != nil {
+		sh.link.unsubscribe(name)
+	}
 }
 
 // serverOf returns the way to the server that has a lock.
 func (s *Store) serverOf(name string) *dialer {
-	if c := s.ofKey(s.dial.Keys.Key(name)); c != nil {
-		return c.server.Load()
+	if sh := s.ofKey(s.dial.Keys.Key(name)); sh != nil {
+		return sh.link.server.Load()
 	}
 	return s.dial
 }
 
-// shard calls yield with the connection of a shard, if it has one.
-func (s *Store) shard(n redisop.Shard, yield func(*link)) {
-	c := s.link
-	if s.cluster != nil {
-		c = s.cluster.get(n)
+// shard returns a shard; nil: it is none.
+func (s *Store) shard(n redisop.Shard) *shard {
+	if s.masters == nil {
+		return s.single
 	}
-	if c != nil {
-		yield(c)
-	}
+	return s.masters.get(n)
 }
 
 // Close sends what is queued, for as long as ctx allows, and ends the
@@ -385,10 +402,10 @@ func (s *Store) shard(n redisop.Shard, yield func(*link)) {
 func (s *Store) Close(ctx context.Context) error {
 	var err error
 	s.close.Do(func() {
-		if s.cluster != nil {
-			err = s.cluster.close(ctx)
+		if s.masters != nil {
+			err = s.masters.close(ctx)
 		} else {
-			err = s.link.close(ctx)
+			err = s.single.link.close(ctx)
 		}
 	})
 	return err
@@ -396,10 +413,8 @@ func (s *Store) Close(ctx context.Context) error {
 
 // IgnoredMessages is how many messages on the channel of this sidecar were ignored.
 func (s *Store) IgnoredMessages() (n uint64) {
-	s.all(func(l *link) {
-		l.mu.Lock()
-		total, _ := l.m.Ignored()
-		l.mu.Unlock()
+	s.all(func(sh *shard) {
+		total, _ := sh.link.ignored()
 		n += total
 	})
 	return n
@@ -408,16 +423,8 @@ func (s *Store) IgnoredMessages() (n uint64) {
 // OnKeysGone has the numbers of evicted keys read soon: keys of held locks are gone. It returns what the server of
 // a lock is known to do to keys of locks; "": nothing.
 func (s *Store) OnKeysGone(name string) string {
-	l := s.ofKey(s.dial.Keys.Key(name))
-	if l == nil {
-		return ""
+	if sh := s.ofKey(s.dial.Keys.Key(name)); sh != nil {
+		return sh.link.keysGone()
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	evicts := l.m.Evicts()
-	if evicts != "" {
-		l.m.KeysGone(protocol.Now())
-		l.flush()
-	}
-	return evicts
+	return ""
 }

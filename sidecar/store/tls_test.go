@@ -135,7 +135,7 @@ func TestClusterIsReachedOverTLS(t *testing.T) {
 	if res := r.do(takeOp("lock", 1))[0]; res.Outcome != redisop.Done {
 		t.Errorf("a lock over TLS: %+v", res)
 	}
-	if got := r.cluster.get(1).dial.Address; got != address {
+	if got := r.masters.get(1).link.dial.Address; got != address {
 		t.Errorf("the node is used at %s, want its TLS port %s", got, address)
 	}
 	good.ServerName = ""

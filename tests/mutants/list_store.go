@@ -628,9 +628,9 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "a file that names another Redis changes nothing without a reload",
-		in:   "sidecar/store (*link).readLogin",
-		find: "d.place() != l.dial.place()",
-		put:  "false",
+		in:   "sidecar/store (*dialer).leadsTo",
+		find: "d.place() == other.place()",
+		put:  "true",
 		by:   test("sidecar/store", "TestPasswordIsReadAgainAtEachConnection"),
 	},
 	{
