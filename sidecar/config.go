@@ -23,6 +23,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -336,11 +337,11 @@ func (c *Config) setHostDefaults() error {
 	}
 	if c.HostName == "" {
 		c.HostName, _ = os.Hostname()
-		if store.CheckHostName(c.HostName) != "" || c.HostName == "" {
+		if lookup.CheckHostName(c.HostName) != "" || c.HostName == "" {
 			c.HostName = "unnamed"
 		}
 	}
-	if why := store.CheckHostName(c.HostName); why != "" {
+	if why := lookup.CheckHostName(c.HostName); why != "" {
 		return settings.Refuse("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -433,9 +434,9 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 	if got := recv(t, texts, "replies"); got != "<nil> 2 there there" {
 		t.Errorf("the replies are %q", got)
 	}
-	keys, errs := make(chan Key, 1), make(chan error, 1)
-	key := func() (Key, error) {
-		r.Key(name, func(k Key, err error) { keys <- k; errs <- err })
+	keys, errs := make(chan lookup.Key, 1), make(chan error, 1)
+	key := func() (lookup.Key, error) {
+		r.Key(name, func(k lookup.Key, err error) { keys <- k; errs <- err })
 		return recv(t, keys, "key"), recv(t, errs, "error")
 	}
 	if k, err := key(); err != nil || k.State != protocol.KeyLock || len(k.Owners) != 1 {
@@ -443,8 +444,8 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 	}
 	// Neither node has all keys, or the other one sends it back.
 	nodes[1].set(func() { nodes[1].onOther = nodes[0].onOther })
-	r.Store.ask([][]string{{"hget", name, "about"}}, func(replies []wire.Reply, _ error) { texts <- refusal(replies).Error() })
-	if got := recv(t, texts, "replies"); got != slotIsMoving {
+	r.Store.ask([][]string{{"hget", name, "about"}}, func(replies []wire.Reply, _ error) { texts <- lookup.Refusal(replies).Error() })
+	if got := recv(t, texts, "replies"); !strings.Contains(got, "its slot moves to another node of the Cluster") {
 		t.Errorf("the refusal is %q", got)
 	}
 	for _, says := range []string{"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", strings.Replace(ask, nodes[1].address, nodes[0].address, 1)} {
@@ -453,7 +454,7 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		drops := make(chan error, 1)
-		r.DropOrphaned(name, field(ourUUID, 1), time.Second, 0, func(_ OrphanOutcome, _ bool, err error) { drops <- err })
+		r.DropOrphaned(name, field(ourUUID, 1), time.Second, 0, func(_ lookup.OrphanOutcome, _ bool, err error) { drops <- err })
 		if err := recv(t, drops, "outcome"); err == nil {
 			t.Error("an orphaned lock of an open slot was dropped")
 		}

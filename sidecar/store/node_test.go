@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -226,7 +227,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		return ":0\r\n"
 	}
 	run := nodeRun{keys: words[3 : 3+keys], args: words[3+keys:], isAsking: isAsking}
-	for _, s := range slices.Concat(wire.Scripts, []*wire.Script{who, dropOrphaned}) {
+	for _, s := range slices.Concat(wire.Scripts, []*wire.Script{lookup.Who, lookup.DropOrphaned}) {
 		if words[1] == s.SHA || words[1] == s.Text {
 			run.script = s
 		}
@@ -257,7 +258,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		for range run.locks {
 			run.statuses = append(run.statuses, ":0\r\n")
 		}
-	case who, dropOrphaned:
+	case lookup.Who, lookup.DropOrphaned:
 		run.locks = run.keys[:1]
 	default:
 		return "-NOSCRIPT No matching script\r\n"

@@ -378,12 +378,12 @@ func (s *Store) Unsubscribe(n redisop.Shard, name string) {
 	}
 }
 
-// serverOf returns the way to the server that has a lock.
-func (s *Store) serverOf(name string) *dialer {
+// serverOf returns the server that has a lock.
+func (s *Store) serverOf(name string) *wire.Server {
 	if sh := s.ofKey(s.dial.Keys.Key(name)); sh != nil {
-		return sh.link.server.Load()
+		return &sh.link.server.Load().Server
 	}
-	return s.dial
+	return &s.dial.Server
 }
 
 // shard returns a shard; nil: it is none.

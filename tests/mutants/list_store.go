@@ -460,7 +460,7 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "a host key without an expiry is not that of a sidecar",
-		in:   "sidecar/store (*Store).Published",
+		in:   "sidecar/store/lookup ReadPublished",
 		find: "if replies[0].Num < 0 {",
 		put:  "if false {",
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
@@ -600,10 +600,10 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "who returns UTF-8, whichever program wrote the key",
-		in:   "sidecar/store readableText",
+		in:   "sidecar/store/lookup readableText",
 		find: `strings.ToValidUTF8(text, "?")`,
 		put:  "strings.TrimSpace(text)",
-		by:   test("sidecar/store", "TestKeyHasUTF8Only"),
+		by:   test("sidecar/store/lookup", "TestKeyHasUTF8Only"),
 	},
 	{
 		rule: "no client can have the lock of the probe",

@@ -502,8 +502,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a host learns how many hosts there are when it announces itself",
 		in:   "sidecar/store (*Store).Announce",
-		find: "s.masters.setHosts(hostCount(replies[last], err))",
-		put:  "_ = hostCount(replies[last], err)",
+		find: "s.masters.setHosts(hosts)",
+		put:  "_ = hosts",
 		by:   test("sidecar/store", "TestRealCluster"),
 	},
 	{
@@ -621,7 +621,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a question that no node answers says that the slot moves",
-		in:   "sidecar/store refusal",
+		in:   "sidecar/store/lookup Refusal",
 		find: "if r.Kind == '-' && isMoving(r.Text) {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestQueryOfAKeyThatHasGoneAheadFollowsIt"),

@@ -183,6 +183,15 @@ var bans = []ban{
 		why: "which master has which slot is decided without a network",
 	},
 	{
+		from: "sidecar/store/lookup", to: []string{"./..."},
+		except: []string{"./sidecar/store/lookup", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "a question is a value: which server has its key is the store's business",
+	},
+	{
+		from: "sidecar/store/lookup", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
+		why: "questions are made and answers are read without a network",
+	},
+	{
 		from: "sidecar/store/pipeline", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
 		why: "the simulation drives the same Machine without a network",
 	},
@@ -290,7 +299,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
 	shared := map[string]bool{"sidecar/intake": true} // among those who put something in
-	for _, dir := range []string{"wheel", "sidecar/intake", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "sidecar/store/wire", "sidecar/store/pipeline", "sidecar/store/cluster", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/intake", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "sidecar/store/wire", "sidecar/store/pipeline", "sidecar/store/cluster", "sidecar/store/lookup", "internal/sim", "internal/sim/redis"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

@@ -183,9 +183,9 @@ const (
 type Query struct {
 	Commands [][]string
 	Script   *wire.Script
-	Args     func(p *Params) []string // of the script, made when it is sent
-	IsAsking bool                     // another node of the Cluster has the slot of the script's keys
-	Latest   int64                    // it is not sent after this time, and fails; 0: no limit
+	Args     func(p *wire.Params) []string // of the script, made when it is sent
+	IsAsking bool                          // another node of the Cluster has the slot of the script's keys
+	Latest   int64                         // it is not sent after this time, and fails; 0: no limit
 
 	Done func(replies []wire.Reply, err error) // the owner calls it: of a script, with the last reply
 
@@ -202,12 +202,6 @@ const (
 	byLoad              // after SCRIPT LOAD
 	byText
 )
-
-// Params is what the arguments of a query's script depend on.
-type Params struct {
-	Encoder *wire.Encoder
-	Birth   int64 // µs: the first token of a new counter is above it
-}
 
 // A Delivery is one thing that happened.
 type Delivery struct {
