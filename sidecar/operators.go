@@ -11,6 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 )
 
 // Stats is what a sidecar has counted since it started, and what there is at one moment.
@@ -36,8 +37,8 @@ type Stats struct {
 	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
 	Database   int                 // the number of the database in Redis
 
-	Sentinels store.SentinelCount // zero: the URL has none
-	Troubles  [3]Trouble          // of the daemon
+	Sentinels sentinel.Count // zero: the URL has none
+	Troubles  [3]Trouble     // of the daemon
 
 	Shards          []Shard            // of a Cluster; nil: Redis is none
 	OpenSlots       []cluster.OpenSlot // of a Cluster, which stay open

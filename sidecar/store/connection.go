@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -100,6 +101,22 @@ func (d *dialer) at(address string) *dialer {
 // leadsTo reports whether two ways lead to the same Redis, perhaps with another user and password.
 func (d *dialer) leadsTo(other *dialer) bool {
 	return d.options.Network == other.options.Network && d.place() == other.place() && d.hasSentinelsOf(other) && (d.options.TLSConfig == nil) == (other.options.TLSConfig == nil)
+}
+
+// hasSentinelsOf reports whether two URLs have the same Sentinels, or none.
+func (d *dialer) hasSentinelsOf(other *dialer) bool {
+	if d.group == nil || other.group == nil {
+		return d.group == other.group
+	}
+	return slices.Equal(slices.Sorted(slices.Values(d.group.Addresses)), slices.Sorted(slices.Values(other.group.Addresses)))
+}
+
+// notYet is the sentence for the time before the first connection.
+func (d *dialer) notYet() string {
+	if d.group != nil {
+		return fmt.Sprintf("the master %q is not connected yet", d.group.Master)
+	}
+	return "Redis at " + d.Address + " is not connected yet"
 }
 
 // place is the address and the number of the database; or the name of the master, if Sentinels say

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 )
 
 // switching is a fake Sentinel that names one of two servers.
@@ -88,11 +88,11 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 		}
 	}
 	// Others are not ours.
-	s.announce(t, failoverChannels[0], "master another 127.0.0.1 "+s.old.port)
-	s.announce(t, failoverChannels[0], aboutMaster(s.promoted))
-	s.announce(t, failoverChannels[1], "nonsense")
+	s.announce(t, sentinel.FailoverChannels[0], "master another 127.0.0.1 "+s.old.port)
+	s.announce(t, sentinel.FailoverChannels[0], aboutMaster(s.promoted))
+	s.announce(t, sentinel.FailoverChannels[1], "nonsense")
 	s.name(s.old, s.old.tcp())
-	s.announce(t, failoverChannels[0], aboutMaster(s.old))
+	s.announce(t, sentinel.FailoverChannels[0], aboutMaster(s.old))
 	if res := awaitOutcome(r, redisop.NotSynced); !strings.Contains(res.Msg, "fails over the master at "+s.old.tcp()) {
 		t.Errorf("%+v", res)
 	}
@@ -142,7 +142,7 @@ func TestFailoverThatIsAbortedWithholdsNoMore(t *testing.T) {
 			s := startSwitching(t)
 			r := connected(t, s.url())
 			s.name(s.old, s.old.tcp())
-			s.announce(t, failoverChannels[1], aboutReplica(s.promoted, s.old))
+			s.announce(t, sentinel.FailoverChannels[1], aboutReplica(s.promoted, s.old))
 			awaitOutcome(r, redisop.NotSynced)
 			s.name(s.old, "")
 			s.announce(t, channel, aboutMaster(s.old))
@@ -170,7 +170,7 @@ func TestNewConnectionToAMasterThatIsReplacedWithholds(t *testing.T) {
 // A user that may receive +switch-master only is served as before, and the log names what it lacks.
 func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 	s := startSwitching(t)
-	s.denied = map[string]bool{failoverChannels[0]: true}
+	s.denied = map[string]bool{sentinel.FailoverChannels[0]: true}
 	r := connected(t, s.url())
 	_, from, _ := net.SplitHostPort(s.old.tcp())
 	_, to, _ := net.SplitHostPort(s.promoted.tcp())
@@ -181,7 +181,7 @@ func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done || r.Address() != s.promoted.tcp()+"/0" {
 		t.Errorf("%+v at %s", res, r.Address())
 	}
-	if log := r.logged(); strings.Count(log, "&"+strings.Join(failoverChannels, " &")) != 1 || !strings.Contains(log, "the old one may grant locks") {
+	if log := r.logged(); strings.Count(log, "&"+strings.Join(sentinel.FailoverChannels, " &")) != 1 || !strings.Contains(log, "the old one may grant locks") {
 		t.Errorf("the log is:\n%s", log)
 	}
 }
@@ -193,66 +193,5 @@ func TestMessagesOfAllSentinelsAreReceived(t *testing.T) {
 	open(t, "redis+sentinel://"+a.address+","+b.address+"/mymaster")
 	for _, s := range []*fakeSentinel{a, b} {
 		s.await(t, "a client subscribes to the steps of a failover", func() bool { return s.full > 0 })
-	}
-}
-
-// Shows docs/topologies.md: An aborted failover.
-func TestReviewOfFailovers(t *testing.T) {
-	s := newSentinels(group(t, "redis+sentinel://a:1,b:1/mymaster"), slog.New(slog.DiscardHandler))
-	defer s.close()
-	var at string
-	s.onFailover = func(address, _ string) { at = address }
-	s.last = "old:1"
-	a, b := s.members["a:1"], s.members["b:1"]
-	answer := func(m *sentinelMember, master string, lead lead) sentinelView {
-		return sentinelView{member: m, master: master, lead: lead}
-	}
-	for _, step := range []struct {
-		what string
-		do   func()
-		at   string
-	}{
-		{"it is announced", func() { s.onAnnounced(a, failoverChannels[0], "master mymaster old 1") }, "old:1"},
-		{"a round that began before says nothing of it", func() {
-			s.review(time.Now().Add(-time.Minute), []sentinelView{answer(a, "old:1", leadsNone)})
-		}, "old:1"},
-		{"another Sentinel leads none", func() { s.review(time.Now(), []sentinelView{answer(b, "old:1", leadsNone)}) }, "old:1"},
-		{"it does not answer", func() { s.review(time.Now(), []sentinelView{{member: a, err: errNotWatched}}) }, "old:1"},
-		{"it names the promoted replica", func() { s.review(time.Now(), []sentinelView{answer(a, "new:1", leadsTo)}) }, "old:1"},
-		{"it leads none any more", func() { s.review(time.Now(), []sentinelView{answer(a, "new:1", leadsNone)}) }, ""},
-		{"the new master is not the one that is replaced", func() {
-			s.last = "new:1"
-			s.review(time.Now(), []sentinelView{answer(a, "new:1", leadsTo)})
-		}, ""},
-		{"a Sentinel replaces another master than ours", func() { s.review(time.Now(), []sentinelView{answer(a, "old:1", leadsFrom)}) }, ""},
-		{"a Sentinel says that it replaces ours", func() { s.review(time.Now(), []sentinelView{answer(b, "new:1", leadsFrom)}) }, "new:1"},
-		{"it is silent for long", func() {
-			s.failovers[b].heardAt = time.Now().Add(-failoverSilence - time.Second)
-			s.review(time.Now(), nil)
-		}, ""},
-		{"one that is no member announces", func() {
-			s.onAnnounced(&sentinelMember{address: "c:1"}, failoverChannels[0], "master mymaster new 1")
-		}, ""},
-	} {
-		if step.do(); at != step.at {
-			t.Errorf("%s: %q is replaced, want %q", step.what, at, step.at)
-		}
-	}
-}
-
-func TestMessagesAboutFailovers(t *testing.T) {
-	for _, tt := range []struct{ channel, text, from, to string }{
-		{"+promoted-slave", "slave 10.0.0.2:6379 10.0.0.2 6379 @ mymaster 10.0.0.1 6380", "10.0.0.1:6380", "10.0.0.2:6379"},
-		{"+promoted-slave", "slave [::2]:6379 ::2 6379 @ mymaster ::1 6380", "[::1]:6380", "[::2]:6379"},
-		{"+promoted-slave", "slave 10.0.0.2:6379 10.0.0.2 6379 @ another 10.0.0.1 6380", "", ""},
-		{"-failover-abort-slave-timeout", "master mymaster 10.0.0.1 6380", "10.0.0.1:6380", ""},
-		{"-failover-abort-no-good-slave", "slave 10.0.0.2:6379 10.0.0.2 6379 @ mymaster 10.0.0.1 6380", "10.0.0.1:6380", ""},
-		{"+promoted-slave", "slave 10.0.0.2:6379 10.0.0.2 x @ mymaster 10.0.0.1 6380", "", ""},
-		{"+promoted-slave", "master mymaster 10.0.0.1 x", "", ""},
-		{switchMaster, "mymaster 10.0.0.1 6380 10.0.0.2 6379", "10.0.0.1:6380", "10.0.0.2:6379"},
-	} {
-		if from, to := movedMaster("mymaster", tt.channel, tt.text); from != tt.from || to != tt.to {
-			t.Errorf("%s %s: from %q to %q", tt.channel, tt.text, from, to)
-		}
 	}
 }

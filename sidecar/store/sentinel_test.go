@@ -16,76 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
-
-// view is an answer of a Sentinel that all others know.
-func view(runID, master string, epoch int64, peers ...string) sentinelView {
-	v := sentinelView{member: &sentinelMember{address: runID}, runID: runID, master: master, epoch: epoch}
-	for _, p := range peers {
-		v.peers = append(v.peers, sentinelPeer{runID: p, address: p})
-	}
-	return v
-}
-
-func down(v sentinelView) sentinelView {
-	v.isDown = true
-	return v
-}
-
-// A round that a busy host spoils is not reported, two in a row are, once.
-func TestLossOfTheMajorityIsReportedOnce(t *testing.T) {
-	var reported []string
-	s := &sentinels{group: &sentinelGroup{Sentinel: redisurl.Sentinel{Master: "m"}}, log: slog.New(slog.DiscardHandler)}
-	s.onLost = func(why string) { reported = append(reported, why) }
-	all := []sentinelView{view("a", "m:1", 1, "b", "c"), view("b", "m:1", 1, "a", "c"), view("c", "m:1", 1, "a", "b")}
-	for i, step := range []struct {
-		answering, reports int
-		lost               bool
-	}{{3, 0, false}, {1, 0, false}, {2, 0, false}, {1, 0, false}, {1, 1, true}, {0, 1, true}, {1, 1, true}, {2, 2, false}, {3, 2, false}, {0, 2, false}, {0, 3, true}} {
-		s.tally(1, all[:step.answering]) // the one of the URL; learned ones that it sees down are not asked
-		if got := s.counted(); got != (SentinelCount{Known: 3, Answering: step.answering}) || got.HasMajority() != (step.answering > 1) {
-			t.Errorf("step %d: %+v", i, got)
-		}
-		if len(reported) != step.reports {
-			t.Fatalf("step %d: reported %q", i, reported)
-		}
-		if n := len(reported); n > 0 && (reported[n-1] != "") != step.lost {
-			t.Errorf("step %d: reported %q", i, reported[n-1])
-		}
-	}
-	if want := `1 of 3 Sentinels of the master "m" answer`; !strings.HasPrefix(reported[0], want) {
-		t.Errorf("%q does not begin with %q", reported[0], want)
-	}
-}
-
-func TestChooseMaster(t *testing.T) {
-	for _, tt := range []struct {
-		name           string
-		views          []sentinelView
-		master         string
-		agreed, isDown bool
-	}{
-		{"none answers", nil, "", false, false},
-		{"none knows the master", []sentinelView{view("a", "", 0, "b")}, "", false, false},
-		{"all name one", []sentinelView{view("a", "m", 3, "b", "c"), view("b", "m", 3, "a", "c"), view("c", "m", 3, "a", "b")}, "m", true, false},
-		{"one knows the new master", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "old", 3, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
-		{"one missed the failover", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "new", 4, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
-		{"one alone", []sentinelView{view("a", "m", 3, "b", "c")}, "m", true, false},
-		{"no run ids", []sentinelView{view("", "m", 3), view("", "m", 3)}, "m", true, false},
-		{"names and addresses of one epoch", []sentinelView{view("a", "host:1", 3, "b", "c"), view("b", "10.0.0.1:1", 3, "a", "c"), view("c", "10.0.0.1:1", 3, "a", "b")}, "10.0.0.1:1", false, false},
-		{"one sees it down", []sentinelView{down(view("a", "m", 3, "b", "c")), view("b", "m", 3, "a", "c"), view("c", "m", 3, "a", "b")}, "m", true, false},
-		{"most see it down", []sentinelView{down(view("a", "m", 3, "b", "c")), down(view("b", "m", 3, "a", "c")), view("c", "m", 3, "a", "b")}, "m", true, true},
-		{"the old one is down, as two see it", []sentinelView{view("a", "new", 4, "b", "c"), down(view("b", "old", 3, "a", "c")), down(view("c", "old", 3, "a", "b"))}, "new", false, false},
-	} {
-		master, agreed, isDown := chooseMaster(tt.views)
-		if master != tt.master || agreed != tt.agreed || isDown != tt.isDown {
-			t.Errorf("%s: %q, agreed %v, down %v", tt.name, master, agreed, isDown)
-		}
-	}
-}
 
 func TestSentinelMessages(t *testing.T) {
 	for _, tt := range []struct{ text, named, moved string }{
@@ -101,76 +37,17 @@ func TestSentinelMessages(t *testing.T) {
 		s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
 		moved := ""
 		s.onMoved = func(address string) { moved = address }
-		if s.onMessage(t.Context(), switchMaster, tt.text); moved != tt.moved {
+		if s.onMessage(t.Context(), sentinel.SwitchMaster, tt.text); moved != tt.moved {
 			t.Errorf("%q, and the Sentinels name %s: moved to %q, want %q", tt.text, tt.named, moved, tt.moved)
 		}
 		s.close()
 	}
 }
 
-// The danger: the address of a Sentinel leads to one of another group by now, which watches another
-// master under the same name, perhaps with a higher epoch.
-//
-// Shows docs/topologies.md: A Sentinel that missed the failover.
-func TestSentinelsOfAnotherGroupDoNotCount(t *testing.T) {
-	seed := func(v sentinelView) sentinelView {
-		v.member.isSeed = true
-		return v
-	}
-	learnedAs := func(v sentinelView, runID string) sentinelView {
-		v.member.runID = runID
-		return v
-	}
-	ours := []sentinelView{seed(view("a", "m", 3, "b", "c")), seed(view("b", "m", 3, "a", "c"))}
-	for _, tt := range []struct {
-		name   string
-		others []sentinelView
-		master string
-	}{
-		{"none", nil, "m"},
-		{"a seed is a stranger", []sentinelView{seed(view("x", "theirs", 99, "y"))}, "m"},
-		{"a seed is a stranger, whose peer answers, too", []sentinelView{seed(view("x", "theirs", 99, "y")), learnedAs(view("y", "theirs", 99, "x"), "y")}, "m"},
-		{"a Sentinel that was learned is another one by now", []sentinelView{learnedAs(view("x", "theirs", 99, "a", "y"), "c")}, "m"},
-		{"as many seeds are strangers", []sentinelView{seed(view("x", "theirs", 99, "y")), seed(view("y", "theirs", 99, "x"))}, ""},
-		{"one that the others do not know yet knows them", []sentinelView{seed(view("d", "new", 4, "a", "b"))}, "new"},
-	} {
-		s := &sentinels{}
-		views := s.known(append(append([]sentinelView{}, ours...), tt.others...))
-		if master, _, _ := chooseMaster(views); master != tt.master {
-			t.Errorf("%s: %q, want %q", tt.name, master, tt.master)
-		}
-		for _, v := range views {
-			if v.master == "" && len(v.peers) > 0 {
-				t.Errorf("%s: Sentinels are learned of a stranger", tt.name)
-			}
-		}
-	}
-}
-
-// The danger: a person looks for another group of Sentinels, and the ACL lacks +sentinel|sentinels.
-func TestSentinelThatDoesNotPermitAQuestionIsNamed(t *testing.T) {
+func TestPermissionsThatASentinelWantsAreNamed(t *testing.T) {
 	denied := errors.New("NOPERM User app has no permissions to run the 'sentinel|sentinels' command")
-	alone := func(id string) sentinelView {
-		v := view(id, "m", 3)
-		v.member.isSeed, v.denied = true, denied
-		return v
-	}
-	var log strings.Builder
-	s := &sentinels{group: &sentinelGroup{}, log: slog.New(slog.NewTextHandler(&log, nil))}
-	for range 2 {
-		for _, v := range s.known([]sentinelView{alone("a"), alone("b")}) {
-			if v.err != denied {
-				t.Errorf("%+v", v)
-			}
-		}
-	}
-	if n := strings.Count(log.String(), "let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels"); n != 1 {
-		t.Errorf("the log has the permissions %d times: %s", n, &log)
-	}
-	for _, v := range s.known([]sentinelView{alone("a")}) {
-		if v.master != "m" {
-			t.Errorf("the only one: %+v", v)
-		}
+	if why := new(sentinelGroup).reason(denied); !strings.Contains(why, "let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels") {
+		t.Error(why)
 	}
 }
 
@@ -180,56 +57,6 @@ func TestSentinelWithoutTLSIsNamed(t *testing.T) {
 			t.Error(why)
 		}
 	}
-}
-
-// A Sentinel that the URL names by its host is known to the others by its address.
-func TestSentinelsAreLearnedOnce(t *testing.T) {
-	s := newSentinels(group(t, "redis+sentinel://host-a:1,host-b:1/mymaster"), slog.New(slog.DiscardHandler))
-	defer s.close()
-	round := func(views ...sentinelView) {
-		t.Helper()
-		for i := range views {
-			if m := s.members[views[i].member.address]; m != nil {
-				views[i].member = m
-			}
-		}
-		s.learn(views)
-	}
-	from := func(address, runID string, peers ...sentinelPeer) sentinelView {
-		return sentinelView{member: &sentinelMember{address: address}, runID: runID, master: "m", peers: peers}
-	}
-	a, b, c := sentinelPeer{runID: "a", address: "10.0.0.1:1"}, sentinelPeer{runID: "b", address: "10.0.0.2:1"}, sentinelPeer{runID: "c", address: "10.0.0.3:1"}
-	expect := func(addresses ...string) {
-		t.Helper()
-		if len(s.members) != len(addresses) {
-			t.Errorf("%d Sentinels are asked: %v", len(s.members), s.members)
-		}
-		for _, address := range addresses {
-			if s.members[address] == nil {
-				t.Errorf("%s is not asked", address)
-			}
-		}
-	}
-	round(from("host-a:1", "a", b, c)) // host-b does not answer
-	expect("host-a:1", "host-b:1", "10.0.0.2:1", "10.0.0.3:1")
-	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
-	expect("host-a:1", "host-b:1", "10.0.0.3:1")
-	c.address = "10.0.0.4:1"
-	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
-	expect("host-a:1", "host-b:1", "10.0.0.4:1")
-	round(from("host-a:1", "a", b), from("host-b:1", "b", a))
-	expect("host-a:1", "host-b:1")
-	down := c
-	down.isDown = true
-	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
-	expect("host-a:1", "host-b:1", c.address)
-	round(from("host-a:1", "a", b, down), from("host-b:1", "b", a, down))
-	expect("host-a:1", "host-b:1")
-	round() // none answers
-	expect("host-a:1", "host-b:1")
-	s.use(group(t, "redis+sentinel://host-c:1/mymaster"))
-	round(from("host-c:1", "c", a, b))
-	expect("host-c:1", "10.0.0.1:1", "10.0.0.2:1")
 }
 
 func group(t *testing.T, raw string) *sentinelGroup {
@@ -352,7 +179,7 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 			}
 			confirmed += fmt.Sprintf("*3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n", len(channel), channel)
 		}
-		if words[1] == switchMaster {
+		if words[1] == sentinel.SwitchMaster {
 			s.subs = append(s.subs, conn)
 		} else {
 			s.full++
@@ -369,7 +196,7 @@ func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
 func (s *fakeSentinel) publish(t *testing.T, text string) {
 	t.Helper()
 	s.await(t, "a client subscribes to the messages of the Sentinel", func() bool { return len(s.subs) > 0 })
-	s.send(switchMaster, text)
+	s.send(sentinel.SwitchMaster, text)
 }
 
 // announce sends a message about a step of a failover, when a client is subscribed to these.
@@ -422,7 +249,7 @@ func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
 		}
 		all := newSentinels(d.group, slog.New(slog.DiscardHandler))
 		defer all.close()
-		all.last = "127.0.0.1:1"
+		all.group.Locate(protocol.Now(), sentinel.Verdict{Master: "127.0.0.1:1"})
 		if address, isOther := all.other(ctx); address != "127.0.0.1:2" || isOther != want {
 			t.Errorf("%q: at %s, and another one to move to: %v", flags, address, isOther)
 		}

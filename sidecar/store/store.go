@@ -17,6 +17,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/redisurl"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -269,9 +270,9 @@ func (s *Store) Address() string {
 func (s *Store) Database() int { return s.dial.options.DB }
 
 // Sentinels returns how many Sentinels there are, and answer; zero: the URL has none.
-func (s *Store) Sentinels() SentinelCount {
+func (s *Store) Sentinels() sentinel.Count {
 	if s.single == nil || s.single.link.sentinels == nil {
-		return SentinelCount{}
+		return sentinel.Count{}
 	}
 	return s.single.link.sentinels.counted()
 }

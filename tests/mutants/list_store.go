@@ -579,10 +579,10 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "a Sentinel that does not permit a question is not called one of another group",
-		in:   "sidecar/store (*sentinelView).stranger",
-		find: "cmp.Or(v.denied, errStranger)",
-		put:  "errStranger",
-		by:   test("sidecar/store", "TestSentinelThatDoesNotPermitAQuestionIsNamed"),
+		in:   "sidecar/store/sentinel (*View).stranger",
+		find: "cmp.Or(v.Denied, ErrStranger)",
+		put:  "ErrStranger",
+		by:   test("sidecar/store/sentinel", "TestSentinelThatDoesNotPermitAQuestionIsNamed"),
 	},
 	{
 		rule: "a renewal that is refused brings the next probe forward",
