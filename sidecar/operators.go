@@ -9,8 +9,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
-	"github.com/locksidecar/locksidecar/sidecar/store"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 )
 
@@ -43,7 +43,7 @@ type Stats struct {
 	Shards          []Shard            // of a Cluster; nil: Redis is none
 	OpenSlots       []cluster.OpenSlot // of a Cluster, which stay open
 	TopologyChanges uint64             // how often slots had other masters than before, of a Cluster
-	Redirects       store.Redirects    // of a Cluster
+	Redirects       pipeline.Redirects // of a Cluster
 }
 
 // Stats returns what the sidecar has counted.

@@ -16,7 +16,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/link"
 	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -26,7 +28,7 @@ func mastersOf(t *testing.T, change func(*Config)) *masters {
 	t.Helper()
 	cfg := Config{URL: "redis+cluster://127.0.0.1:1", UUID: ourUUID, Timeout: patience, Log: slog.New(slog.DiscardHandler)}
 	change(&cfg)
-	ms := newMasters(cfg, must(parse(cfg)), new(shared))
+	ms := newMasters(cfg, must(link.Parse(cfg.settings())), link.NewShared(), (*shard).connect)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -208,9 +210,9 @@ func TestTokenThatIsAskedForIsLiftedToTheClock(t *testing.T) {
 	name := nodes.names(0, 1)[0]
 	c := r.masters.get(r.shardOf(nodes.names(1, 1)[0])).link
 	r.await("clock", func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return !c.m.AsksClock()
+		asks := true
+		c.With(func(m *pipeline.Machine) { asks = m.AsksClock() })
+		return !asks
 	})
 	nodes[0].asksAt(wire.SlotOf(name), nodes[1].address)
 	if res := r.do(takeOp(name, 1))[0]; res.Outcome != redisop.Done {
@@ -844,7 +846,7 @@ func TestAskNamesANodeThatIsClosed(t *testing.T) {
 		c.OnResults = func(results []redisop.Result, _ *wire.Identity) { got <- results }
 	})
 	ms.moved(1, "127.0.0.1:1")
-	if err := ms.get(1).link.close(t.Context()); err != nil {
+	if err := ms.get(1).link.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ms.askThere(wire.Redirect{Slot: 1, Address: "127.0.0.1:1"}, []redisop.Op{{Kind: redisop.Drop, Name: "a", Shard: 7}})
@@ -942,7 +944,7 @@ func TestCloseDoesNotWaitForASilentNode(t *testing.T) {
 			accepted <- conn
 		}
 	}()
-	ms := newMasters(Config{}, must(parse(Config{URL: "redis+cluster://" + l.Addr().String(), Timeout: time.Hour})), nil)
+	ms := newMasters(Config{}, must(link.Parse(link.Settings{URL: "redis+cluster://" + l.Addr().String(), Timeout: time.Hour})), nil, nil)
 	asked := make(chan error, 1)
 	go func() {
 		_, err := ms.ask(l.Addr().String())

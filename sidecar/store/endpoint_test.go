@@ -1,10 +1,7 @@
 package store
 
 import (
-	"context"
 	"fmt"
-	"net"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,56 +9,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
-
-func TestLostAddressesAreTriedLast(t *testing.T) {
-	lost := &lostAddresses{}
-	hosts := func() []string {
-		hosts := []string{"a", "b", "c"}
-		lost.sort(hosts)
-		return hosts
-	}
-	for _, tt := range []struct {
-		lost string
-		want []string
-	}{
-		{"", []string{"a", "b", "c"}},
-		{"a", []string{"b", "c", "a"}},
-		{"b", []string{"c", "a", "b"}},
-		{"a", []string{"c", "b", "a"}},
-		{"c", []string{"b", "a", "c"}},
-	} {
-		if tt.lost != "" {
-			lost.add(tt.lost)
-		}
-		if got := hosts(); !slices.Equal(got, tt.want) {
-			t.Errorf("after %q was lost: %v", tt.lost, got)
-		}
-	}
-	for range 3 * maxLost {
-		lost.add(net.IPv4(10, 0, 0, byte(len(lost.hosts))).String() + "x")
-	}
-	if len(lost.hosts) > maxLost {
-		t.Errorf("%d addresses are kept", len(lost.hosts))
-	}
-}
-
-// The name of an endpoint that fails over leads to a replica first. The master is at another of its
-// addresses.
-//
-// Shows docs/topologies.md: A managed service with one address.
-func TestEndpointWithAReplicaAmongItsAddresses(t *testing.T) {
-	replica := startRedis(t)
-	replica.becomeReplica()
-	master := startRedis(t, "--bind", "127.0.0.2", "--port", replica.port, "--protected-mode", "no")
-	_ = master
-	was := lookupHost
-	lookupHost = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1", "127.0.0.2"}, nil }
-	t.Cleanup(func() { lookupHost = was })
-	r := connected(t, "redis://localhost:"+replica.port)
-	if res := r.one(takeOp("lock", 1)); res.Msg != "" {
-		t.Errorf("%+v", res)
-	}
-}
 
 // A master that needs fewer replicas than it has goes on granting locks after one of them was promoted.
 //

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 // A Redis that deletes keys when its memory is full is named when the daemon connects.
@@ -90,10 +91,7 @@ func TestEvictedKeysAreCountedWhenKeysAreGone(t *testing.T) {
 		t.Errorf("%d lines:\n%s", n, r.logged())
 	}
 	must(admin.ConfigSet(ctx, "maxmemory-policy", "noeviction").Result())
-	r.single.link.mu.Lock()
-	r.single.link.m.KeysGone(protocol.Now() + 2e9) // the numbers are read once a second
-	r.single.link.flush()
-	r.single.link.mu.Unlock()
+	r.single.link.With(func(m *pipeline.Machine) { m.KeysGone(protocol.Now() + 2e9) }) // the numbers are read once a second
 	await("")
 }
 

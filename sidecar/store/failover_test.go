@@ -9,12 +9,15 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // switching is a fake Sentinel that names one of two servers.
 type switching struct {
-	*fakeSentinel
+	*harness.FakeSentinel
 	old, promoted *server
+
+	denied map[string]bool // channels
 
 	mu sync.Mutex
 	at string
@@ -23,7 +26,7 @@ type switching struct {
 func startSwitching(t *testing.T) *switching {
 	s := &switching{old: startRedis(t), promoted: startRedis(t)}
 	s.at = s.old.tcp()
-	s.fakeSentinel = startFakeSentinel(t, func(int) (string, int) {
+	s.FakeSentinel = harness.StartFakeSentinel(t, func(int) (string, int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.at, 1
@@ -36,9 +39,7 @@ func (s *switching) name(at *server, leads string) {
 	s.mu.Lock()
 	s.at = at.tcp()
 	s.mu.Unlock()
-	s.fakeSentinel.mu.Lock()
-	s.leads = leads
-	s.fakeSentinel.mu.Unlock()
+	s.Set(harness.FakeAnswers{Leads: leads, Denied: s.denied})
 }
 
 // aboutMaster is a message about a server as the master.
@@ -74,7 +75,7 @@ func awaitOutcome(r *recorder, want redisop.Outcome) redisop.Result {
 func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 	s := startSwitching(t)
 	received := make(chan redisop.Message, 10)
-	r := connected(t, s.url(), func(c *Config) {
+	r := connected(t, s.URL(), func(c *Config) {
 		c.UUID, c.ProbeInterval = secondUUID, time.Hour
 		c.OnMessages = func(messages []redisop.Message) {
 			for _, m := range messages {
@@ -88,11 +89,11 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 		}
 	}
 	// Others are not ours.
-	s.announce(t, sentinel.FailoverChannels[0], "master another 127.0.0.1 "+s.old.port)
-	s.announce(t, sentinel.FailoverChannels[0], aboutMaster(s.promoted))
-	s.announce(t, sentinel.FailoverChannels[1], "nonsense")
+	s.Announce(t, sentinel.FailoverChannels[0], "master another 127.0.0.1 "+s.old.port)
+	s.Announce(t, sentinel.FailoverChannels[0], aboutMaster(s.promoted))
+	s.Announce(t, sentinel.FailoverChannels[1], "nonsense")
 	s.name(s.old, s.old.tcp())
-	s.announce(t, sentinel.FailoverChannels[0], aboutMaster(s.old))
+	s.Announce(t, sentinel.FailoverChannels[0], aboutMaster(s.old))
 	if res := awaitOutcome(r, redisop.NotSynced); !strings.Contains(res.Msg, "fails over the master at "+s.old.tcp()) {
 		t.Errorf("%+v", res)
 	}
@@ -121,7 +122,7 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 	}
 	// The Sentinel names the promoted replica before the others follow it.
 	s.name(s.promoted, s.old.tcp())
-	s.announce(t, "+promoted-slave", aboutReplica(s.promoted, s.old))
+	s.Announce(t, "+promoted-slave", aboutReplica(s.promoted, s.old))
 	if why := r.down(); !strings.Contains(why, "is no longer the master") {
 		t.Errorf("%s", why)
 	}
@@ -140,12 +141,12 @@ func TestFailoverThatIsAbortedWithholdsNoMore(t *testing.T) {
 		t.Run(channel, func(t *testing.T) {
 			t.Parallel()
 			s := startSwitching(t)
-			r := connected(t, s.url())
+			r := connected(t, s.URL())
 			s.name(s.old, s.old.tcp())
-			s.announce(t, sentinel.FailoverChannels[1], aboutReplica(s.promoted, s.old))
+			s.Announce(t, sentinel.FailoverChannels[1], aboutReplica(s.promoted, s.old))
 			awaitOutcome(r, redisop.NotSynced)
 			s.name(s.old, "")
-			s.announce(t, channel, aboutMaster(s.old))
+			s.Announce(t, channel, aboutMaster(s.old))
 			awaitOutcome(r, redisop.Done)
 		})
 	}
@@ -155,7 +156,7 @@ func TestFailoverThatIsAbortedWithholdsNoMore(t *testing.T) {
 func TestNewConnectionToAMasterThatIsReplacedWithholds(t *testing.T) {
 	s := startSwitching(t)
 	s.name(s.old, s.old.tcp())
-	r := connected(t, s.url())
+	r := connected(t, s.URL())
 	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.NotSynced {
 		t.Errorf("%+v", res)
 	}
@@ -171,11 +172,12 @@ func TestNewConnectionToAMasterThatIsReplacedWithholds(t *testing.T) {
 func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 	s := startSwitching(t)
 	s.denied = map[string]bool{sentinel.FailoverChannels[0]: true}
-	r := connected(t, s.url())
+	s.name(s.old, "")
+	r := connected(t, s.URL())
 	_, from, _ := net.SplitHostPort(s.old.tcp())
 	_, to, _ := net.SplitHostPort(s.promoted.tcp())
 	s.name(s.promoted, "")
-	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	s.Publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
 	r.down()
 	r.up()
 	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done || r.Address() != s.promoted.tcp()+"/0" {
@@ -189,9 +191,9 @@ func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 // Any Sentinel may lead the failover.
 func TestMessagesOfAllSentinelsAreReceived(t *testing.T) {
 	nowhere := func(int) (string, int) { return "127.0.0.1:1", 1 }
-	a, b := startFakeSentinel(t, nowhere), startFakeSentinel(t, nowhere)
-	open(t, "redis+sentinel://"+a.address+","+b.address+"/mymaster")
-	for _, s := range []*fakeSentinel{a, b} {
-		s.await(t, "a client subscribes to the steps of a failover", func() bool { return s.full > 0 })
+	a, b := harness.StartFakeSentinel(t, nowhere), harness.StartFakeSentinel(t, nowhere)
+	open(t, "redis+sentinel://"+a.Address+","+b.Address+"/mymaster")
+	for _, s := range []*harness.FakeSentinel{a, b} {
+		s.AwaitSteps(t)
 	}
 }

@@ -1,34 +1,18 @@
 package store
 
 import (
-	"log/slog"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/link"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// shard is one server: that of a single Redis, or a master of a Cluster.
-type shard struct {
-	n       redisop.Shard
-	cfg     *Config
-	masters *masters // of which it is one; nil: Redis is no Cluster
-	link    *link
-	log     *slog.Logger
-
-	// Owned by the goroutine that hands on what is delivered.
-	publishLogged   bool
-	subscribeLogged bool
-	policyLogged    string // the last maxmemory-policy whose risk was logged
-	evictedLogged   bool   // that keys were evicted by that policy was logged
-	riskLogged      int    // the largest number of replicas that a logged risk was about
-}
-
-// linkConfig is that of the link to the server.
-func (s *shard) linkConfig(last wire.Identity, all *shared) linkConfig {
-	c := linkConfig{
+// connect makes the link to the server, which run connects.
+func (s *shard) connect(d *link.Dialer, last wire.Identity, all *link.Shared) {
+	c := link.Config{
 		UUID: s.cfg.UUID, Last: last, TokenExpiry: s.cfg.TokenExpiry, Replicas: s.cfg.Replicas, ProbeInterval: s.cfg.ProbeInterval,
 		Log: s.log, Shared: all, Hand: s.hand, OnUp: s.onUp, OnDown: s.onDown, OnSentinels: s.cfg.OnSentinels,
 	}
@@ -38,24 +22,20 @@ func (s *shard) linkConfig(last wire.Identity, all *shared) linkConfig {
 	if s.cfg.ReadURL != nil {
 		c.Login = s.login
 	}
-	return c
+	s.dial, s.link = d, link.New(c, d)
 }
 
 // login returns the way to the server with the user and the password of the URL, which is read again.
-func (s *shard) login() (*dialer, error) {
+func (s *shard) login() (*link.Dialer, error) {
 	d, err := s.cfg.readAgain()
 	switch {
 	case err != nil:
 	case s.masters != nil:
-		return s.masters.relogin(d, s.link.dial.Address)
-	case !d.leadsTo(s.link.dial):
+		return s.masters.relogin(d, s.dial.Address)
+	case !d.LeadsTo(s.dial):
 		err = namesAnother(d)
 	}
 	return d, err
-}
-
-func namesAnother(d *dialer) error {
-	return wire.Unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
 }
 
 func (s *shard) onUp(dataLost, listening bool, id wire.Identity) {
@@ -107,7 +87,7 @@ func (s *shard) hand(d *pipeline.Delivery) {
 	case pipeline.Risked:
 		s.reportRisk(d.Text, d.Risk)
 	case pipeline.Question, pipeline.Answer:
-		if s.masters != nil && !s.masters.has(s.n, wire.SlotOf(s.link.dial.channel)) {
+		if s.masters != nil && !s.masters.has(s.n, wire.SlotOf(wire.OwnChannel(s.cfg.UUID))) {
 			return // a copy: see publish
 		}
 		if d.Kind == pipeline.Question && s.cfg.OnQuestion != nil {
@@ -136,7 +116,7 @@ func (s *shard) deliver(results []redisop.Result, raised *wire.Identity) {
 
 // note logs what an operator may read.
 func (s *shard) note(d *pipeline.Delivery) {
-	keys := &s.link.dial.Keys
+	keys := &s.dial.Keys
 	switch d.Note {
 	case pipeline.PublishDenied:
 		if !s.publishLogged {
@@ -153,7 +133,8 @@ func (s *shard) note(d *pipeline.Delivery) {
 	case pipeline.LacksOptional:
 		s.log.Info("the Redis user lacks permissions that are useful and not required; deploy/README.md says what each is for", "permissions", strings.Join(d.Names, " "))
 	case pipeline.Flooded:
-		total, inWindow := s.link.ignored()
+		var total, inWindow uint64
+		s.link.With(func(m *pipeline.Machine) { total, inWindow = m.Ignored() })
 		s.log.Warn("another program floods the channel of this sidecar: results of Redis wait behind its messages, which are ignored; let only daemons have +publish and the channels "+wire.OwnChannel("*"),
 			"messages_in_a_second", inWindow, "ignored", total)
 	}
@@ -161,7 +142,7 @@ func (s *shard) note(d *pipeline.Delivery) {
 
 // sharded returns the command for the channels of locks: that for sharded ones, if they are.
 func (s *shard) sharded(command string) string {
-	if s.link.isSharded() {
+	if s.link.IsSharded() {
 		return "s" + command
 	}
 	return command

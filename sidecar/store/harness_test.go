@@ -20,10 +20,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
-	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -339,10 +339,8 @@ func recv[T any](t testing.TB, from chan T, what string) T {
 
 // awaitWired returns when the connection is in use. OnUp comes a moment before.
 func (r *recorder) awaitWired() {
-	for isWired := false; !isWired; {
-		r.single.link.mu.Lock()
-		isWired = r.single.link.wired != nil
-		r.single.link.mu.Unlock()
+	for isUp := false; !isUp; {
+		r.single.link.With(func(m *pipeline.Machine) { isUp = m.IsUp() })
 	}
 }
 
@@ -351,13 +349,7 @@ func (r *recorder) awaitWired() {
 func (r *recorder) later(d time.Duration) {
 	r.awaitWired()
 	r.ahead += d
-	l := r.single.link
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w := l.wired; w != nil && l.m.Advance(protocol.Now()+int64(r.ahead), 0, rawio.HasUnread(w.wire.raw)) {
-		w.cut(os.ErrDeadlineExceeded)
-	}
-	l.flush()
+	r.single.link.Advance(protocol.Now()+int64(r.ahead), 0)
 }
 
 // ageIdle has the present connection be idle for so long that a PING is due.
@@ -470,10 +462,9 @@ func counterOf(name string) string { return new(wire.Keyspace).Counter(name) }
 func (r *recorder) oneLifted(op redisop.Op) redisop.Result {
 	r.t.Helper()
 	r.awaitWired()
-	r.single.link.mu.Lock()
-	r.single.link.m.Lift(protocol.Now(), 0, true)
-	r.single.link.m.Do(protocol.Now(), []redisop.Op{op})
-	r.single.link.flush()
-	r.single.link.mu.Unlock()
+	r.single.link.With(func(m *pipeline.Machine) {
+		m.Lift(protocol.Now(), 0, true)
+		m.Do(protocol.Now(), []redisop.Op{op})
+	})
 	return recv(r.t, r.results, "result")[0]
 }

@@ -9,10 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
-	"github.com/redis/go-redis/v9"
 )
 
 // listeners waits until the channel of name has n subscribers.
@@ -369,7 +371,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 			case args := <-received:
 				return args
 			default:
-				r.Store.single.link.nudge()
+				r.single.link.Advance(protocol.Now(), protocol.Now())
 			}
 		}
 	}

@@ -1,52 +1,28 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/link"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// masters has a link to each master of a Cluster. A Map says which there are, and which has which slot: it gets what
-// nodes answer, and masters carries out its effects.
-type masters struct {
-	cfg    Config
-	keys   wire.Keyspace
-	shards atomic.Pointer[[]*shard] // by redisop.Shard; nil: it is none, as the first one
-	shared *shared
-
-	wake chan struct{} // run is to look at the Map, which has a question earlier
-	ctx  context.Context
-	stop context.CancelFunc
-	done sync.WaitGroup
-
-	delivering sync.Mutex // held while effects are carried out, so that they come in their order; locked before mu and those of links
-
-	mu       sync.Mutex // guards what follows; never held during I/O, a callback or the call of a link
-	m        *cluster.Map
-	armed    int64   // when run looks at the Map again
-	login    *dialer // what the URL says, with the user and the password that were read last
-	isClosed bool    // nothing else is begun
-}
-
-func newMasters(cfg Config, d *dialer, shared *shared) *masters {
+func newMasters(cfg Config, d *link.Dialer, shared *link.Shared, connect func(*shard, *link.Dialer, wire.Identity, *link.Shared)) *masters {
 	if _, rest, isTagged := strings.Cut(cfg.KeyPrefix, "{"); isTagged && strings.Contains(rest, "}") && cfg.Log != nil {
 		cfg.Log.Info("the key prefix has a hash tag: all locks of this host are in one slot, so one master of the Cluster has all of them")
 	}
-	c := cluster.Config{Place: d.Address, Keys: d.Keys, NotYet: d.notYet(), Last: cfg.Last, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
-	ms := &masters{cfg: cfg, keys: d.Keys, shared: shared, wake: make(chan struct{}, 1), m: cluster.New(c, d.nodes), login: d}
+	c := cluster.Config{Place: d.Address, Keys: d.Keys, NotYet: d.NotYet(), Last: cfg.Last, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	ms := &masters{cfg: cfg, keys: d.Keys, shared: shared, connect: connect, wake: make(chan struct{}, 1), m: cluster.New(c, d.Nodes), login: d}
 	ms.shards.Store(&[]*shard{nil})
 	ms.ctx, ms.stop = context.WithCancel(context.Background())
 	return ms
@@ -80,7 +56,7 @@ func (ms *masters) update(input func(m *cluster.Map, now int64)) {
 	}
 	ms.delivering.Unlock()
 	for _, s := range opened {
-		go s.link.run()
+		go s.link.Run()
 	}
 	ms.end(gone)
 }
@@ -91,13 +67,13 @@ func (ms *masters) carryOut(e *cluster.Effect) {
 	case cluster.TooLarge:
 		ms.cfg.Log.Error("the Cluster has more masters than are connected; locks of their slots are unavailable", "masters", cluster.MaxShards)
 	case cluster.Lift:
-		s.link.liftFloor(&e.Floor, e.AsksClock)
+		s.lift(&e.Floor, e.AsksClock)
 	case cluster.ConnectNow:
-		s.link.setIdle(false)
+		s.link.SetIdle(false)
 	case cluster.Idle:
-		s.link.setIdle(true)
+		s.link.SetIdle(true)
 	case cluster.ProbeLock:
-		s.link.setProbeLock(e.Name)
+		s.link.With(func(m *pipeline.Machine) { m.ProbeLock(e.Name) })
 	case cluster.Route:
 		if ms.cfg.OnRoute != nil {
 			ms.cfg.OnRoute(e.Routes)
@@ -121,10 +97,22 @@ func (ms *masters) carryOut(e *cluster.Effect) {
 	}
 }
 
+// lift has the tokens of the server be above a floor, too. asksClock: slots have just moved there, so they
+// are to be above all tokens that were drawn before, too.
+func (s *shard) lift(floor *wire.Identity, asksClock bool) {
+	s.link.With(func(m *pipeline.Machine) {
+		now, above := protocol.Now(), int64(0)
+		if floor.Known() {
+			above = floor.Above(now)
+		}
+		m.Lift(now, above, asksClock)
+	})
+}
+
 // open makes the link to a shard, which is not connected yet.
 func (ms *masters) open(e *cluster.Effect) *shard {
 	s := &shard{n: e.Shard, cfg: &ms.cfg, masters: ms, log: ms.cfg.Log.With("master", e.Address)}
-	s.link = newLink(s.linkConfig(wire.Identity{}, ms.shared), ms.at(e.Address))
+	ms.connect(s, ms.at(e.Address), wire.Identity{}, ms.shared)
 	shards := slices.Clone(*ms.shards.Load())
 	for int(e.Shard) >= len(shards) {
 		shards = append(shards, nil)
@@ -146,8 +134,8 @@ func (ms *masters) remove(n redisop.Shard) *shard {
 // end ends shards whose nodes have left the Cluster.
 func (ms *masters) end(gone []*shard) {
 	for _, s := range gone {
-		ctx, cancel := context.WithTimeout(ms.ctx, topologyTimeout)
-		_ = s.link.close(ctx) // what it owes has its results, whatever the error
+		ctx, cancel := context.WithTimeout(ms.ctx, link.TopologyTimeout)
+		_ = s.link.Close(ctx) // what it owes has its results, whatever the error
 		cancel()
 		s.log.Info("this node has left the Cluster: it is connected no more")
 		if ms.cfg.OnDown != nil {
@@ -230,7 +218,7 @@ func (ms *masters) learn() {
 // node three times as much (BenchmarkRedisTopology), and ten thousand hosts ask when a master fails.
 func (ms *masters) ask(address string) (*cluster.Topology, error) {
 	askedAt := protocol.Now()
-	ctx, cancel := context.WithTimeout(ms.ctx, topologyTimeout)
+	ctx, cancel := context.WithTimeout(ms.ctx, link.TopologyTimeout)
 	defer cancel()
 	ms.mu.Lock()
 	s := ms.get(ms.m.ShardOf(address))
@@ -238,10 +226,10 @@ func (ms *masters) ask(address string) (*cluster.Topology, error) {
 	text, isAnswered := "", false
 	var err error
 	if s != nil {
-		text, isAnswered, err = s.link.askNodes(ctx)
+		text, isAnswered, err = s.link.AskNodes(ctx)
 	}
 	if !isAnswered {
-		text, err = ms.at(address).askNodes(ms.ctx)
+		text, err = ms.at(address).AskNodes(ms.ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -256,68 +244,25 @@ func (ms *masters) ask(address string) (*cluster.Topology, error) {
 	return t, nil
 }
 
-// tryCluster connects to each master of a Cluster, and ends the connections. It fails if it reaches none.
-func tryCluster(ctx context.Context, cfg Config, d *dialer) (Found, error) {
-	ms := newMasters(cfg, d, nil)
-	defer ms.stop()
-	defer context.AfterFunc(ctx, ms.stop)()
-	var t *cluster.Topology
-	var err error
-	for _, node := range ms.m.Askable() {
-		if t, err = ms.ask(node); err == nil {
-			break
-		}
-	}
-	if err != nil {
-		return Found{}, err
-	}
-	found := Found{Address: d.place(), RunID: t.ID, Nodes: t.Nodes, Masters: slices.Sorted(maps.Keys(t.Masters)), Down: make(map[string]error)}
-	if t.Covered < redisop.Slots {
-		found.Down[""] = wire.Unavailablef("the Cluster at %s has masters for %d of its %d slots only; see CLUSTER NODES", d.Address, t.Covered, redisop.Slots)
-	}
-	errs, risks := make([]error, len(found.Masters)), make([]string, len(found.Masters))
-	var connecting sync.WaitGroup
-	for i, master := range found.Masters {
-		connecting.Go(func() {
-			s, err := d.at(master).connect(ctx, &lostAddresses{}, wire.Identity{})
-			if errs[i] = err; err == nil {
-				s.close()
-				risks[i] = s.risk().String()
-			}
-		})
-	}
-	connecting.Wait()
-	for i, err := range errs {
-		if err != nil {
-			found.Down[found.Masters[i]] = err
-		}
-	}
-	found.Risk = cmp.Or(risks...)
-	if !slices.Contains(errs, nil) {
-		return Found{}, cmp.Or(errors.Join(errs[:min(1, len(errs))]...), found.Down[""])
-	}
-	return found, nil
-}
-
 // at returns the way to a node. Nodes announce IP addresses, for which there are no certificates: the
 // name in the certificate is that of the URL then.
-func (ms *masters) at(address string) *dialer {
+func (ms *masters) at(address string) *link.Dialer {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	return ms.login.at(address)
+	return ms.login.At(address)
 }
 
 // relogin returns the way to a node with the user and the password of a URL that was read again, which
 // must name the same Cluster.
-func (ms *masters) relogin(d *dialer, address string) (*dialer, error) {
+func (ms *masters) relogin(d *link.Dialer, address string) (*link.Dialer, error) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	if !slices.ContainsFunc(d.nodes, ms.m.Knows) || (d.options.TLSConfig == nil) != (ms.login.options.TLSConfig == nil) {
+	if !slices.ContainsFunc(d.Nodes, ms.m.Knows) || d.HasTLS() != ms.login.HasTLS() {
 		return nil, namesAnother(d)
 	}
 	ms.login = d
-	ms.m.Seeds(d.nodes)
-	return d.at(address), nil
+	ms.m.Seeds(d.Nodes)
+	return d.At(address), nil
 }
 
 // readLogin reads the user and the password of the Redis URL again, if no node could be asked with those
@@ -395,7 +340,7 @@ func (ms *masters) do(ops []redisop.Op) {
 		for n < len(ops) && ops[n].Shard == ops[0].Shard {
 			n++
 		}
-		if s := ms.get(ops[0].Shard); s == nil || !s.link.do(ops[:n]) {
+		if s := ms.get(ops[0].Shard); s == nil || !s.link.Do(ops[:n]) {
 			ms.refuse(pipeline.NotSent(ops[:n], "the node of the Cluster that had the lock has left it"))
 		}
 		ops = ops[n:]
@@ -415,7 +360,7 @@ func (ms *masters) refuse(results []redisop.Result) {
 func (ms *masters) askThere(r wire.Redirect, ops []redisop.Op) {
 	n := redisop.Shard(0)
 	ms.update(func(m *cluster.Map, now int64) { n = m.Asked(now, r) })
-	if s := ms.get(n); s != nil && s.link.doAsking(ops) {
+	if s := ms.get(n); s != nil && s.link.DoAsking(ops) {
 		return
 	}
 	ms.cfg.onResults(pipeline.NotSent(ops, "a node of the Cluster that has the lock cannot be connected"), nil)
@@ -467,7 +412,7 @@ func (ms *masters) close(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for i, s := range shards {
 		if s != nil {
-			wg.Go(func() { errs[i] = s.link.close(ctx) })
+			wg.Go(func() { errs[i] = s.link.Close(ctx) })
 		}
 	}
 	wg.Wait()

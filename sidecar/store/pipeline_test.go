@@ -2,13 +2,10 @@ package store
 
 import (
 	"bufio"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
-	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -337,68 +334,5 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 		if sent := recv(t, r.results, "result")[0].Sent; sent < before || sent > written {
 			t.Errorf("sent %d ns after Do, and Redis had the operation %d ns after it", sent-before, written-before)
 		}
-	}
-}
-
-// A connection is cut with link.mu held: that must not wait for a peer that takes
-// nothing any more, not even to be told goodbye.
-func TestCutDoesNotWaitForThePeer(t *testing.T) {
-	cert := httptest.NewUnstartedServer(nil)
-	cert.StartTLS()
-	defer cert.Close()
-	here, there := net.Pipe()
-	defer there.Close()
-	shaken := make(chan error, 1)
-	go func() {
-		shaken <- tls.Server(there, &tls.Config{Certificates: cert.TLS.Certificates, SessionTicketsDisabled: true}).Handshake()
-	}()
-	said := &counted{Conn: here}
-	secure := tls.Client(said, &tls.Config{InsecureSkipVerify: true})
-	if err := secure.Handshake(); err != nil {
-		t.Fatal(err)
-	}
-	if err := recv(t, shaken, "handshake"); err != nil {
-		t.Fatal(err)
-	}
-	before := said.writes.Load()
-	w := netConn{Conn: secure, socket: said, secure: true}
-	w.Close()
-	if n := said.writes.Load() - before; n > 0 {
-		t.Errorf("%d writes", n)
-	}
-}
-
-// counted counts what is written.
-type counted struct {
-	net.Conn
-	writes atomic.Int64
-}
-
-func (c *counted) Write(b []byte) (int, error) {
-	c.writes.Add(1)
-	return c.Conn.Write(b)
-}
-
-// A Redis that sends messages is alive, although a reply is overdue.
-func TestMessagesAreASignOfLife(t *testing.T) {
-	url, greeted := greet(t)
-	r := connected(t, url, func(c *Config) { c.Timeout = patience })
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	r.awaitWired()
-	r.Subscribe(0, "x")
-	in := bufio.NewReader(conn)
-	must(readCommand(in))
-	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
-	recv(t, r.subscribed, "subscription")
-	before := protocol.Now()
-	for protocol.Now() == before {
-	}
-	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
-	recv(t, r.messages, "message")
-	r.single.link.mu.Lock()
-	defer r.single.link.mu.Unlock()
-	if at := r.single.link.wired.lastByteAt.Load(); at <= before {
-		t.Errorf("the last byte came %d ns before a message was sent", before-at)
 	}
 }

@@ -49,7 +49,7 @@ func (s *Store) ask(list lookup.Commands, done func(replies []wire.Reply, err er
 		for _, i := range part {
 			q.Commands = append(q.Commands, list[i])
 		}
-		c.link.ask(q)
+		c.link.Ask(q)
 	}
 }
 
@@ -61,7 +61,7 @@ func (s *Store) askThere(from int, list lookup.Commands, replies []wire.Reply, d
 		if to == nil {
 			continue
 		}
-		to.link.ask(&pipeline.Query{Commands: [][]string{{"asking"}, list[i]}, Done: func(got []wire.Reply, err error) {
+		to.link.Ask(&pipeline.Query{Commands: [][]string{{"asking"}, list[i]}, Done: func(got []wire.Reply, err error) {
 			if err != nil {
 				done(nil, err)
 				return
@@ -82,7 +82,7 @@ func (s *Store) asked(key string, answer wire.Reply) *shard {
 	}
 	from := ""
 	if c := s.ofKey(key); c != nil {
-		from = c.link.dial.Address
+		from = c.dial.Address
 	}
 	r, ok := wire.ParseRedirect(answer.Text, from)
 	if !ok {
@@ -107,10 +107,10 @@ func (s *Store) runScript(r lookup.Run, done func(answer wire.Reply, err error))
 		}
 		done(replies[0], nil)
 	}
-	c.link.ask(&pipeline.Query{Script: r.Script, Args: r.Args, Latest: r.Latest, Done: func(replies []wire.Reply, err error) {
+	c.link.Ask(&pipeline.Query{Script: r.Script, Args: r.Args, Latest: r.Latest, Done: func(replies []wire.Reply, err error) {
 		if err == nil {
 			if to := s.asked(key, replies[0]); to != nil {
-				to.link.ask(&pipeline.Query{Script: r.Script, Args: r.Args, Latest: r.Latest, IsAsking: true, Done: finish})
+				to.link.Ask(&pipeline.Query{Script: r.Script, Args: r.Args, Latest: r.Latest, IsAsking: true, Done: finish})
 				return
 			}
 		}

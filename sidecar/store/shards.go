@@ -6,6 +6,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 // ShardState is one master of a Cluster, as far as the store knows it, or the slots that have none.
@@ -30,26 +31,16 @@ func (s *Store) Shards() (shards []ShardState) {
 	for _, m := range all {
 		state := ShardState{Shard: m.Shard, Address: m.Address, Slots: m.Slots}
 		if sh := ms.get(m.Shard); sh != nil {
-			state.RoundTrip, state.Unsent = sh.link.trip(), sh.link.unsent()
+			state.RoundTrip, state.Unsent = sh.link.Trip(), sh.link.Unsent()
 		}
 		shards = append(shards, state)
 	}
 	return shards
 }
 
-// Redirects counts the answers of nodes of a Cluster that did not serve a command.
-type Redirects struct {
-	Moved    uint64 // another node has the slot
-	Ask      uint64 // another node has these keys already, and is to get the slot
-	TryAgain uint64 // another node has some of these keys
-}
-
 // Redirects returns how often nodes of a Cluster did not serve a command, and TopologyChanges how often
 // the daemon learned that slots have other masters, the first time included.
-func (s *Store) Redirects() Redirects {
-	c := &s.shared.redirects
-	return Redirects{Moved: c.moved.Load(), Ask: c.ask.Load(), TryAgain: c.tryAgain.Load()}
-}
+func (s *Store) Redirects() pipeline.Redirects { return s.shared.Redirected() }
 
 // TopologyChanges: see Redirects.
 func (s *Store) TopologyChanges() uint64 {

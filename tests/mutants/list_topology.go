@@ -29,7 +29,7 @@ var topologyMutants = []mutant{
 		in:   "sidecar/store/sentinel (*Group).IsElsewhere",
 		find: `v.Master != "" && v.Master != g.last && !v.IsDown`,
 		put:  `v.Master != "" && v.Master != g.last && (true || !v.IsDown)`,
-		by:   test("sidecar/store", "TestAddressOfAMasterThatIsDownIsNotMovedTo"),
+		by:   test("sidecar/store/link", "TestAddressOfAMasterThatIsDownIsNotMovedTo"),
 	},
 	{
 		rule: "a node in handshake has no id yet",
@@ -54,7 +54,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a master that the Sentinels name no more after the greeting is not used",
-		in:   "sidecar/store (*dialer).find",
+		in:   "sidecar/store/link (*Dialer).find",
 		find: "case now != address:",
 		put:  `case now == "":`,
 		by:   test("sidecar/store", "TestMasterThatSentinelsNameNoMoreIsNotUsed"),
@@ -89,35 +89,35 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a message of a Sentinel is confirmed by a round of questions",
-		in:   "sidecar/store (*sentinels).onMessage",
+		in:   "sidecar/store/link (*sentinels).onMessage",
 		find: `to == "" || verdict.Master != to`,
 		put:  `to == "" || verdict.Master == ""`,
-		by:   test("sidecar/store", "TestSentinelMessages"),
+		by:   test("sidecar/store/link", "TestSentinelMessages"),
 	},
 	{
 		rule: "while no Sentinel answers, only the same server counts",
-		in:   "sidecar/store (*dialer).find",
+		in:   "sidecar/store/link (*Dialer).find",
 		find: "case !(isNamed && isNamedStill) && !conn.id.SameServer(&last):",
 		put:  `case !isNamed && !isNamedStill && now == "":`,
 		by:   test("sidecar/store", "TestLastAddressCountsForTheSameServerOnly"),
 	},
 	{
 		rule: "a move that is received while a connection is taken into use ends it",
-		in:   "sidecar/store (*link).onConnected",
+		in:   "sidecar/store/link (*Link).onConnected",
 		find: "l.leave(w, l.movedTo)",
 		put:  "",
-		by:   test("sidecar/store", "TestMoveWhileAConnectionIsTakenIntoUseEndsIt"),
+		by:   test("sidecar/store/link", "TestMoveWhileAConnectionIsTakenIntoUseEndsIt"),
 	},
 	{
 		rule: "a move ends an attempt to connect to the old master",
-		in:   "sidecar/store (*sentinels).move",
+		in:   "sidecar/store/link (*sentinels).move",
 		find: "if s.attempt.cancel != nil && s.attempt.address != address {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestMoveEndsAnAttemptToConnect"),
 	},
 	{
 		rule: "other Sentinels need a reload",
-		in:   "sidecar/store (*dialer).leadsTo",
+		in:   "sidecar/store/link (*Dialer).LeadsTo",
 		find: "d.hasSentinelsOf(other)",
 		put:  "true",
 		by:   test("sidecar/store", "TestOtherSentinelsNeedAReload"),
@@ -138,14 +138,14 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a message of a Sentinel ends the connection to a server that was replaced",
-		in:   "sidecar/store (*link).leave",
+		in:   "sidecar/store/link (*Link).leave",
 		find: "if w.dial.options.Addr != master {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
 	},
 	{
 		rule: "a message that names the server in use ends no connection",
-		in:   "sidecar/store (*link).leave",
+		in:   "sidecar/store/link (*Link).leave",
 		find: "if w.dial.options.Addr != master {",
 		put:  "if true {",
 		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
@@ -155,7 +155,7 @@ var topologyMutants = []mutant{
 		in:   "sidecar/store/sentinel Moved",
 		find: "len(words) != 5 || words[0] != name || !IsPort(words[4])",
 		put:  "len(words) != 5 || !IsPort(words[4])",
-		by:   test("sidecar/store", "TestSentinelMessages"),
+		by:   test("sidecar/store/link", "TestSentinelMessages"),
 	},
 	{
 		rule: "what a master executes after a failover was announced is not done",
@@ -215,28 +215,28 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "the messages of all Sentinels are received",
-		in:   "sidecar/store (*sentinels).notListened",
+		in:   "sidecar/store/link (*sentinels).notListened",
 		find: "if !a.isListened {",
 		put:  "if !a.isListened && len(s.asked)%2 == 1 {",
 		by:   test("sidecar/store", "TestMessagesOfAllSentinelsAreReceived"),
 	},
 	{
 		rule: "a lost message of a Sentinel is made up for by two rounds of questions",
-		in:   "sidecar/store (*sentinels).check",
+		in:   "sidecar/store/link (*sentinels).check",
 		find: `{
 		s.move(address)
 	}`,
 		put: `&& false {
 		s.move(address)
 	}`,
-		by: test("sidecar/store", "TestSentinelsAreAskedAgain"),
+		by: test("sidecar/store/link", "TestSentinelsAreAskedAgain"),
 	},
 	{
 		rule: "one round that names another master ends no connection",
-		in:   "sidecar/store (*sentinels).check",
+		in:   "sidecar/store/link (*sentinels).check",
 		find: "isOther && again == address",
 		put:  "isOther || again != address",
-		by:   test("sidecar/store", "TestSentinelsAreAskedAgain"),
+		by:   test("sidecar/store/link", "TestSentinelsAreAskedAgain"),
 	},
 	{
 		rule: "a Sentinel with two addresses is asked once",
@@ -254,17 +254,17 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "an address that was lost is tried last",
-		in:   "sidecar/store (*dialer).open",
+		in:   "sidecar/store/link (*Dialer).open",
 		find: "lost.sort(hosts)",
 		put:  "_ = lost",
-		by:   test("sidecar/store", "TestEndpointWithAReplicaAmongItsAddresses"),
+		by:   test("sidecar/store/link", "TestEndpointWithAReplicaAmongItsAddresses"),
 	},
 	{
 		rule: "an address that leads to a replica is a lost one",
-		in:   "sidecar/store (*dialer).connect",
+		in:   "sidecar/store/link (*Dialer).connect",
 		find: "lost.note(l.wire)",
 		put:  "",
-		by:   test("sidecar/store", "TestEndpointWithAReplicaAmongItsAddresses"),
+		by:   test("sidecar/store/link", "TestEndpointWithAReplicaAmongItsAddresses"),
 	},
 	{
 		rule: "the password of the Sentinels is a password",
@@ -452,21 +452,21 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "the floor of a connection that is taken into use is lifted again",
-		in:   "sidecar/store (*link).liftIdentity",
+		in:   "sidecar/store/link (*Link).liftIdentity",
 		find: "floor > id.Above(now)",
 		put:  "floor < 0",
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
 	{
 		rule: "a node is asked on the connection to it",
-		in:   "sidecar/store (*link).askNodes",
+		in:   "sidecar/store/link (*Link).AskNodes",
 		find: "if !l.askAtOnce(q) {",
 		put:  "if _ = q; true {",
 		by:   test("sidecar/store", "TestNodeIsAskedOnTheConnectionToIt"),
 	},
 	{
 		rule: "a topology that is too long for the connection is asked on another one",
-		in:   "sidecar/store (*link).askNodes",
+		in:   "sidecar/store/link (*Link).AskNodes",
 		find: "case r.answer.Kind != '$':",
 		put:  "case false:",
 		by:   test("sidecar/store", "TestLongTopologyIsAskedOnAConnectionOfItsOwn"),
@@ -508,7 +508,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "no two connections of a host have one number",
-		in:   "sidecar/store (*link).onConnected",
+		in:   "sidecar/store/link (*Link).onConnected",
 		find: "l.cfg.Shared.conns.Add(1)",
 		put:  "max(1, l.cfg.Shared.conns.Load())",
 		by:   test("sidecar/store", "TestConnectionsOfAClusterHaveNumbersOfTheirOwn"),
@@ -551,7 +551,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "an asked operation of a closed node has a result",
-		in:   "sidecar/store (*link).doAsking",
+		in:   "sidecar/store/link (*Link).DoAsking",
 		find: "if l.closed {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestAskNamesANodeThatIsClosed"),
@@ -650,8 +650,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a slot without a master is explained at once",
 		in:   "sidecar/store newMasters",
-		find: "d.notYet()",
-		put:  "d.notYet()[:0]",
+		find: "d.NotYet()",
+		put:  "d.NotYet()[:0]",
 		by:   test("sidecar/store", "TestSlotWithoutAMasterIsExplained"),
 	},
 	{
@@ -776,8 +776,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "an operation for a shard that ended has a result",
 		in:   "sidecar/store (*masters).do",
-		find: "s == nil || !s.link.do(ops[:n])",
-		put:  "s != nil && !s.link.do(ops[:n])",
+		find: "s == nil || !s.link.Do(ops[:n])",
+		put:  "s != nil && !s.link.Do(ops[:n])",
 		by:   test("sidecar/store", "TestShardThatIsUsedAgainServes"),
 	},
 	{

@@ -201,6 +201,11 @@ var bans = []ban{
 		why: "a verdict needs answers, and no network",
 	},
 	{
+		from: "sidecar/store/link", to: []string{"./..."},
+		except: []string{"./sidecar/store/link", "./sidecar/store/pipeline", "./sidecar/store/sentinel", "./sidecar/store/wire", "./sidecar/redisop", "./sidecar/redisurl", "./protocol", "./internal/rawio"},
+		why:    "a link leads to one server: which slots that has, and what people ask, is the store's business",
+	},
+	{
 		from: "sidecar/store/pipeline", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
 		why: "the simulation drives the same Machine without a network",
 	},

@@ -21,6 +21,7 @@ var codeOf = map[string]string{
 	"contest":     "sidecar/locktable/contest",
 	"eventlog":    "sidecar/eventlog",
 	"intake":      "sidecar/intake",
+	"link":        "sidecar/store/link",
 	"locksidecar": "sdk/go",
 	"loglimit":    "sidecar/loglimit",
 	"lookup":      "sidecar/store/lookup",
@@ -82,7 +83,7 @@ var places = []place{
 	{"docs/queue.md", `at most {word(code.wayTrips)} short round trips and 1 ms`},
 	{"docs/queue.md", `backs off for as long, or for {contest.Config.Backoff} if it knows of a program that polls`},
 	{"docs/queue.md", `each further one {ns(contest.expirySpacing)} after the one before it. Otherwise it is noticed after {contest.Config.Poll + contest.Config.Poll/code.refreshLater} at most`},
-	{"docs/queue.md", `| the reconnect ({store.backoffMax*5/4}, and`},
+	{"docs/queue.md", `| the reconnect ({link.backoffMax*5/4}, and`},
 	{"docs/queue.md", `the first ticket recalls again | {contest.Config.Poll + contest.Config.Poll/code.refreshLater} |`},
 	{"docs/queue.md", `| for {redisop.MaxSilence} after its last sign of life it may get the lock`},
 	{"docs/queue.md", `a lease for all such hosts, if it is {redisop.MaxSilence} or longer`},
@@ -140,7 +141,7 @@ var places = []place{
 	{"docs/policy.md", `A new connection counts as {word(intake.connectRequests+1)}.`},
 	{"docs/policy.md", `The log has {word(loglimit.maxLines)} refusals of a kind for each user in {loglimit.window}`},
 
-	{"docs/topologies.md", `the daemon also asks all each {store.sentinelInterval}.`},
+	{"docs/topologies.md", `the daemon also asks all each {link.sentinelInterval}.`},
 	{"docs/topologies.md", `A new one is made for {ns(sentinel.trustLast)}, to the same process`},
 	{"docs/topologies.md", `answer**, in {word(sentinel.missesReported)} rounds`},
 	{"docs/topologies.md", `after {ns(sentinel.failoverSilence)} without an answer of it`},
@@ -155,7 +156,7 @@ var places = []place{
 	{"docs/topologies.md", `Up to {cluster.MaxShards} masters are connected`},
 	{"docs/topologies.md", `an {part(code.deadlineParts/code.givenUpEarly)} of the lease early`},
 	{"docs/topologies.md", `within {pipeline.idlePing} if nothing uses it`},
-	{"docs/topologies.md", `tries again after {store.backoffMin} to {store.backoffMax}`},
+	{"docs/topologies.md", `tries again after {link.backoffMin} to {link.backoffMax}`},
 
 	{"docs/architecture.md", `Every {sidecar.endpointInterval}, another goroutine`},
 	{"docs/architecture.md", `for {sidecar.requestTime} of a step`},
@@ -210,7 +211,7 @@ var places = []place{
 	{"docs/metrics.md", `loads itself each {monitor.refreshSeconds} s (`},
 	{"docs/metrics.md", `answered this scrape within {monitor.statsTimeout}.`},
 	{"docs/metrics.md", `if for more than {cluster.openAfter}. At most {monitor.maxSlotLabels} slots have a series`},
-	{"docs/metrics.md", `in the last round of questions, each {store.sentinelInterval}.`},
+	{"docs/metrics.md", `in the last round of questions, each {link.sentinelInterval}.`},
 
 	{"docs/pipe.md", `more than {MiB(cmd.longestLine)}, or needs a frame above {protocol.MaxFrame} bytes`},
 
@@ -229,7 +230,7 @@ var places = []place{
 	{"docs/scaling.md", `| a batch of up to {wire.RunMax} renewals | {ns(sim.costRenew)} more, and {ns(sim.costKey)} for each lock |`},
 	{"docs/scaling.md", `| a sidecar that connects | {ns(sim.costConnect)} |`},
 	{"docs/scaling.md", `a Take every {s(contest.Config.Poll)} to {contest.Config.Poll + contest.Config.Poll/code.refreshLater} each`},
-	{"docs/scaling.md", `all hosts connect within {store.backoffMax*5/4}`},
+	{"docs/scaling.md", `all hosts connect within {link.backoffMax*5/4}`},
 	{"docs/scaling.md", `Other hosts learn within {cluster.topologyInterval*5/4}`},
 
 	{"protocol/SPEC.md", `# The locksidecar protocol, version {protocol.Version}`},

@@ -144,7 +144,11 @@ type askedOps struct {
 }
 
 // Redirects counts the answers of a node of a Cluster that did not serve a command.
-type Redirects struct{ Moved, Ask, TryAgain uint64 }
+type Redirects struct {
+	Moved    uint64 // another node has the slot
+	Ask      uint64 // another node has these keys already, and is to get the slot
+	TryAgain uint64 // another node has some of these keys
+}
 
 // A call is one command in flight. The answer to each kind is taken in by one function: see Reply.
 type call struct {

@@ -1,4 +1,4 @@
-package store
+package link
 
 import (
 	"context"
@@ -12,11 +12,11 @@ import (
 // A node of a Cluster is asked which one has which slot by CLUSTER NODES.
 
 // topologyTimeout bounds the question to one node.
-const topologyTimeout = time.Second
+const TopologyTimeout = time.Second
 
-// askNodes asks the server on the connection to it. isAnswered is false if there is none, if the question would have to
+// AskNodes asks the server on the connection to it. isAnswered is false if there is none, if the question would have to
 // wait there, or if its answer is longer than what is kept.
-func (l *link) askNodes(ctx context.Context) (text string, isAnswered bool, err error) {
+func (l *Link) AskNodes(ctx context.Context) (text string, isAnswered bool, err error) {
 	type result struct {
 		answer wire.Reply
 		err    error
@@ -48,9 +48,9 @@ func (l *link) askNodes(ctx context.Context) (text string, isAnswered bool, err 
 	}
 }
 
-// askNodes asks a node on a connection of its own. The end of ctx ends the connection.
-func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
-	dialing, cancel := context.WithTimeout(ctx, topologyTimeout)
+// AskNodes asks a node on a connection of its own. The end of ctx ends the connection.
+func (d *Dialer) AskNodes(ctx context.Context) (text string, err error) {
+	dialing, cancel := context.WithTimeout(ctx, TopologyTimeout)
 	defer cancel()
 	l, err := d.dial(dialing, &lostAddresses{})
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
 	}
 	defer l.close()
 	defer context.AfterFunc(ctx, func() { l.wire.Close() })()
-	_ = l.wire.SetDeadline(time.Now().Add(topologyTimeout))
+	_ = l.wire.SetDeadline(time.Now().Add(TopologyTimeout))
 	text, err = l.client.ClusterNodes(ctx).Result()
 	switch {
 	case err == nil:
@@ -70,7 +70,7 @@ func (d *dialer) askNodes(ctx context.Context) (text string, err error) {
 }
 
 // nodesError is for a server that answered the question with an error.
-func (d *dialer) nodesError(text string) error {
+func (d *Dialer) nodesError(text string) error {
 	switch {
 	case strings.Contains(text, "cluster support disabled"):
 		return wire.Unavailablef("Redis at %s is no node of a Cluster; write redis:// instead of redis+cluster://", d.Address)

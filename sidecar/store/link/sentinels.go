@@ -1,4 +1,4 @@
-package store
+package link
 
 import (
 	"context"
@@ -213,7 +213,7 @@ func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, e
 	views, verdict := s.round(ctx)
 	if first := verdict.Master; first != "" && !verdict.IsAgreed && !verdict.IsLed {
 		s.update(func(g *sentinel.Group, _ int64) { g.Disagree(views) })
-		if !pause(ctx, askAgain) {
+		if !Pause(ctx, askAgain) {
 			return "", false, ctx.Err()
 		}
 		views, verdict = s.round(ctx)
@@ -235,7 +235,7 @@ func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, e
 }
 
 // find makes a connection to the server of a URL, or to the master that Sentinels name.
-func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, last wire.Identity) (*readyConn, error) {
+func (d *Dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, last wire.Identity) (*readyConn, error) {
 	if s == nil {
 		return d.connect(ctx, lost, last)
 	}
@@ -245,7 +245,7 @@ func (d *dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, la
 	}
 	attempting := s.begin(ctx, address)
 	defer s.end()
-	conn, err := d.at(address).connect(attempting, lost, last)
+	conn, err := d.At(address).connect(attempting, lost, last)
 	if err != nil {
 		return nil, wire.Unavailablef("%v (the Sentinels of the master %q name this address)", err, d.group.Master)
 	}
@@ -341,7 +341,7 @@ func (s *sentinels) watch(ctx context.Context) {
 // check asks whether the master has moved. Two rounds have to find that.
 func (s *sentinels) check(ctx context.Context) {
 	address, isOther := s.other(ctx)
-	if !isOther || !pause(ctx, askAgain) {
+	if !isOther || !Pause(ctx, askAgain) {
 		return
 	}
 	if again, isOther := s.other(ctx); isOther && again == address {
@@ -358,7 +358,7 @@ func (s *sentinels) other(ctx context.Context) (address string, isOther bool) {
 
 // listenAgain receives the messages of one Sentinel for as long as it is one of the group.
 func (s *sentinels) listenAgain(ctx context.Context, a *asked) {
-	for delay := 4 * backoffMin; pause(ctx, delay); {
+	for delay := 4 * backoffMin; Pause(ctx, delay); {
 		s.mu.Lock()
 		isMember := s.group.Has(a.member)
 		s.mu.Unlock()
