@@ -220,7 +220,7 @@ func (n *fakeNode) answer(verb string, words []string, isAsking bool) string {
 	return ":0\r\n"
 }
 
-// run executes a script. The caller holds mu.
+// run executes a script, with the mutex locked.
 func (n *fakeNode) run(words []string, isAsking bool) string {
 	keys, _ := strconv.Atoi(words[2])
 	if keys == 0 {

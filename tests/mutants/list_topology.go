@@ -104,7 +104,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a move that is received while a connection is taken into use ends it",
 		in:   "sidecar/store/link (*Link).onConnected",
-		find: "l.leave(w, l.movedTo)",
+		find: "held.leave(w, held.movedTo)",
 		put:  "",
 		by:   test("sidecar/store/link", "TestMoveWhileAConnectionIsTakenIntoUseEndsIt"),
 	},
@@ -138,14 +138,14 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a message of a Sentinel ends the connection to a server that was replaced",
-		in:   "sidecar/store/link (*Link).leave",
+		in:   "sidecar/store/link (*guarded).leave",
 		find: "if w.dial.options.Addr != master {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
 	},
 	{
 		rule: "a message that names the server in use ends no connection",
-		in:   "sidecar/store/link (*Link).leave",
+		in:   "sidecar/store/link (*guarded).leave",
 		find: "if w.dial.options.Addr != master {",
 		put:  "if true {",
 		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
@@ -552,7 +552,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "an asked operation of a closed node has a result",
 		in:   "sidecar/store/link (*Link).DoAsking",
-		find: "if l.closed {",
+		find: "if held.closed {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestAskNamesANodeThatIsClosed"),
 	},

@@ -8,28 +8,28 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// flush writes what the Machine has made, and has run look at the Machine when it is due. The caller holds mu, which the
-// Writer unlocks for the time of a system call.
-func (l *Link) flush() {
-	for _, q := range l.m.TakeExpired() {
-		go q.Done(nil, wire.Unavailable("it was not sent to Redis in time")) // the caller holds mu
+// flush writes what the Machine has made, and has run look at the Machine when it is due.
+func (g *guarded) flush() {
+	l := g.link
+	for _, q := range g.m.TakeExpired() {
+		go q.Done(nil, wire.Unavailable("it was not sent to Redis in time")) // no callback comes with the mutex locked
 	}
-	l.unsentOps.Store(int64(l.m.Unsent()))
-	w := l.wired
+	l.unsentOps.Store(int64(g.m.Unsent()))
+	w := g.wired
 	if w == nil {
 		l.nudge() // run has the answer
 		return
 	}
-	if l.m.HasBytes() && w.out.Accepts() {
+	if g.m.HasBytes() && w.out.Accepts() {
 		if len(w.out.Queued) == 0 {
-			w.out.Queued = l.m.TakeBytes(w.out.Queued)
+			w.out.Queued = g.m.TakeBytes(w.out.Queued)
 		} else {
-			bytes := l.m.TakeBytes(nil)
+			bytes := g.m.TakeBytes(nil)
 			w.out.Queued = append(w.out.Queued, bytes...)
-			_ = l.m.TakeBytes(bytes)
+			_ = g.m.TakeBytes(bytes)
 		}
 	}
-	if l.m.Next() < l.armed {
+	if g.m.Next() < g.armed {
 		l.nudge()
 	}
 	w.out.Flush()
@@ -42,12 +42,12 @@ func (l *Link) nudge() {
 	}
 }
 
-// cut ends the connection. The reader finds that out, and reports it. The caller holds mu.
-func (w *wired) cut(why error) { w.out.Close(why) }
+// cut ends a connection. Its reader finds that out, and reports it.
+func (g *guarded) cut(w *wired, why error) { w.out.Close(why) }
 
-func (l *Link) advance(now, lastByteAt int64) {
-	if w := l.wired; l.m.Advance(now, lastByteAt, rawio.HasUnread(w.wire.raw)) {
-		w.cut(os.ErrDeadlineExceeded)
+func (g *guarded) advance(now, lastByteAt int64) {
+	if w := g.wired; g.m.Advance(now, lastByteAt, rawio.HasUnread(w.wire.raw)) {
+		g.cut(w, os.ErrDeadlineExceeded)
 	}
 }
 

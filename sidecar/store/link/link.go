@@ -24,16 +24,17 @@ func New(cfg Config, d *Dialer) *Link {
 		dialed: make(chan dialed),
 		hurry:  make(chan struct{}, 1),
 		done:   make(chan struct{}),
-		armed:  math.MaxInt64,
 		why:    d.NotYet(),
 	}
-	l.m = pipeline.New(pipeline.Config{
+	held := &l.behindMu // nobody else knows the link yet
+	held.link, held.armed = l, math.MaxInt64
+	held.m = pipeline.New(pipeline.Config{
 		UUID: cfg.UUID, Keys: d.Keys, IsNode: d.IsNode, Replicas: cfg.Replicas,
 		TokenExpiry: cfg.TokenExpiry, Timeout: d.timeout, ProbeInterval: cfg.ProbeInterval,
 		Batches: pipeline.DefaultBatches,
 	})
 	if l.isIdle.Store(d.IsNode); d.IsNode {
-		l.m.ProbeLock("")
+		held.m.ProbeLock("")
 	}
 	l.server.Store(d)
 	if d.group != nil {
@@ -51,55 +52,55 @@ func (l *Link) Do(ops []redisop.Op) bool {
 	if len(ops) == 0 {
 		return true
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
+	held := l.lock()
+	defer held.unlock()
+	if held.closed {
 		return false
 	}
-	l.m.Do(protocol.Now(), ops)
-	l.flush()
+	held.m.Do(protocol.Now(), ops)
+	held.flush()
 	return true
 }
 
 // DoAsking sends operations of locks whose keys are here already, although another node of the Cluster
 // has their slot. False: it is closed, and they get no result here.
 func (l *Link) DoAsking(ops []redisop.Op) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
+	held := l.lock()
+	defer held.unlock()
+	if held.closed {
 		return false
 	}
-	l.m.DoAsking(protocol.Now(), ops)
-	l.flush()
+	held.m.DoAsking(protocol.Now(), ops)
+	held.flush()
 	return true
 }
 
 // Subscribe has the channel of a lock be subscribed.
 func (l *Link) Subscribe(name string) {
-	l.mu.Lock()
-	l.m.Subscribe(name)
-	l.mu.Unlock()
+	held := l.lock()
+	held.m.Subscribe(name)
+	held.unlock()
 	l.nudge()
 }
 
 // Unsubscribe ends that.
 func (l *Link) Unsubscribe(name string) {
-	l.mu.Lock()
-	l.m.Unsubscribe(name)
-	l.mu.Unlock()
+	held := l.lock()
+	held.m.Unsubscribe(name)
+	held.unlock()
 	l.nudge()
 }
 
 // Ask sends a query. Its Done is called once, from a goroutine of the store, and must not block; err
 // is a sentence for people.
 func (l *Link) Ask(q *pipeline.Query) {
-	l.mu.Lock()
+	held := l.lock()
 	why := "the sidecar is stopping"
-	if !l.closed {
-		why = l.m.Ask(protocol.Now(), q)
-		l.flush()
+	if !held.closed {
+		why = held.m.Ask(protocol.Now(), q)
+		held.flush()
 	}
-	l.mu.Unlock()
+	held.unlock()
 	if why != "" {
 		go q.Done(nil, wire.Unavailable(why)) // the caller may hold a mutex that Done locks
 	}
@@ -108,21 +109,21 @@ func (l *Link) Ask(q *pipeline.Query) {
 // askAtOnce sends a query if nothing waits on the connection, and reports whether it did. Otherwise Done is
 // not called.
 func (l *Link) askAtOnce(q *pipeline.Query) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || !l.m.AskAtOnce(protocol.Now(), q) {
+	held := l.lock()
+	defer held.unlock()
+	if held.closed || !held.m.AskAtOnce(protocol.Now(), q) {
 		return false
 	}
-	l.flush()
+	held.flush()
 	return true
 }
 
 // With gives f the Machine for as long as the call takes, and writes what that has made.
 func (l *Link) With(f func(m *pipeline.Machine)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	f(l.m)
-	l.flush()
+	held := l.lock()
+	defer held.unlock()
+	f(held.m)
+	held.flush()
 }
 
 // SetIdle notes whether the server has slots. When it gets the first ones, it is connected at once.
@@ -134,11 +135,11 @@ func (l *Link) SetIdle(isIdle bool) {
 
 // Advance does what is due at a time, at which Redis sent something last.
 func (l *Link) Advance(now, lastByteAt int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.wired != nil {
-		l.advance(now, lastByteAt)
-		l.flush()
+	held := l.lock()
+	defer held.unlock()
+	if held.wired != nil {
+		held.advance(now, lastByteAt)
+		held.flush()
 	}
 }
 
@@ -153,19 +154,19 @@ func (l *Link) onFailover(address, why string) {
 // onMoved ends the connection to a server that is no longer the master, and has the master connected at
 // once.
 func (l *Link) onMoved(address string) {
-	l.mu.Lock()
-	l.movedTo = address
-	if l.wired != nil {
-		l.leave(l.wired, address)
+	held := l.lock()
+	held.movedTo = address
+	if held.wired != nil {
+		held.leave(held.wired, address)
 	}
-	l.mu.Unlock()
+	held.unlock()
 	l.connectNow()
 }
 
-// leave ends a connection to another server than the master at an address. The caller holds mu.
-func (l *Link) leave(w *wired, master string) {
+// leave ends a connection to another server than the master at an address.
+func (g *guarded) leave(w *wired, master string) {
 	if w.dial.options.Addr != master {
-		w.cut(wire.Unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", w.dial.Address, l.dial.Address, master))
+		g.cut(w, wire.Unavailablef("Redis at %s is no longer the master %q: its Sentinels name %s", w.dial.Address, g.link.dial.Address, master))
 	}
 }
 
@@ -196,7 +197,7 @@ func (l *Link) CountSentinels() sentinel.Count {
 
 // IsSharded reports whether the channels of locks are sharded at the server that is connected.
 func (l *Link) IsSharded() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.wired != nil && l.wired.isSharded
+	held := l.lock()
+	defer held.unlock()
+	return held.wired != nil && held.wired.isSharded
 }

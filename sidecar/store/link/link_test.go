@@ -86,9 +86,9 @@ func TestMessagesAreASignOfLife(t *testing.T) {
 	}
 	s.Publish(t.Context(), new(wire.Keyspace).Channel("x"), "0")
 	recv(t, received, "message")
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if at := l.wired.lastByteAt.Load(); at <= before {
+	held := l.lock()
+	defer held.unlock()
+	if at := held.wired.lastByteAt.Load(); at <= before {
 		t.Errorf("the last byte came %d ns before a message was sent", before-at)
 	}
 }

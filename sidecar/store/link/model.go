@@ -54,12 +54,8 @@ type Link struct {
 	cancel context.CancelFunc // cuts everything short
 	done   chan struct{}      // run has ended
 
-	mu      sync.Mutex // guards what follows; never held during I/O or a callback
-	m       *pipeline.Machine
-	wired   *wired // nil while down
-	closed  bool
-	armed   int64  // when run looks at the Machine again, at the latest
-	movedTo string // where the master is since the last attempt to connect began; "": nothing was received
+	mu       sync.Mutex // guards what lock returns; never held during I/O or a callback
+	behindMu guarded
 
 	isIdle    atomic.Bool  // a node of a Cluster without slots
 	unsentOps atomic.Int64 // as Machine.Unsent has it
@@ -87,11 +83,36 @@ type dialed struct {
 	err   error
 }
 
+// guarded is what the mutex of a Link guards: only lock leads to it.
+type guarded struct {
+	link    *Link
+	m       *pipeline.Machine
+	wired   *wired // nil while down
+	closed  bool
+	armed   int64  // when run looks at the Machine again, at the latest
+	movedTo string // where the master is since the last attempt to connect began; "": nothing was received
+}
+
+// lock locks the mutex, and unlock unlocks it.
+func (l *Link) lock() *guarded {
+	l.mu.Lock()
+	return &l.behindMu
+}
+
+func (g *guarded) unlock() { g.link.mu.Unlock() }
+
+// connection is the one that is in use; nil: there is none.
+func (l *Link) connection() *wired {
+	held := l.lock()
+	defer held.unlock()
+	return held.wired
+}
+
 // wired is a connection in use.
 type wired struct {
 	*readyConn
 	link  *Link
-	out   *rawio.Writer // guarded by link.mu
+	out   *rawio.Writer // used with the mutex of the link, which it unlocks for the time of a system call
 	from  io.Reader
 	ended chan struct{} // closed when the reader has ended; out.Err says why
 

@@ -19,7 +19,7 @@ func newWired(l *Link, s *readyConn) *wired {
 	}
 	s.in.Reader = w
 	w.out.OnClose = func(error) {
-		l.m.Cut()
+		l.behindMu.m.Cut() // it comes from a method of guarded
 		w.wire.Close()
 	}
 	w.lastByteAt.Store(protocol.Now())
@@ -34,14 +34,14 @@ func (w *wired) read() {
 	for err == nil {
 		var answer wire.Reply
 		if answer, err = w.replies.Next(); err == nil {
-			l.mu.Lock()
-			err = l.m.Reply(w.now, &answer)
-			l.mu.Unlock()
+			held := l.lock()
+			err = held.m.Reply(w.now, &answer)
+			held.unlock()
 		}
 	}
-	l.mu.Lock()
-	w.cut(err)
-	l.mu.Unlock()
+	held := l.lock()
+	held.cut(w, err)
+	held.unlock()
 	_ = w.rest()
 }
 
@@ -63,19 +63,19 @@ func (w *wired) Read(b []byte) (int, error) {
 // those before the loop gets the results. The error ends the connection.
 func (w *wired) rest() error {
 	l := w.link
-	l.mu.Lock()
-	err := l.m.Rest(protocol.Now())
-	l.flush()
-	if l.m.IsOver() {
+	held := l.lock()
+	err := held.m.Rest(protocol.Now())
+	held.flush()
+	if held.m.IsOver() {
 		l.nudge()
 	}
-	deliveries := l.m.TakeDeliveries(w.deliveries)
-	if l.m.WantsSpare() {
-		l.m.Spare(l.cfg.Shared.spare.get())
+	deliveries := held.m.TakeDeliveries(w.deliveries)
+	if held.m.WantsSpare() {
+		held.m.Spare(l.cfg.Shared.spare.get())
 	}
-	l.roundTrip.Store(l.m.RoundTrip())
-	counts := l.m.TakeRedirects()
-	l.mu.Unlock()
+	l.roundTrip.Store(held.m.RoundTrip())
+	counts := held.m.TakeRedirects()
+	held.unlock()
 	l.cfg.Shared.redirects.add(counts)
 	l.handAll(deliveries)
 	clear(deliveries)

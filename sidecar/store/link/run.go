@@ -31,8 +31,8 @@ func (l *Link) Run() {
 	connect()
 	for {
 		var ended <-chan struct{}
-		if l.wired != nil {
-			ended = l.wired.ended
+		if w := l.connection(); w != nil {
+			ended = w.ended
 		}
 		select {
 		case <-l.wake:
@@ -58,28 +58,28 @@ func (l *Link) Run() {
 // check does what the Machine has due, and returns when to check again. over: every operation from before close has its
 // result, and there will be no more.
 func (l *Link) check() (next time.Duration, over bool) {
-	l.mu.Lock()
-	w := l.wired
-	over = l.m.IsOver()
+	held := l.lock()
+	w := held.wired
+	over = held.m.IsOver()
 	switch {
 	case over:
-		l.closed = true
-		l.m.Refuse("the sidecar is stopping")
+		held.closed = true
+		held.m.Refuse("the sidecar is stopping")
 	case w == nil:
-		l.m.Refuse(l.why)
+		held.m.Refuse(l.why)
 	default:
-		l.advance(protocol.Now(), w.lastByteAt.Load())
+		held.advance(protocol.Now(), w.lastByteAt.Load())
 	}
-	l.armed = l.m.Next()
+	held.armed = held.m.Next()
 	var deliveries []pipeline.Delivery
 	if w == nil {
-		deliveries = l.m.TakeDeliveries(nil)
+		deliveries = held.m.TakeDeliveries(nil)
 		l.unsentOps.Store(0)
 	} else {
-		l.flush()
+		held.flush()
 	}
-	at := l.armed
-	l.mu.Unlock()
+	at := held.armed
+	held.unlock()
 	l.handAll(deliveries)
 	if over && w != nil {
 		l.handAll(l.end(w, "the sidecar is stopping"))
@@ -90,18 +90,18 @@ func (l *Link) check() (next time.Duration, over bool) {
 // end ends a connection, whose reader has ended or will by itself. It returns what is to be handed on: with what was in
 // flight. why is for people.
 func (l *Link) end(w *wired, why string) []pipeline.Delivery {
-	l.mu.Lock()
-	w.cut(net.ErrClosed)
-	l.mu.Unlock()
+	held := l.lock()
+	held.cut(w, net.ErrClosed)
+	held.unlock()
 	w.out.Wait()
 	<-w.ended
 	w.readyConn.close()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.m.Down(w.out.Sent(), why)
-	l.wired = nil
-	l.last = l.m.Identity() // its floor may have risen
-	return l.m.TakeDeliveries(nil)
+	held = l.lock()
+	defer held.unlock()
+	held.m.Down(w.out.Sent(), why)
+	held.wired = nil
+	l.last = held.m.Identity() // its floor may have risen
+	return held.m.TakeDeliveries(nil)
 }
 
 // connect tries until it has a connection that is ready, and gives it to run. delay is the time
@@ -112,10 +112,10 @@ func (l *Link) connect(delay time.Duration, last wire.Identity) {
 			return
 		}
 		l.readLogin()
-		l.mu.Lock()
-		l.movedTo = "" // the Sentinels are asked after it
-		l.m.Connecting()
-		l.mu.Unlock()
+		held := l.lock()
+		held.movedTo = "" // the Sentinels are asked after it
+		held.m.Connecting()
+		held.unlock()
 		s, err := l.login.find(l.ctx, l.sentinels, &l.lost, last)
 		select {
 		case l.dialed <- dialed{s, err}:
@@ -199,19 +199,19 @@ func (l *Link) onConnected(s *readyConn) {
 	l.why = ""
 	l.cfg.OnUp(lost, listening, s.id)
 	w := newWired(l, s)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	held := l.lock()
+	defer held.unlock()
 	g, now := s.greeting(l.cfg.Shared.conns.Add(1)), protocol.Now()
 	l.liftIdentity(&g.ID, now) // liftFloor looked before
-	l.wired = w
-	l.m.Up(now, g)
+	held.wired = w
+	held.m.Up(now, g)
 	if l.ctx.Err() != nil {
-		w.cut(net.ErrClosed) // close looked before
+		held.cut(w, net.ErrClosed) // close looked before
 	}
-	if l.movedTo != "" {
-		l.leave(w, l.movedTo) // onMoved looked before
+	if held.movedTo != "" {
+		held.leave(w, held.movedTo) // onMoved looked before
 	}
-	l.flush()
+	held.flush()
 	go w.read()
 }
 
@@ -250,22 +250,25 @@ func (l *Link) onDown(err error) {
 
 // onDisconnect ends the connection, whose reader has ended. The caller must connect.
 func (l *Link) onDisconnect() {
-	w := l.wired
-	l.mu.Lock()
+	w := l.connection()
+	held := l.lock()
 	err := w.out.Err()
-	l.mu.Unlock()
+	held.unlock()
 	l.lost.note(w.wire)
 	why := w.dial.broken(err)
 	if told, ok := err.(wire.Unavailable); ok {
 		why = string(told)
 	}
 	deliveries := l.end(w, why)
+	held = l.lock()
+	served := held.m.Served()
+	held.unlock()
 	// A connection that served for a while is made again at once; one that breaks
 	// as soon as it is used must not make us spin.
 	switch {
 	case time.Since(l.upAt) >= backoffMax:
 		l.delay = 0
-	case l.m.Served():
+	case served:
 		l.delay = backoffMin
 	default:
 		l.delay = nextDelay(l.delay)
@@ -276,9 +279,9 @@ func (l *Link) onDisconnect() {
 
 // Close lets run send what waits. When ctx ends first, run is cut short.
 func (l *Link) Close(ctx context.Context) error {
-	l.mu.Lock()
-	l.m.Finish()
-	l.mu.Unlock()
+	held := l.lock()
+	held.m.Finish()
+	held.unlock()
 	l.nudge()
 	select {
 	case <-l.done:
@@ -286,11 +289,11 @@ func (l *Link) Close(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	l.cancel()
-	l.mu.Lock()
-	if l.wired != nil {
-		l.wired.cut(net.ErrClosed)
+	held = l.lock()
+	if held.wired != nil {
+		held.cut(held.wired, net.ErrClosed)
 	}
-	l.mu.Unlock()
+	held.unlock()
 	<-l.done
 	return ctx.Err()
 }
