@@ -121,12 +121,12 @@ func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
 	l, end := ofCluster(t)
 	defer end()
 	var numbers uint64
-	expect := func(what string, e event, want ...string) {
+	expect := func(what string, e store.Event, want ...string) {
 		t.Helper()
-		if e.kind == redisRoute {
-			l.shards.route(e.routes, l.setHealth)
+		if e.Kind == store.Route {
+			l.shards.route(e.Routes, l.setHealth)
 		}
-		l.onEvent(protocol.Now(), &e)
+		l.onRedisEvent(protocol.Now(), &e)
 		rows, next, _ := l.eventLog.Page(numbers, 1<<20, nil, nil)
 		numbers = next
 		var got []string
@@ -137,17 +137,17 @@ func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
-	full := event{kind: redisDegraded, shard: 1, text: "it is full"}
-	gone := event{kind: redisDown, shard: 2, text: "it is gone"}
-	expect("a first connection", event{kind: redisUp, shard: 1})
+	full := store.Event{Kind: store.Degraded, Shard: 1, Text: "it is full"}
+	gone := store.Event{Kind: store.Down, Shard: 2, Text: "it is gone"}
+	expect("a first connection", store.Event{Kind: store.Up, Shard: 1})
 	expect("a master refuses acquires", full, "redis_degraded it is full")
 	expect("the same again", full)
-	expect("for another reason", event{kind: redisDegraded, shard: 1, text: "no replica"}, "redis_degraded no replica")
+	expect("for another reason", store.Event{Kind: store.Degraded, Shard: 1, Text: "no replica"}, "redis_degraded no replica")
 	expect("the other one is gone", gone, "redis_down it is gone")
-	expect("the first one is gone, too", event{kind: redisDown, shard: 1, text: "it is gone"}, "redis_down it is gone")
-	expect("and is back", event{kind: redisUp, shard: 1, flag: true}, "redis_up", "data_lost")
-	expect("it refuses nothing", event{kind: redisDegraded, shard: 1})
-	expect("it has all slots", event{kind: redisRoute, routes: []redisop.SlotRange{{First: 8192, Last: 16383, Shard: 1}}}, "redis_up")
+	expect("the first one is gone, too", store.Event{Kind: store.Down, Shard: 1, Text: "it is gone"}, "redis_down it is gone")
+	expect("and is back", store.Event{Kind: store.Up, Shard: 1, IsLost: true}, "redis_up", "data_lost")
+	expect("it refuses nothing", store.Event{Kind: store.Degraded, Shard: 1})
+	expect("it has all slots", store.Event{Kind: store.Route, Routes: []redisop.SlotRange{{First: 8192, Last: 16383, Shard: 1}}}, "redis_up")
 	expect("the one without slots is gone still", gone)
 	if n := l.counters.redisDowns; n != 2 {
 		t.Errorf("%d losses of a connection are counted, want 2", n)

@@ -54,6 +54,13 @@ func (ms *masters) moved(slot uint16, address string) {
 	ms.update(func(m *cluster.Map, now int64) { m.Moved(now, wire.Redirect{Slot: slot, Address: address}) })
 }
 
+// asksSoon reports whether a node is asked within a second.
+func (ms *masters) asksSoon() bool {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return ms.m.Next() < protocol.Now()+int64(time.Second)
+}
+
 // refresh has a node asked soon.
 func (ms *masters) refresh() {
 	ms.update(func(m *cluster.Map, now int64) { m.SlotLeft(now) })
@@ -279,7 +286,7 @@ func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
 	// One too many.
 	got := make(chan []redisop.Result, 1)
 	ms := mastersOf(t, func(c *Config) {
-		c.OnResults = func(results []redisop.Result, _ *wire.Identity) { got <- results }
+		c.on(Results, func(e Event) { got <- e.Results })
 	})
 	for i := range cluster.MaxShards {
 		ms.m.At(0, fmt.Sprintf("127.0.0.1:%d", 1+i))
@@ -380,11 +387,11 @@ func TestCopiesOfARecallAreNotDelivered(t *testing.T) {
 	nodes := startFakeCluster(t, 2)
 	received := make(chan redisop.Message, 4)
 	r := openCluster(t, nodes.url(), func(c *Config) {
-		c.OnMessages = func(ms []redisop.Message) {
-			for _, m := range ms {
+		c.on(Messages, func(e Event) {
+			for _, m := range e.Messages {
 				received <- m
 			}
-		}
+		})
 	}).settled()
 	for _, sender := range nodes { // each sends a recall of its own, which the other one passes on before
 		from := wire.OriginOf(fmt.Sprintf("%08x%032x", sender.number, sender.number), "master")
@@ -688,7 +695,7 @@ func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
 			note(fmt.Sprint("route ", ranges[0].First))
 		}
 	}
-	ms = mastersOf(t, func(c *Config) { c.OnRoute = onRoute })
+	ms = mastersOf(t, func(c *Config) { c.on(Route, func(e Event) { onRoute(e.Routes) }) })
 	ms.moved(10, "127.0.0.1:1")
 	clear(order)
 	order = order[:0]
@@ -702,13 +709,13 @@ func TestRouteIsDeliveredBeforeOnMovedReturns(t *testing.T) {
 // beforeUp has a function called when the next connection is made, before it is in use.
 func beforeUp(f *atomic.Pointer[func()]) func(*Config) {
 	return func(cfg *Config) {
-		up := cfg.OnUp
-		cfg.OnUp = func(n redisop.Shard, dataLost, listening bool, id wire.Identity) {
+		others := cfg.OnEvent
+		cfg.on(Up, func(e Event) {
 			if f := f.Swap(nil); f != nil {
 				(*f)()
 			}
-			up(n, dataLost, listening, id)
-		}
+			others(e)
+		})
 	}
 }
 
@@ -843,7 +850,7 @@ func TestClockOfAMasterWithALargerEpochIsAskedFor(t *testing.T) {
 func TestAskNamesANodeThatIsClosed(t *testing.T) {
 	got := make(chan []redisop.Result, 1)
 	ms := mastersOf(t, func(c *Config) {
-		c.OnResults = func(results []redisop.Result, _ *wire.Identity) { got <- results }
+		c.on(Results, func(e Event) { got <- e.Results })
 	})
 	ms.moved(1, "127.0.0.1:1")
 	if err := ms.get(1).link.Close(t.Context()); err != nil {
@@ -1047,7 +1054,7 @@ func TestSubscriptionThatLeavesHasANodeAsked(t *testing.T) {
 	}
 	before := asked()
 	r.masters.refresh() // a node that is asked now finds all masters connected, and is not asked again soon
-	r.await("topology", func() bool { return asked() > before && r.masters.m.Next() > protocol.Now()+int64(time.Second) })
+	r.await("topology", func() bool { return asked() > before && !r.masters.asksSoon() })
 	r.Subscribe(1, "lock")
 	if got := recv(t, r.subscribed, "subscription"); got != "lock" {
 		t.Fatal(got)

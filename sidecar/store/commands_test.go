@@ -337,7 +337,7 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 		r.one(takeOp("probe", 1))
 		select {
 		case why := <-r.downs:
-			if !strings.Contains(why.Error(), s.socket()) {
+			if !strings.Contains(why, s.socket()) {
 				t.Errorf("the reason does not tell where: %v", why)
 			}
 			if r.up().lost {

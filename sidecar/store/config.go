@@ -29,7 +29,7 @@ type Config struct {
 	// UUID of the sidecar, the first half of its owner fields. Required.
 	UUID string
 
-	// Last is what OnUp gave the process before this one that had the same UUID:
+	// Last is what an Up gave the process before this one that had the same UUID:
 	// the first connection is then a reconnect like any other. Zero: there was none.
 	Last wire.Identity
 
@@ -56,57 +56,60 @@ type Config struct {
 	// no client can have. 0: never.
 	ProbeInterval time.Duration
 
-	// The callbacks come from the store's goroutines, one after the other. They must not
-	// block, and may call Do, Subscribe and Unsubscribe. nil: not called. What they are given
-	// is theirs; results may be given back with Recycle.
-	//
-	// While there is a connection, OnResults, OnMessages, OnSubscribed and OnUnsubscribed come
-	// in the order in which Redis sent what they bring.
+	// OnEvent is called from the store's goroutines, for one Event after the other. It must not block, and may call Do,
+	// Subscribe and Unsubscribe. nil: not called. What an Event has is its receiver's; results may be given back with
+	// Recycle.
+	OnEvent func(e Event)
+}
 
-	// OnResults brings results, and, if a token raised the floor of tokens, the identity
-	// with its new floor; otherwise nil. When a connection is lost, OnDown comes
-	// first, so that nothing is sent again to a Redis that is gone.
-	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
-	// before (another run, another replication history, or it does not tell). listening:
-	// messages to this sidecar are received; false: Redis does not permit it. id is
-	// what a successor of this process needs as its Last.
-	// OnDown, at the start of an outage and when its reason changes: err is the sentence that
-	// an operator reads.
-	OnResults func(results []redisop.Result, raised *wire.Identity)
-	OnUp      func(n redisop.Shard, dataLost, listening bool, id wire.Identity)
-	OnDown    func(n redisop.Shard, err error)
+// An Event is one thing that happened. While there is a connection, Results, Messages, Subscribed and Unsubscribed come in
+// the order in which Redis sent what they bring.
+type Event struct {
+	Kind  EventKind
+	Shard redisop.Shard // Up, Down, Degraded, Risk, Subscribed, Unsubscribed
 
-	// OnRoute, in a Cluster: other shards have these slots from now on. It comes before the results of
-	// operations that a node did not execute for that reason.
-	OnRoute func([]redisop.SlotRange)
+	Results  []redisop.Result    // Results
+	Messages []redisop.Message   // Messages
+	Names    []string            // Subscribed, Unsubscribed: of locks
+	Routes   []redisop.SlotRange // Route
 
-	// OnDegraded: Redis is connected, but refuses acquires, or too few replicas confirm them, with the sentence that an operator
-	// reads; "": it does not any more. After OnUp it does not, until this is called.
-	OnDegraded func(n redisop.Shard, why string)
+	ID          *wire.Identity // Up: what a successor needs as its Last; Results: the same, if a token raised its floor
+	IsLost      bool           // Up: it is not certainly the same data as before
+	IsListening bool           // Up: messages to this sidecar are received; otherwise Redis does not permit it
+	IsBlocking  bool           // OpenSlots: locks wait because of that
 
-	// OnRisk: two owners may have one lock, after a failover as the numbers of replicas stand, or because Redis evicts
-	// keys, with the sentence that an operator reads; "": nothing is known. After OnUp it is "", until this is called.
-	OnRisk func(n redisop.Shard, risk string)
+	Text string // the sentence that an operator reads; Question, Answer: the body
+	From string // Question: the uuid of the sidecar that asks
+}
 
-	// OnSentinels: most of the Sentinels do not answer, with the sentence that an operator reads; "": they do again.
-	OnSentinels func(why string)
+// EventKind says what happened.
+type EventKind uint8
 
-	// OnOpenSlots: slots of a Cluster stay open, with the sentence that an operator
-	// reads; "": none is any more. isBlocking: locks wait because of that.
-	OnOpenSlots func(why string, isBlocking bool)
+const (
+	_ EventKind = iota
 
-	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
-	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the
-	// connection was lost they come back by themselves.
-	// OnMessages: something was published on the channels of locks, or to this sidecar.
-	OnSubscribed   func(n redisop.Shard, names []string)
-	OnUnsubscribed func(n redisop.Shard, names []string)
-	OnMessages     func(messages []redisop.Message)
+	Results      // of operations. When a connection is lost, Down comes first, so that nothing is sent again to a Redis that is gone
+	Messages     // something was published on the channels of locks, or to this sidecar
+	Subscribed   // Redis confirmed these subscriptions (again); what was published before may be lost
+	Unsubscribed // they are gone, or not permitted. If the connection was lost they come back by themselves
 
-	// OnQuestion: the sidecar with the uuid from asked this one. OnAnswer: a sidecar answered,
-	// as any program that may publish can pretend to. See Ask.
-	OnQuestion func(from string, body []byte)
-	OnAnswer   func(body []byte)
+	Up       // Redis can be asked. The data may have been lost: another run, another replication history, or it does not tell
+	Down     // at the start of an outage and when its reason, Text, changes
+	Degraded // Redis is connected, but refuses acquires, or too few replicas confirm them; "": it does not any more. After Up it does not
+	Risk     // two owners may have one lock, after a failover as the numbers of replicas stand, or because Redis evicts keys; "", and after Up: nothing is known
+
+	Route     // in a Cluster, other shards have these slots from now on. It comes before the results of operations that a node did not execute for that reason
+	OpenSlots // slots of a Cluster stay open; "": none is any more
+	Sentinels // most of the Sentinels do not answer; "": they do again
+
+	Question // a sidecar asked this one
+	Answer   // a sidecar answered, as any program that may publish can pretend to. See Ask
+)
+
+func (cfg *Config) tell(e Event) {
+	if cfg.OnEvent != nil {
+		cfg.OnEvent(e)
+	}
 }
 
 // readAgain reads the URL again.
@@ -119,12 +122,6 @@ func (cfg Config) readAgain() (d *link.Dialer, err error) {
 
 func (cfg *Config) settings() link.Settings {
 	return link.Settings{URL: cfg.URL, KeyPrefix: cfg.KeyPrefix, UUID: cfg.UUID, TLS: cfg.TLS, Timeout: cfg.Timeout, Replicas: cfg.Replicas}
-}
-
-func (cfg *Config) onResults(results []redisop.Result, raised *wire.Identity) {
-	if cfg.OnResults != nil {
-		cfg.OnResults(results, raised)
-	}
 }
 
 func namesAnother(d *link.Dialer) error {

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
@@ -45,7 +44,7 @@ func TestNumberOfReplicasThatIsWrongIsNamed(t *testing.T) {
 				url = master.userURL("limited", append([]string{"~*", "&*", "+@all"}, tt.user...)...)
 			}
 			risks := make(chan string, 10)
-			onRisk := func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } }
+			onRisk := func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) }
 			change := tt.change
 			if change == nil {
 				change = func(*Config) {}
@@ -72,7 +71,7 @@ func TestNumberOfReplicasThatIsWrongIsNamed(t *testing.T) {
 func TestNumberOfReplicasIsReadAgain(t *testing.T) {
 	master := startRedis(t, "--repl-diskless-sync-delay", "0")
 	risks := make(chan string, 10)
-	r := connected(t, master.url(), func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } })
+	r := connected(t, master.url(), func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) })
 	next := func() string {
 		t.Helper()
 		for end := time.After(patience); ; {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
@@ -35,7 +34,7 @@ func TestRedisThatEvictsIsNamed(t *testing.T) {
 				url = server.userURL("limited", append([]string{"~*", "&*", "+@all"}, tt.user...)...)
 			}
 			risks := make(chan string, 10)
-			r := connected(t, url, func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } })
+			r := connected(t, url, func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) })
 			r.one(takeOp("lock", 1)) // the risk is reported before any operation is sent
 			risk := ""
 			select {
@@ -60,7 +59,7 @@ func TestEvictedKeysAreCountedWhenKeysAreGone(t *testing.T) {
 	t.Parallel()
 	server := startRedis(t, "--maxmemory", "50mb", "--maxmemory-policy", "allkeys-random")
 	risks := make(chan string, 10)
-	r := connected(t, server.url(), func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } })
+	r := connected(t, server.url(), func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) })
 	await := func(words string) {
 		t.Helper()
 		for end := time.After(patience); ; {

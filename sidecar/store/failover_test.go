@@ -77,11 +77,11 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 	received := make(chan redisop.Message, 10)
 	r := connected(t, s.URL(), func(c *Config) {
 		c.UUID, c.ProbeInterval = secondUUID, time.Hour
-		c.OnMessages = func(messages []redisop.Message) {
-			for _, m := range messages {
+		c.on(Messages, func(e Event) {
+			for _, m := range e.Messages {
 				received <- m
 			}
-		}
+		})
 	})
 	for _, op := range []redisop.Op{takeOp("renewed", 1), takeOp("dropped", 2), takeOp("dropped by and by", 3)} {
 		if res := r.one(op); res.Outcome != redisop.Done {
@@ -111,7 +111,7 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	// A transfer of the old master proves nothing.
-	holder := connected(t, s.old.url(), func(c *Config) { c.OnMessages = func([]redisop.Message) {} })
+	holder := connected(t, s.old.url(), func(c *Config) { c.on(Messages, func(Event) {}) })
 	passTo(t, holder, r, "passed")
 	m := recv(t, received, "message")
 	for m.Kind != redisop.Transferred {

@@ -14,7 +14,7 @@ import (
 func (s *shard) connect(d *link.Dialer, last wire.Identity, all *link.Shared) {
 	c := link.Config{
 		UUID: s.cfg.UUID, Last: last, TokenExpiry: s.cfg.TokenExpiry, Replicas: s.cfg.Replicas, ProbeInterval: s.cfg.ProbeInterval,
-		Log: s.log, Shared: all, Hand: s.hand, OnUp: s.onUp, OnDown: s.onDown, OnSentinels: s.cfg.OnSentinels,
+		Log: s.log, Shared: all, Hand: s.hand, OnUp: s.onUp, OnDown: s.onDown, OnSentinels: func(why string) { s.cfg.tell(Event{Kind: Sentinels, Text: why}) },
 	}
 	if s.masters != nil {
 		c.Floor = s.masters.floorAt
@@ -42,18 +42,14 @@ func (s *shard) onUp(dataLost, listening bool, id wire.Identity) {
 	if s.masters != nil {
 		id = s.masters.onUp(s.n, &id)
 	}
-	if s.cfg.OnUp != nil {
-		s.cfg.OnUp(s.n, dataLost, listening, id)
-	}
+	s.cfg.tell(Event{Kind: Up, Shard: s.n, IsLost: dataLost, IsListening: listening, ID: &id})
 }
 
 func (s *shard) onDown(err error) {
 	if s.masters != nil {
 		err = s.masters.onDown(s.n, err)
 	}
-	if s.cfg.OnDown != nil {
-		s.cfg.OnDown(s.n, err)
-	}
+	s.cfg.tell(Event{Kind: Down, Shard: s.n, Text: err.Error()})
 }
 
 // hand hands on what the Machine of the server delivered.
@@ -62,16 +58,12 @@ func (s *shard) hand(d *pipeline.Delivery) {
 	case pipeline.Results:
 		s.deliver(d.Results, d.Raised)
 	case pipeline.Messages:
-		if s.cfg.OnMessages != nil {
-			s.cfg.OnMessages(d.Messages)
-		}
+		s.cfg.tell(Event{Kind: Messages, Messages: d.Messages})
 	case pipeline.Subscribed:
-		if s.cfg.OnSubscribed != nil {
-			s.cfg.OnSubscribed(s.n, d.Names)
-		}
+		s.cfg.tell(Event{Kind: Subscribed, Shard: s.n, Names: d.Names})
 	case pipeline.Unsubscribed, pipeline.SlotLeft:
-		if len(d.Names) > 0 && s.cfg.OnUnsubscribed != nil {
-			s.cfg.OnUnsubscribed(s.n, d.Names)
+		if len(d.Names) > 0 {
+			s.cfg.tell(Event{Kind: Unsubscribed, Shard: s.n, Names: d.Names})
 		}
 		if d.Kind == pipeline.SlotLeft {
 			s.masters.update(func(m *cluster.Map, now int64) { m.SlotLeft(now) })
@@ -90,12 +82,11 @@ func (s *shard) hand(d *pipeline.Delivery) {
 		if s.masters != nil && !s.masters.has(s.n, wire.SlotOf(wire.OwnChannel(s.cfg.UUID))) {
 			return // a copy: see publish
 		}
-		if d.Kind == pipeline.Question && s.cfg.OnQuestion != nil {
-			s.cfg.OnQuestion(d.From, []byte(d.Text))
+		kind := Question
+		if d.Kind == pipeline.Answer {
+			kind = Answer
 		}
-		if d.Kind == pipeline.Answer && s.cfg.OnAnswer != nil {
-			s.cfg.OnAnswer([]byte(d.Text))
-		}
+		s.cfg.tell(Event{Kind: kind, From: d.From, Text: d.Text})
 	case pipeline.Answered:
 		if d.Text != "" {
 			d.Query.Done(nil, wire.Unavailable(d.Text))
@@ -111,7 +102,7 @@ func (s *shard) deliver(results []redisop.Result, raised *wire.Identity) {
 	if s.masters != nil {
 		raised = s.masters.onResults(results, raised)
 	}
-	s.cfg.onResults(results, raised)
+	s.cfg.tell(Event{Kind: Results, Results: results, ID: raised})
 }
 
 // note logs what an operator may read.
@@ -156,9 +147,7 @@ func (s *shard) reportDegraded(why string) {
 	} else {
 		s.log.Warn("redis is degraded: it refuses what locks need", "reason", why)
 	}
-	if s.cfg.OnDegraded != nil {
-		s.cfg.OnDegraded(s.n, why)
-	}
+	s.cfg.tell(Event{Kind: Degraded, Shard: s.n, Text: why})
 }
 
 // reportRisk reports why two owners are possible; "": nothing is known. That of the replicas is logged once for each
@@ -179,7 +168,5 @@ func (s *shard) reportRisk(text string, r *pipeline.Risk) {
 		s.evictedLogged = true
 		s.log.Warn("Redis has evicted keys, perhaps those of locks that are held", "reason", evicts)
 	}
-	if s.cfg.OnRisk != nil {
-		s.cfg.OnRisk(s.n, text)
-	}
+	s.cfg.tell(Event{Kind: Risk, Shard: s.n, Text: text})
 }

@@ -273,10 +273,10 @@ func TestQuestionsAndAnswers(t *testing.T) {
 	s := startRedis(t)
 	type message struct{ from, body string }
 	asked, answered := make(chan message, 1), make(chan message, 1)
-	r := connected(t, s.url(), func(c *Config) { c.OnAnswer = func(b []byte) { answered <- message{body: string(b)} } })
+	r := connected(t, s.url(), func(c *Config) { c.on(Answer, func(e Event) { answered <- message{body: e.Text} }) })
 	connected(t, s.url(), func(c *Config) {
 		c.UUID = otherUUID
-		c.OnQuestion = func(from string, b []byte) { asked <- message{from, string(b)} }
+		c.on(Question, func(e Event) { asked <- message{e.From, e.Text} })
 	})
 	const body = "\x00 \r\n\xff ask answer "
 	reached := make(chan bool, 1)

@@ -328,11 +328,11 @@ func TestMessagesToThisSidecar(t *testing.T) {
 		got := make(chan redisop.Message, 100)
 		r := open(t, b.url, func(c *Config) {
 			c.KeyPrefix = "app1:"
-			c.OnMessages = func(messages []redisop.Message) {
-				for _, m := range messages {
+			c.on(Messages, func(e Event) {
+				for _, m := range e.Messages {
 					got <- m
 				}
-			}
+			})
 		})
 		for range 2 {
 			if !r.up().listening {

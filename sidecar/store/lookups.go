@@ -152,7 +152,7 @@ func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int
 }
 
 // Ask sends a question to the sidecar with this uuid. done: reached says whether that sidecar is
-// connected to Redis. The answer comes by OnAnswer, or not at all.
+// connected to Redis. The answer comes as an Answer, or not at all.
 func (s *Store) Ask(id string, body []byte, done func(reached bool, err error)) {
 	s.ask(lookup.AskSidecar(id, s.cfg.UUID, body), func(replies []wire.Reply, err error) {
 		if err != nil {

@@ -75,25 +75,19 @@ func (ms *masters) carryOut(e *cluster.Effect) {
 	case cluster.ProbeLock:
 		s.link.With(func(m *pipeline.Machine) { m.ProbeLock(e.Name) })
 	case cluster.Route:
-		if ms.cfg.OnRoute != nil {
-			ms.cfg.OnRoute(e.Routes)
-		}
+		ms.cfg.tell(Event{Kind: Route, Routes: e.Routes})
 	case cluster.Trouble:
 		if !e.IsKnown {
 			ms.cfg.Log.Warn("the topology of the Cluster is not known", "reason", e.Text)
 		}
-		if ms.cfg.OnDown != nil {
-			ms.cfg.OnDown(0, wire.Unavailable(e.Text))
-		}
+		ms.cfg.tell(Event{Kind: Down, Text: e.Text})
 	case cluster.Stays:
 		if e.Text != "" {
 			ms.cfg.Log.Warn("a slot of the Cluster stays open", "reason", e.Text, "locks_wait", e.IsBlocking)
 		} else {
 			ms.cfg.Log.Info("no slot of the Cluster stays open any more")
 		}
-		if ms.cfg.OnOpenSlots != nil {
-			ms.cfg.OnOpenSlots(e.Text, e.IsBlocking)
-		}
+		ms.cfg.tell(Event{Kind: OpenSlots, Text: e.Text, IsBlocking: e.IsBlocking})
 	}
 }
 
@@ -138,9 +132,7 @@ func (ms *masters) end(gone []*shard) {
 		_ = s.link.Close(ctx) // what it owes has its results, whatever the error
 		cancel()
 		s.log.Info("this node has left the Cluster: it is connected no more")
-		if ms.cfg.OnDown != nil {
-			ms.cfg.OnDown(s.n, wire.Unavailable("this master of the Cluster is not connected yet")) // the next one with this number
-		}
+		ms.cfg.tell(Event{Kind: Down, Shard: s.n, Text: "this master of the Cluster is not connected yet"}) // the next one with this number
 	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -352,7 +344,7 @@ func (ms *masters) refuse(results []redisop.Result) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if !ms.isClosed {
-		ms.done.Go(func() { ms.cfg.onResults(results, nil) })
+		ms.done.Go(func() { ms.cfg.tell(Event{Kind: Results, Results: results}) })
 	}
 }
 
@@ -363,7 +355,7 @@ func (ms *masters) askThere(r wire.Redirect, ops []redisop.Op) {
 	if s := ms.get(n); s != nil && s.link.DoAsking(ops) {
 		return
 	}
-	ms.cfg.onResults(pipeline.NotSent(ops, "a node of the Cluster that has the lock cannot be connected"), nil)
+	ms.cfg.tell(Event{Kind: Results, Results: pipeline.NotSent(ops, "a node of the Cluster that has the lock cannot be connected")})
 }
 
 // shardOf returns the shard of the node that a redirect names; nil: there is no room for one.

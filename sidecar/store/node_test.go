@@ -364,34 +364,34 @@ func openCluster(t testing.TB, url string, change ...func(*Config)) *clusterReco
 	t.Helper()
 	c := &clusterRecorder{isUp: make(map[redisop.Shard]bool), downs: make(map[redisop.Shard]string), results: make(map[string][]redisop.Result)}
 	record := func(cfg *Config) {
-		cfg.OnUp = func(n redisop.Shard, _, _ bool, _ wire.Identity) {
+		cfg.on(Up, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.isUp[n] = true
-		}
-		cfg.OnDown = func(n redisop.Shard, err error) {
+			c.isUp[e.Shard] = true
+		})
+		cfg.on(Down, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.isUp[n], c.downs[n] = false, err.Error()
-		}
-		cfg.OnRoute = func(ranges []redisop.SlotRange) {
+			c.isUp[e.Shard], c.downs[e.Shard] = false, e.Text
+		})
+		cfg.on(Route, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			for _, r := range ranges {
+			for _, r := range e.Routes {
 				for slot := int(r.First); slot <= int(r.Last); slot++ {
 					c.owners[slot] = r.Shard
 				}
 				c.lines = append(c.lines, fmt.Sprint("route ", r.Shard))
 			}
-		}
-		cfg.OnResults = func(results []redisop.Result, _ *wire.Identity) {
+		})
+		cfg.on(Results, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			for _, r := range results {
+			for _, r := range e.Results {
 				c.results[r.Name] = append(c.results[r.Name], r)
 				c.lines = append(c.lines, fmt.Sprint("result ", r.Name, " ", r.Outcome))
 			}
-		}
+		})
 	}
 	c.recorder = open(t, url, append([]func(*Config){record}, change...)...)
 	return c

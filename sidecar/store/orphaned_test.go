@@ -75,11 +75,11 @@ func TestOrphanedLockPassesToTheFirstOfItsQueue(t *testing.T) {
 	transfers := make(chan redisop.Message, 10)
 	waiter := connected(t, s.url(), func(c *Config) {
 		c.UUID = secondUUID
-		c.OnMessages = func(messages []redisop.Message) {
-			for _, m := range messages {
+		c.on(Messages, func(e Event) {
+			for _, m := range e.Messages {
 				transfers <- m
 			}
-		}
+		})
 	})
 	const counter = 9_000_000_000_000_000 // above Redis's clock, µs, and below 2^53
 	a.Set(ctx, counterOf("lock"), counter, 0)

@@ -171,22 +171,23 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 	for _, size := range []int{1, 2, 7, 64, 4000, len(stream)} {
 		url, greeted := greet(t)
 		got := make(chan string, 100)
-		names := func(what string) func(redisop.Shard, []string) {
-			return func(_ redisop.Shard, names []string) { got <- what + " " + strings.Join(names, " ") }
+		names := func(what string) func(Event) {
+			return func(e Event) { got <- what + " " + strings.Join(e.Names, " ") }
 		}
 		r := connected(t, url, func(c *Config) {
 			c.Timeout = patience
-			c.OnResults = func(results []redisop.Result, _ *wire.Identity) {
-				for _, res := range results {
+			c.on(Results, func(e Event) {
+				for _, res := range e.Results {
 					got <- "result " + res.Name
 				}
-			}
-			c.OnMessages = func(messages []redisop.Message) {
-				for _, m := range messages {
+			})
+			c.on(Messages, func(e Event) {
+				for _, m := range e.Messages {
 					got <- fmt.Sprintf("message %d %s", m.Kind, m.Name)
 				}
-			}
-			c.OnSubscribed, c.OnUnsubscribed = names("subscribed"), names("unsubscribed")
+			})
+			c.on(Subscribed, names("subscribed"))
+			c.on(Unsubscribed, names("unsubscribed"))
 		})
 		conn := recv(t, greeted, "connection")
 		r.awaitWired()
@@ -230,20 +231,20 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	got := make(chan string, 100)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(results []redisop.Result, _ *wire.Identity) {
-			for _, res := range results {
+		c.on(Results, func(e Event) {
+			for _, res := range e.Results {
 				got <- fmt.Sprintf("result %s %v", res.Name, res.Outcome)
 			}
-		}
-		c.OnMessages = func(messages []redisop.Message) { got <- "message " + messages[0].Name }
-		c.OnSubscribed = func(_ redisop.Shard, names []string) { got <- "subscribed " + names[0] }
-		c.OnUnsubscribed = func(_ redisop.Shard, names []string) { got <- "unsubscribed " + strings.Join(names, " ") }
-		c.OnDown = func(redisop.Shard, error) {
+		})
+		c.on(Messages, func(e Event) { got <- "message " + e.Messages[0].Name })
+		c.on(Subscribed, func(e Event) { got <- "subscribed " + e.Names[0] })
+		c.on(Unsubscribed, func(e Event) { got <- "unsubscribed " + strings.Join(e.Names, " ") })
+		c.on(Down, func(Event) {
 			select {
 			case got <- "down":
 			default: // there is no Redis any more
 			}
-		}
+		})
 	})
 	conn := recv(t, greeted, "connection")
 	r.awaitWired()

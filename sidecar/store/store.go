@@ -147,8 +147,8 @@ func (s *Store) ofKey(key string) *shard {
 }
 
 // Do sends ops, or does so as soon as the connection is free for them. Each gets exactly one
-// Result; while Redis is down it is NotSent, at once. It may change their order. Precondition: OnUp of
-// their shards was called.
+// Result; while Redis is down it is NotSent, at once. It may change their order. Precondition: their
+// shards are Up.
 //
 // Within one batch the order is: renewals, checks, takes, drops, except that most pipelined
 // Takes follow their Drop. Operations that hit NOSCRIPT are sent again after SCRIPT LOAD, and
@@ -164,7 +164,7 @@ func (s *Store) Do(ops []redisop.Op) {
 	s.single.link.Do(ops)
 }
 
-// Recycle takes back results that OnResults brought. The caller does not use them again.
+// Recycle takes back results that an Event brought. The caller does not use them again.
 func (s *Store) Recycle(results []redisop.Result) { s.shared.Recycle(results) }
 
 // Unsent calls yield with how many operations wait to be sent to a shard, because Redis has not answered
@@ -185,7 +185,7 @@ func (s *Store) RoundTrip() (longest time.Duration) {
 	return longest
 }
 
-// Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
+// Subscribe subscribes to the channel of a lock until Unsubscribe. Subscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
 func (s *Store) Subscribe(n redisop.Shard, name string) {
 	if sh := s.shard(n); sh != nil {
@@ -193,7 +193,7 @@ func (s *Store) Subscribe(n redisop.Shard, name string) {
 	}
 }
 
-// Unsubscribe ends Subscribe. A callback that is under way may still arrive.
+// Unsubscribe ends Subscribe. An Event that is under way may still arrive.
 func (s *Store) Unsubscribe(n redisop.Shard, name string) {
 	if sh := s.shard(n); sh != nil {
 		sh.link.Unsubscribe(name)
@@ -219,7 +219,7 @@ func (s *Store) shard(n redisop.Shard) *shard {
 // Close sends what is queued, for as long as ctx allows, and ends the
 // connection. What could not be sent by then has the result NotSent, what has
 // no answer Unknown.
-// When Close returns, no goroutine and no callback is left. The error is ctx's,
+// When Close returns, no goroutine and no call of OnEvent is left. The error is ctx's,
 // if it ended first.
 func (s *Store) Close(ctx context.Context) error {
 	var err error

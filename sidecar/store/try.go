@@ -21,7 +21,7 @@ import (
 type Found struct {
 	Address string // of Redis, and the number of the database
 	RunID   string // of the server, or the smallest id of the nodes of a Cluster; "": it is not known
-	Risk    string // as Config.OnRisk has it; of a Cluster, that of one master
+	Risk    string // as Risk has it; of a Cluster, that of one master
 
 	// Of a Cluster:
 	Nodes   map[string]bool  // the ids of all nodes

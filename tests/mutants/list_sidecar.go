@@ -1328,7 +1328,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the trouble of a shard ends when another one has its slots",
-		in:   "sidecar (*loop).onEvent",
+		in:   "sidecar (*loop).onRedisEvent",
 		find: "if l.shards.slotsOf(n) == 0 {",
 		put:  "if false {",
 		by:   test("sidecar", "TestTroubleOfAShardHasAnEndAmongTheEvents"),

@@ -574,7 +574,7 @@ var storeMutants = []mutant{
 		rule: "the name of a host that Redis refuses for another reason than its ACL blames no ACL",
 		in:   "sidecar/store (*Store).Announce",
 		find: `strings.Contains(err.Error(), "NOPERM") && !s.announceLogged.Swap(true)`,
-		put:  "!s.announceLogged.Swap(true)",
+		put:  `(strings.Contains(err.Error(), "NOPERM") || err != nil) && !s.announceLogged.Swap(true)`,
 		by:   test("sidecar/store", "TestHostNameThatIsRefusedForAnotherReasonBlamesNoACL"),
 	},
 	{

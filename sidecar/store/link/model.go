@@ -16,7 +16,7 @@ import (
 // Config is what stays for as long as a link.
 type Config struct {
 	UUID          string
-	Last          wire.Identity // as of store.Config
+	Last          wire.Identity // as store.Config has it
 	TokenExpiry   time.Duration
 	Replicas      int
 	ProbeInterval time.Duration
@@ -30,7 +30,7 @@ type Config struct {
 	Floor func(now int64) int64
 
 	// The callbacks come from the goroutines of the link, one after the other. Hand brings what the Machine delivers, in
-	// its order. OnUp and OnDown: as of store.Config; so is OnSentinels, which comes from any goroutine.
+	// its order. OnUp, OnDown and OnSentinels: as store.Event has them; the last comes from any goroutine.
 	Hand        func(d *pipeline.Delivery)
 	OnUp        func(dataLost, listening bool, id wire.Identity)
 	OnDown      func(err error)
