@@ -22,7 +22,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/link"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -226,8 +227,8 @@ func CheckPolicy(entries []policy.Entry) error {
 	return err
 }
 
-func (c *Config) tls() store.TLS {
-	return store.TLS{CA: c.RedisCA, Cert: c.RedisCert, Key: c.RedisKey, ServerName: c.RedisServerName}
+func (c *Config) tls() link.TLS {
+	return link.TLS{CA: c.RedisCA, Cert: c.RedisCert, Key: c.RedisKey, ServerName: c.RedisServerName}
 }
 
 // DefaultSocket is $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock, as in the
@@ -336,11 +337,11 @@ func (c *Config) setHostDefaults() error {
 	}
 	if c.HostName == "" {
 		c.HostName, _ = os.Hostname()
-		if store.CheckHostName(c.HostName) != "" || c.HostName == "" {
+		if lookup.CheckHostName(c.HostName) != "" || c.HostName == "" {
 			c.HostName = "unnamed"
 		}
 	}
-	if why := store.CheckHostName(c.HostName); why != "" {
+	if why := lookup.CheckHostName(c.HostName); why != "" {
 		return settings.Refuse("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
 	}
 	return nil

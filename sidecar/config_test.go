@@ -7,7 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 // The lock table has the times of the settings.
@@ -37,7 +37,7 @@ func TestSettingsAboutOtherHosts(t *testing.T) {
 	if err := c.setHostDefaults(); err != nil || c.OtherHosts != otherhosts.Show || c.HostName == "" {
 		t.Errorf("the defaults are %q and %q: %v", c.OtherHosts, c.HostName, err)
 	}
-	for _, c := range []Config{{OtherHosts: "all"}, {HostName: "a b"}, {HostName: "a\n"}, {HostName: someUUID}, {HostName: strings.Repeat("h", store.MaxHostName+1)}} {
+	for _, c := range []Config{{OtherHosts: "all"}, {HostName: "a b"}, {HostName: "a\n"}, {HostName: someUUID}, {HostName: strings.Repeat("h", lookup.MaxHostName+1)}} {
 		if c.setHostDefaults() == nil {
 			t.Errorf("%q and %q are accepted", c.OtherHosts, c.HostName)
 		}

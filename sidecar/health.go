@@ -14,7 +14,7 @@ import (
 type redisHealth struct {
 	status     string // "ok", or one sentence that says what is wrong
 	runID      string // of the server, or of the Cluster; "": there is no connection, or it is not known
-	risk       string // as store.Config.OnRisk, OnSentinels and OnOpenSlots have it; of a Cluster, that of one master
+	risk       string // as store.Risk, Sentinels and OpenSlots have it; of a Cluster, that of one master
 	isDegraded bool   // Redis is connected, but refuses what locks, or some of them, need: status says why
 }
 

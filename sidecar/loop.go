@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/intake"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
 const (
@@ -251,54 +252,60 @@ func (l *loop) onEvent(now int64, e *event) {
 	case processEnded:
 		l.onProcessExit(now, e.session)
 
-	case redisResults:
-		if e.flag {
-			redis := e.redis
-			l.newRedis = &redis
+	case ofRedis:
+		l.onRedisEvent(now, &e.redis)
+	case hostQuestion:
+		l.answerHost(now, e.from, e.question)
+	case loopQuery:
+		e.query(now)
+		close(e.done)
+	}
+}
+
+// onRedisEvent gives the table what the store told.
+func (l *loop) onRedisEvent(now int64, e *store.Event) {
+	switch e.Kind {
+	case store.Results:
+		if e.ID != nil {
+			l.newRedis = e.ID
 		}
-		for i := range e.results {
-			l.table.Result(now, e.results[i])
+		for i := range e.Results {
+			l.table.Result(now, e.Results[i])
 		}
-		l.store.Recycle(e.results)
-	case redisUp:
-		redis := e.redis // e is emptied before applyEffects
-		l.newRedis = &redis
-		l.table.Up(now, e.shard, e.flag, e.listening)
-		l.recordUsable(now, e.shard)
-		if e.flag {
+		l.store.Recycle(e.Results)
+	case store.Up:
+		l.newRedis = e.ID
+		l.table.Up(now, e.Shard, e.IsLost, e.IsListening)
+		l.recordUsable(now, e.Shard)
+		if e.IsLost {
 			l.recordDataLoss(now)
 		}
-	case redisDown:
-		l.table.Down(now, e.shard, e.text)
-		l.recordTrouble(now, e.shard, redisTrouble{protocol.EventRedisDown, e.text})
-	case redisDegraded:
-		if e.text == "" {
-			l.recordUsable(now, e.shard)
+	case store.Down:
+		l.table.Down(now, e.Shard, e.Text)
+		l.recordTrouble(now, e.Shard, redisTrouble{protocol.EventRedisDown, e.Text})
+	case store.Degraded:
+		if e.Text == "" {
+			l.recordUsable(now, e.Shard)
 		} else {
-			l.recordTrouble(now, e.shard, redisTrouble{protocol.EventRedisDegraded, e.text})
+			l.recordTrouble(now, e.Shard, redisTrouble{protocol.EventRedisDegraded, e.Text})
 		}
-	case redisOpenSlots:
-		l.recordOpenSlots(now, e.text)
-	case redisRoute:
-		l.table.Route(now, e.routes)
+	case store.OpenSlots:
+		l.recordOpenSlots(now, e.Text)
+	case store.Route:
+		l.table.Route(now, e.Routes)
 		for n := range l.unusable {
 			if l.shards.slotsOf(n) == 0 { // its slots have another master
 				l.recordUsable(now, n)
 			}
 		}
-	case redisSubscribed:
-		for _, name := range e.names {
-			l.table.Subscribed(now, e.shard, name)
+	case store.Subscribed:
+		for _, name := range e.Names {
+			l.table.Subscribed(now, e.Shard, name)
 		}
-	case redisUnsubscribed:
-		for _, name := range e.names {
-			l.table.Unsubscribed(now, e.shard, name)
+	case store.Unsubscribed:
+		for _, name := range e.Names {
+			l.table.Unsubscribed(now, e.Shard, name)
 		}
-	case hostQuestion:
-		l.answerHost(now, e.text, e.question)
-	case loopQuery:
-		e.query(now)
-		close(e.done)
 	}
 }
 

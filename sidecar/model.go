@@ -186,19 +186,13 @@ type conn struct {
 // event is an input of the loop that does not come from a client's connection. Which fields it
 // has depends on kind.
 type event struct {
-	kind      eventKind
-	flag      bool
-	listening bool
-	shard     redisop.Shard
-	session   locktable.SessionID
-	results   []redisop.Result
-	redis     wire.Identity
-	names     []string
-	routes    []redisop.SlotRange
-	text      string
-	question  protocol.Request
-	done      chan struct{}
-	query     func(now int64)
+	kind     eventKind
+	session  locktable.SessionID
+	redis    store.Event
+	from     string
+	question protocol.Request
+	done     chan struct{}
+	query    func(now int64)
 }
 
 type eventKind uint8
@@ -207,16 +201,8 @@ const (
 	loopQuery    eventKind = iota // query, done
 	processEnded                  // session
 
-	hostQuestion // text: uuid of the sidecar that asks; question
-
-	redisResults      // results; flag: redis has a new floor of tokens
-	redisUp           // shard; flag: data may be lost; listening; redis
-	redisDown         // shard; text
-	redisDegraded     // shard; text: why, "": it is not
-	redisOpenSlots    // text: why slots stay open, "": none does
-	redisRoute        // routes
-	redisSubscribed   // shard; names
-	redisUnsubscribed // shard; names
+	hostQuestion // from: uuid of the sidecar that asks; question
+	ofRedis      // redis
 )
 
 // request is an input of the loop that comes from a client's connection. Which fields it has

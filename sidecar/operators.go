@@ -9,7 +9,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 )
 
 // Stats is what a sidecar has counted since it started, and what there is at one moment.
@@ -35,13 +37,13 @@ type Stats struct {
 	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
 	Database   int                 // the number of the database in Redis
 
-	Sentinels store.SentinelCount // zero: the URL has none
-	Troubles  [3]Trouble          // of the daemon
+	Sentinels sentinel.Count // zero: the URL has none
+	Troubles  [3]Trouble     // of the daemon
 
-	Shards          []Shard          // of a Cluster; nil: Redis is none
-	OpenSlots       []store.OpenSlot // of a Cluster, which stay open
-	TopologyChanges uint64           // how often slots had other masters than before, of a Cluster
-	Redirects       store.Redirects  // of a Cluster
+	Shards          []Shard            // of a Cluster; nil: Redis is none
+	OpenSlots       []cluster.OpenSlot // of a Cluster, which stay open
+	TopologyChanges uint64             // how often slots had other masters than before, of a Cluster
+	Redirects       pipeline.Redirects // of a Cluster
 }
 
 // Stats returns what the sidecar has counted.

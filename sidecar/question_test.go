@@ -14,7 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 // A question that was answered keeps no room: a sidecar answers any number of them, one after the
@@ -195,7 +195,7 @@ func TestHostIsFoundAmongVeryMany(t *testing.T) {
 	c.hold("b") // Redis serves
 	r := redisOf(t, h)
 	ctx := context.Background()
-	const hosts = 2*store.HostPage + 50
+	const hosts = 2*lookup.HostPage + 50
 	for i := range hosts {
 		uuid := fmt.Sprintf("22222222-0000-8000-8000-%012d", i)
 		r.ZAdd(ctx, "locksidecar_hosts:{}", redis.Z{Member: uuid})

@@ -4,54 +4,47 @@ import (
 	"context"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-func (l *loop) redisResults(results []redisop.Result, raised *wire.Identity) {
-	e := event{kind: redisResults, results: results}
-	if raised != nil {
-		e.redis, e.flag = *raised, true
+// onRedis takes what the store tells. What the table is to know waits for the loop.
+func (l *loop) onRedis(e store.Event) {
+	why := e.Text
+	switch e.Kind {
+	case store.Messages:
+		l.inbox.AddMessages(e.Messages)
+		l.runIfIdle()
+		return
+	case store.Up:
+		runID := e.ID.RunID
+		l.shards.set(e.Shard, func(h *redisHealth) { *h = redisHealth{status: "ok", runID: runID} }, l.setHealth)
+		signal(l.redisIsUp)
+	case store.Down:
+		l.shards.set(e.Shard, func(h *redisHealth) { *h = redisHealth{status: why} }, l.setHealth)
+	case store.Degraded:
+		l.shards.set(e.Shard, func(h *redisHealth) {
+			if h.status, h.isDegraded = "ok", why != ""; why != "" {
+				h.status = why
+			}
+		}, l.setHealth)
+	case store.Risk:
+		l.shards.set(e.Shard, func(h *redisHealth) { h.risk = why }, l.setHealth)
+		return
+	case store.OpenSlots:
+		l.shards.setOpen(why, e.IsBlocking, l.setHealth)
+	case store.Sentinels:
+		l.shards.setSentinels(why, l.setHealth)
+		return
+	case store.Route:
+		l.shards.route(e.Routes, l.setHealth)
+	case store.Question:
+		l.onQuestion(e.From, []byte(why))
+		return
+	case store.Answer:
+		l.hosts.OnAnswer([]byte(why))
+		return
 	}
-	l.submitEvent(e)
-}
-
-func (l *loop) redisUp(n redisop.Shard, dataLost, listening bool, id wire.Identity) {
-	l.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: "ok", runID: id.RunID} }, l.setHealth)
-	signal(l.redisIsUp)
-	l.submitEvent(event{kind: redisUp, shard: n, flag: dataLost, listening: listening, redis: id})
-}
-
-// redisDegraded has why Redis refuses what locks need; "": it does not.
-func (l *loop) redisDegraded(n redisop.Shard, why string) {
-	l.shards.set(n, func(h *redisHealth) {
-		if h.status, h.isDegraded = "ok", why != ""; why != "" {
-			h.status = why
-		}
-	}, l.setHealth)
-	l.submitEvent(event{kind: redisDegraded, shard: n, text: why})
-}
-
-// redisRisk has why two owners of one lock are possible; "": nothing is known.
-func (l *loop) redisRisk(n redisop.Shard, risk string) {
-	l.shards.set(n, func(h *redisHealth) { h.risk = risk }, l.setHealth)
-}
-
-// redisOpenSlots has why slots stay open; "": none is.
-func (l *loop) redisOpenSlots(why string, isBlocking bool) {
-	l.shards.setOpen(why, isBlocking, l.setHealth)
-	l.submitEvent(event{kind: redisOpenSlots, text: why})
-}
-
-func (l *loop) redisRoute(ranges []redisop.SlotRange) {
-	l.shards.route(ranges, l.setHealth)
-	l.submitEvent(event{kind: redisRoute, routes: ranges})
-}
-
-func (l *loop) redisDown(n redisop.Shard, err error) {
-	why := err.Error()
-	l.shards.set(n, func(h *redisHealth) { *h = redisHealth{status: why} }, l.setHealth)
-	l.submitEvent(event{kind: redisDown, shard: n, text: why})
+	l.submitEvent(event{kind: ofRedis, redis: e})
 }
 
 // setHealth publishes the health of Redis.
@@ -75,7 +68,7 @@ func (l *loop) onQuestion(from string, body []byte) {
 	case *protocol.Status:
 		l.senders.Go(func() { l.answerStatus(from, q) }) // because a survey takes several steps of the loop
 	default:
-		l.submitEvent(event{kind: hostQuestion, text: from, question: q})
+		l.submitEvent(event{kind: hostQuestion, from: from, question: q})
 	}
 }
 

@@ -25,7 +25,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/settings"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
@@ -121,24 +120,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 		TokenExpiry:   cfg.TokenExpiry,
 		Replicas:      cfg.Replicas,
 		Log:           cfg.Log,
-		OnResults:     l.redisResults,
-		OnUp:          l.redisUp,
-		OnDown:        l.redisDown,
-		OnDegraded:    l.redisDegraded,
-		OnRisk:        l.redisRisk,
-		OnSentinels:   func(why string) { l.shards.setSentinels(why, l.setHealth) },
-		OnOpenSlots:   l.redisOpenSlots,
-		OnRoute:       l.redisRoute,
 		ProbeInterval: probeInterval,
-		OnSubscribed: func(n redisop.Shard, names []string) {
-			l.submitEvent(event{kind: redisSubscribed, shard: n, names: names})
-		},
-		OnUnsubscribed: func(n redisop.Shard, names []string) {
-			l.submitEvent(event{kind: redisUnsubscribed, shard: n, names: names})
-		},
-		OnMessages: func(m []redisop.Message) { l.inbox.AddMessages(m); l.runIfIdle() },
-		OnQuestion: l.onQuestion,
-		OnAnswer:   l.hosts.OnAnswer,
+		OnEvent:       l.onRedis,
 	})
 	if err != nil {
 		return nil, settings.AsError(err)

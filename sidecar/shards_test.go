@@ -52,8 +52,8 @@ func TestStatusCountsShardsThatItDoesNotSend(t *testing.T) {
 	}
 }
 
-// cluster returns the loop of a sidecar whose slots are on the shards 1 and 2, which are up.
-func cluster(t *testing.T) (l *loop, end func()) {
+// ofCluster returns the loop of a sidecar whose slots are on the shards 1 and 2, which are up.
+func ofCluster(t *testing.T) (l *loop, end func()) {
 	t.Helper()
 	l, end = unservedBy(t, "redis+cluster://127.0.0.1:1") // refuses connections
 	routes := []redisop.SlotRange{{First: 0, Last: 8191, Shard: 1}, {First: 8192, Last: 16383, Shard: 2}}
@@ -69,7 +69,7 @@ func cluster(t *testing.T) (l *loop, end func()) {
 
 // The danger: one master hangs, and the status says that all do, or that all are well.
 func TestStatusNamesTheShardThatIsSilent(t *testing.T) {
-	l, end := cluster(t)
+	l, end := ofCluster(t)
 	defer end()
 	since := protocol.Now()
 	l.table.Open(since, 1, locktable.Peer{})
@@ -98,7 +98,7 @@ func TestStatusNamesTheShardThatIsSilent(t *testing.T) {
 }
 
 func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
-	l, end := cluster(t)
+	l, end := ofCluster(t)
 	defer end()
 	if h := l.redis.Load(); h.status != "ok" || h.isDegraded {
 		t.Fatalf("at the start: %+v", h)
@@ -118,15 +118,15 @@ func TestOneShardThatIsDownDegradesRedis(t *testing.T) {
 
 // The danger: an operator reads of a trouble that began, and never of its end, because another master has the slots.
 func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
-	l, end := cluster(t)
+	l, end := ofCluster(t)
 	defer end()
 	var numbers uint64
-	expect := func(what string, e event, want ...string) {
+	expect := func(what string, e store.Event, want ...string) {
 		t.Helper()
-		if e.kind == redisRoute {
-			l.shards.route(e.routes, l.setHealth)
+		if e.Kind == store.Route {
+			l.shards.route(e.Routes, l.setHealth)
 		}
-		l.onEvent(protocol.Now(), &e)
+		l.onRedisEvent(protocol.Now(), &e)
 		rows, next, _ := l.eventLog.Page(numbers, 1<<20, nil, nil)
 		numbers = next
 		var got []string
@@ -137,17 +137,17 @@ func TestTroubleOfAShardHasAnEndAmongTheEvents(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
-	full := event{kind: redisDegraded, shard: 1, text: "it is full"}
-	gone := event{kind: redisDown, shard: 2, text: "it is gone"}
-	expect("a first connection", event{kind: redisUp, shard: 1})
+	full := store.Event{Kind: store.Degraded, Shard: 1, Text: "it is full"}
+	gone := store.Event{Kind: store.Down, Shard: 2, Text: "it is gone"}
+	expect("a first connection", store.Event{Kind: store.Up, Shard: 1})
 	expect("a master refuses acquires", full, "redis_degraded it is full")
 	expect("the same again", full)
-	expect("for another reason", event{kind: redisDegraded, shard: 1, text: "no replica"}, "redis_degraded no replica")
+	expect("for another reason", store.Event{Kind: store.Degraded, Shard: 1, Text: "no replica"}, "redis_degraded no replica")
 	expect("the other one is gone", gone, "redis_down it is gone")
-	expect("the first one is gone, too", event{kind: redisDown, shard: 1, text: "it is gone"}, "redis_down it is gone")
-	expect("and is back", event{kind: redisUp, shard: 1, flag: true}, "redis_up", "data_lost")
-	expect("it refuses nothing", event{kind: redisDegraded, shard: 1})
-	expect("it has all slots", event{kind: redisRoute, routes: []redisop.SlotRange{{First: 8192, Last: 16383, Shard: 1}}}, "redis_up")
+	expect("the first one is gone, too", store.Event{Kind: store.Down, Shard: 1, Text: "it is gone"}, "redis_down it is gone")
+	expect("and is back", store.Event{Kind: store.Up, Shard: 1, IsLost: true}, "redis_up", "data_lost")
+	expect("it refuses nothing", store.Event{Kind: store.Degraded, Shard: 1})
+	expect("it has all slots", store.Event{Kind: store.Route, Routes: []redisop.SlotRange{{First: 8192, Last: 16383, Shard: 1}}}, "redis_up")
 	expect("the one without slots is gone still", gone)
 	if n := l.counters.redisDowns; n != 2 {
 		t.Errorf("%d losses of a connection are counted, want 2", n)

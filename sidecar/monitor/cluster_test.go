@@ -10,6 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/monitor"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 // gatherTopology returns the metrics of Sentinels and of a Cluster.
@@ -48,7 +49,7 @@ func shard(address string, slots int, isUp bool) sidecar.Shard {
 func TestMetricsHaveAShardForEachMaster(t *testing.T) {
 	got := gatherTopology(t, &sidecar.Stats{
 		Shards:          []sidecar.Shard{shard("", 12, false), shard("a:1", 8000, true), shard("b:1", 8372, false), shard("c\xff:1", 0, true)},
-		TopologyChanges: 3, Redirects: store.Redirects{Moved: 4, Ask: 5, TryAgain: 6},
+		TopologyChanges: 3, Redirects: pipeline.Redirects{Moved: 4, Ask: 5, TryAgain: 6},
 	})
 	for _, want := range []struct {
 		name   string

@@ -15,7 +15,8 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
 )
 
 var goVersion = runtime.Version()
@@ -38,7 +39,7 @@ func allMetrics(t *testing.T) map[string]*dto.MetricFamily {
 	})
 	s.await(func() bool { return s.server.Redis() == "ok" }) // redis_info is there only then
 	metrics := s.scrape()
-	maps.Copy(metrics, gatherTopology(t, &sidecar.Stats{Shards: []sidecar.Shard{shard("a:1", 1, true)}, Sentinels: store.SentinelCount{Known: 3, Answering: 3}, OpenSlots: []store.OpenSlot{{Slot: 42}}}))
+	maps.Copy(metrics, gatherTopology(t, &sidecar.Stats{Shards: []sidecar.Shard{shard("a:1", 1, true)}, Sentinels: sentinel.Count{Known: 3, Answering: 3}, OpenSlots: []cluster.OpenSlot{{Slot: 42}}}))
 	return metrics
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 // maxHostPages bounds the search for a host by its name.
@@ -308,14 +308,14 @@ func (h *Hosts) sidecarOf(ctx context.Context, host string) (string, *protocol.E
 }
 
 // hostPage returns a page of what sidecars have published; last: see store.Store.Hosts.
-func (h *Hosts) hostPage(ctx context.Context, after string) ([]store.Host, string, error) {
+func (h *Hosts) hostPage(ctx context.Context, after string) ([]lookup.Host, string, error) {
 	type page struct {
-		hosts []store.Host
+		hosts []lookup.Host
 		last  string
 		err   error
 	}
 	read := make(chan page, 1)
-	h.Store.Hosts(after, func(hosts []store.Host, last string, err error) { read <- page{hosts, last, err} })
+	h.Store.Hosts(after, func(hosts []lookup.Host, last string, err error) { read <- page{hosts, last, err} })
 	select {
 	case p := <-read:
 		return p.hosts, p.last, p.err

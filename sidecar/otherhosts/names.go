@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 // Announce publishes what this sidecar is until stop is closed: whenever Redis can be reached again, and now and then.
@@ -15,10 +15,10 @@ func (h *Hosts) Announce(stop, redisIsUp <-chan struct{}, version string, starte
 	if h.cfg.Setting == None {
 		return
 	}
-	tick := time.NewTicker(store.HostInterval)
+	tick := time.NewTicker(lookup.HostInterval)
 	defer tick.Stop()
 	started := time.Now().Add(-time.Duration(protocol.Now() - startedAt))
-	own := store.Host{Name: h.cfg.HostName, Version: version, PID: int64(os.Getpid()), Started: started.UnixMilli()}
+	own := lookup.Host{Name: h.cfg.HostName, Version: version, PID: int64(os.Getpid()), Started: started.UnixMilli()}
 	for {
 		select {
 		case <-stop:
@@ -43,7 +43,7 @@ func (h *Hosts) NameOf(field string) string {
 // its messages, which do not wait for Redis: a name that is not known is looked up for the next
 // message.
 type names struct {
-	lookUp func(uuid string, done func(h store.Host, known bool, err error))
+	lookUp func(uuid string, done func(h lookup.Host, known bool, err error))
 
 	mu     sync.Mutex // guards what follows
 	byUUID map[string]*hostName
@@ -91,7 +91,7 @@ func (n *names) of(field string) string {
 	}
 	n.mu.Unlock()
 	if isDue {
-		n.lookUp(uuid, func(found store.Host, known bool, err error) {
+		n.lookUp(uuid, func(found lookup.Host, known bool, err error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			switch {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -38,18 +38,18 @@ func (h *Hosts) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK, 
 	if refusal != nil {
 		return nil, refusal
 	}
-	id, hold, _ := store.ParseOwner(field)
+	id, hold, _ := lookup.ParseOwner(field)
 	if refusal := h.findLife(ctx, name, id); refusal != nil {
 		return nil, refusal
 	}
 	type result struct {
-		outcome store.OrphanOutcome
+		outcome lookup.OrphanOutcome
 		passed  bool
 		err     error
 	}
 	dropped := make(chan result, 1)
 	within := h.atLeastAskWithin(orphanTimeout)
-	h.Store.DropOrphaned(name, field, h.cfg.Lease, protocol.Now()+int64(within), func(outcome store.OrphanOutcome, passed bool, err error) {
+	h.Store.DropOrphaned(name, field, h.cfg.Lease, protocol.Now()+int64(within), func(outcome lookup.OrphanOutcome, passed bool, err error) {
 		dropped <- result{outcome, passed, err}
 	})
 	wait := time.NewTimer(within)
@@ -63,9 +63,9 @@ func (h *Hosts) releaseOrphaned(name string) (*protocol.ForceReleaseOrphanedOK, 
 	switch {
 	case r.err != nil:
 		return nil, &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("whether the lock %q is free is not known: %v", name, r.err)}
-	case r.outcome == store.OrphanDropped:
+	case r.outcome == lookup.OrphanDropped:
 		return &protocol.ForceReleaseOrphanedOK{Sidecar: id, Hold: hold, TTLMS: max(key.TTLMS, -1), Passed: r.passed}, nil
-	case r.outcome == store.OrphanChanged:
+	case r.outcome == lookup.OrphanChanged:
 		return nil, &protocol.Err{Code: protocol.NotHeld, Msg: fmt.Sprintf("the lock %q changed its owner in this moment: %s does not have it any more, and nothing was changed", name, field)}
 	}
 	return nil, &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf("the daemon of sidecar %s has just connected to Redis: it continues with its locks, and nothing was changed; use force-release --host %s", id, id)}
@@ -77,7 +77,7 @@ func unchanged(err error) *protocol.Err {
 }
 
 // orphanOf returns the owner field of a lock that another sidecar has.
-func (h *Hosts) orphanOf(name string, key *store.Key) (field string, refusal *protocol.Err) {
+func (h *Hosts) orphanOf(name string, key *lookup.Key) (field string, refusal *protocol.Err) {
 	denied := func(format string, args ...any) (string, *protocol.Err) {
 		return "", &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf(format, args...)}
 	}
@@ -90,7 +90,7 @@ func (h *Hosts) orphanOf(name string, key *store.Key) (field string, refusal *pr
 		return denied("%q is no lock in Redis, but %s: find out which program wrote it", name, key.What)
 	}
 	field = key.Owners[0].Field
-	id, _, ok := store.ParseOwner(field)
+	id, _, ok := lookup.ParseOwner(field)
 	switch {
 	case !ok:
 		return denied("the lock %q has the field %s of a foreign client: the text before the colon is the id of a Redisson client, the number that of its thread; look for the id in the logs of the programs that lock with Redisson, or in CLIENT LIST of Redis for their hosts", name, field)
@@ -103,12 +103,12 @@ func (h *Hosts) orphanOf(name string, key *store.Key) (field string, refusal *pr
 // findLife returns the refusal if there is a sign of life of the daemon of a sidecar.
 func (h *Hosts) findLife(ctx context.Context, name, id string) *protocol.Err {
 	type published struct {
-		host store.Host
+		host lookup.Host
 		left time.Duration
 		err  error
 	}
 	read := make(chan published, 1)
-	h.Store.Published(id, func(h store.Host, left time.Duration, err error) { read <- published{h, left, err} })
+	h.Store.Published(id, func(h lookup.Host, left time.Duration, err error) { read <- published{h, left, err} })
 	var p published
 	select {
 	case p = <-read:
@@ -135,7 +135,7 @@ func (h *Hosts) findLife(ctx context.Context, name, id string) *protocol.Err {
 	case !errors.Is(err, errNotReached):
 		return unchanged(err)
 	case p.left > 0:
-		return denied("the daemon of %s was connected to Redis less than %v ago, so it may be alive: its programs go on while it is restarted or cut off from Redis; if its host is dead, try again in %v", sidecar, store.HostExpiry, p.left.Round(time.Second)+time.Second)
+		return denied("the daemon of %s was connected to Redis less than %v ago, so it may be alive: its programs go on while it is restarted or cut off from Redis; if its host is dead, try again in %v", sidecar, lookup.HostExpiry, p.left.Round(time.Second)+time.Second)
 	}
 	return nil
 }

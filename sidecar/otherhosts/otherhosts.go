@@ -13,6 +13,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 // Setting is what a sidecar shows to the sidecars of other hosts, and does for them.
@@ -56,7 +57,7 @@ type Hosts struct {
 // New makes Hosts, without their Store: the store hands it answers and questions from its beginning.
 func New(cfg Config) *Hosts {
 	h := &Hosts{cfg: cfg}
-	h.names.lookUp = func(uuid string, done func(store.Host, bool, error)) { h.Store.Host(uuid, done) }
+	h.names.lookUp = func(uuid string, done func(lookup.Host, bool, error)) { h.Store.Host(uuid, done) }
 	return h
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,9 +21,9 @@ const someUUID = "99999999-8888-7777-6666-555555555555"
 
 // Messages do not wait for the name of a host: it is looked up once, for the next message.
 func TestHostNameIsLookedUpOnce(t *testing.T) {
-	var pending []func(store.Host, bool, error)
-	n := names{lookUp: func(_ string, done func(store.Host, bool, error)) { pending = append(pending, done) }}
-	answer := func(h store.Host, known bool, err error) {
+	var pending []func(lookup.Host, bool, error)
+	n := names{lookUp: func(_ string, done func(lookup.Host, bool, error)) { pending = append(pending, done) }}
+	answer := func(h lookup.Host, known bool, err error) {
 		t.Helper()
 		if len(pending) != 1 {
 			t.Fatalf("%d names are looked up", len(pending))
@@ -40,15 +41,15 @@ func TestHostNameIsLookedUpOnce(t *testing.T) {
 
 	expect(someUUID+":1", "")
 	expect(someUUID+":2", "") // and not looked up twice
-	answer(store.Host{}, false, errors.New("Redis is away"))
+	answer(lookup.Host{}, false, errors.New("Redis is away"))
 	expect(someUUID+":1", "")
-	answer(store.Host{Name: "db-7"}, true, nil)
+	answer(lookup.Host{Name: "db-7"}, true, nil)
 	expect(someUUID+":1", "db-7")
 	expect(someUUID+":3", "db-7")
 
 	program := strings.Replace(someUUID, "9", "1", 1)
 	expect(program+":1", "")
-	answer(store.Host{}, false, nil)
+	answer(lookup.Host{}, false, nil)
 	expect(program+":1", "") // not at each message
 	for _, field := range []string{"", "a", "a:1", someUUID} {
 		expect(field, "")
@@ -61,16 +62,16 @@ func TestHostNameIsLookedUpOnce(t *testing.T) {
 	n.byUUID[someUUID].lookedUp -= int64(nameRetry)
 	expect(someUUID+":1", "db-7")
 	expect(program+":1", "")
-	answer(store.Host{Name: "db-8"}, true, nil)
+	answer(lookup.Host{Name: "db-8"}, true, nil)
 	n.byUUID[someUUID].lookedUp -= int64(nameRefresh)
 	expect(someUUID+":1", "db-7")
-	answer(store.Host{Name: "db-9"}, true, nil)
+	answer(lookup.Host{Name: "db-9"}, true, nil)
 	expect(someUUID+":1", "db-9")
 	expect(program+":1", "db-8")
 }
 
 func TestHostNamesAreBounded(t *testing.T) {
-	n := names{lookUp: func(_ string, done func(store.Host, bool, error)) { done(store.Host{Name: "h"}, true, nil) }}
+	n := names{lookUp: func(_ string, done func(lookup.Host, bool, error)) { done(lookup.Host{Name: "h"}, true, nil) }}
 	for i := range 2 * maxHostNames {
 		n.of(fmt.Sprintf("99999999-8888-7777-6666-%012d:1", i))
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/store"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
 const (
@@ -76,7 +76,7 @@ func hasPassedOn(r *WhoRequest) bool {
 
 // findHolder fills in what the key says, the names of the hosts in it, and what the sidecar of its
 // owner knows.
-func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *store.Key) {
+func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *lookup.Key) {
 	r.IsOurs = false
 	r.Found = protocol.WhoRow{Redis: "ok", Key: key.State, Msg: key.What, TTLMS: max(key.TTLMS, -1), Queued: key.Queued}
 	if key.State == protocol.KeyFree {
@@ -86,15 +86,15 @@ func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *store.Key) {
 		r.Found.Owners = append(r.Found.Owners, protocol.OwnerRow{Field: o.Field, Entries: o.Entries})
 	}
 	for _, t := range key.Tickets {
-		r.Found.Queue = append(r.Found.Queue, protocol.OwnerRow{Field: t.Field, Sidecar: store.UUIDOf(t.Field), WaitedMS: t.WaitedMS})
+		r.Found.Queue = append(r.Found.Queue, protocol.OwnerRow{Field: t.Field, Sidecar: lookup.UUIDOf(t.Field), WaitedMS: t.WaitedMS})
 	}
 	owner := ""
 	if key.State == protocol.KeyLock && len(key.Owners) == 1 {
-		owner = store.UUIDOf(key.Owners[0].Field)
+		owner = lookup.UUIDOf(key.Owners[0].Field)
 	}
 	r.IsOurs = owner == h.cfg.UUID
 	if h.cfg.Setting == None {
-		if r.IsOurs || store.IsSidecar(owner) {
+		if r.IsOurs || lookup.IsSidecar(owner) {
 			r.Found.Owners[0].Sidecar = owner
 		}
 		if owner != "" && !r.IsOurs {
@@ -120,7 +120,7 @@ func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *store.Key) {
 	}
 	for _, rows := range [][]protocol.OwnerRow{r.Found.Owners, r.Found.Queue} {
 		for i := range rows {
-			rows[i].Host = names[store.UUIDOf(rows[i].Field)]
+			rows[i].Host = names[lookup.UUIDOf(rows[i].Field)]
 		}
 	}
 	if owner == "" {
@@ -128,7 +128,7 @@ func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *store.Key) {
 	}
 	o := &r.Found.Owners[0]
 	isNotReached := errors.Is(outcome, errNotReached)
-	if r.IsOurs || o.Host != "" || store.IsSidecar(owner) || !isNotReached {
+	if r.IsOurs || o.Host != "" || lookup.IsSidecar(owner) || !isNotReached {
 		o.Sidecar = owner
 	}
 	if r.IsOurs || o.Sidecar == "" {
@@ -169,7 +169,7 @@ func (h *Hosts) lookUpNames(row *protocol.WhoRow, owner string, named chan<- map
 			ids = append(ids, id)
 		}
 	}
-	h.Store.HostsOf(ids, func(hosts []store.Host, _ error) {
+	h.Store.HostsOf(ids, func(hosts []lookup.Host, _ error) {
 		names := map[string]string{h.cfg.UUID: h.cfg.HostName}
 		for i := range hosts {
 			names[hosts[i].UUID] = hosts[i].Name
@@ -186,17 +186,17 @@ func (d silentRedis) Error() string {
 }
 
 // readKey returns what Redis has for a lock. The error is a sentence for people.
-func (h *Hosts) readKey(ctx context.Context, name string) (store.Key, error) {
+func (h *Hosts) readKey(ctx context.Context, name string) (lookup.Key, error) {
 	type result struct {
-		key store.Key
+		key lookup.Key
 		err error
 	}
 	read := make(chan result, 1)
-	h.Store.Key(name, func(key store.Key, err error) { read <- result{key, err} })
+	h.Store.Key(name, func(key lookup.Key, err error) { read <- result{key, err} })
 	select {
 	case r := <-read:
 		return r.key, r.err
 	case <-ctx.Done():
-		return store.Key{}, silentRedis(h.atLeastAskWithin(whoTimeout))
+		return lookup.Key{}, silentRedis(h.atLeastAskWithin(whoTimeout))
 	}
 }

@@ -104,7 +104,7 @@ func runPairs(b *testing.B, url string, shard redisop.Shard, width, replicas int
 	names := make(map[string]uint64, width)
 	ready := make(chan struct{})
 	finished := 0
-	onResults := func(results []redisop.Result, _ *wire.Identity) {
+	onResults := func(results []redisop.Result) {
 		var next []redisop.Op
 		for i := range results {
 			res := &results[i]
@@ -132,8 +132,8 @@ func runPairs(b *testing.B, url string, shard redisop.Shard, width, replicas int
 		store.Do(next)
 	}
 	r := open(b, url, replicated(replicas), func(c *Config) {
-		c.OnResults = onResults
-		c.OnUp = func(redisop.Shard, bool, bool, wire.Identity) { close(ready) }
+		c.on(Results, func(e Event) { onResults(e.Results) })
+		c.on(Up, func(Event) { close(ready) })
 	})
 	store = r.Store
 	<-ready

@@ -5,9 +5,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -50,14 +52,14 @@ func TestRealCluster(t *testing.T) {
 		if renewed.Outcome != redisop.Done || renewed.Shard != from || len(m.To.FieldsAsking(name)) != 1 {
 			t.Errorf("%+v", renewed)
 		}
-		keys := make(chan Key, 1)
-		r.Key(name, func(k Key, err error) {
+		keys := make(chan lookup.Key, 1)
+		r.Key(name, func(k lookup.Key, err error) {
 			if err != nil {
 				t.Error(err)
 			}
 			keys <- k
 		})
-		if k := recv(t, keys, "key"); k.State != protocol.KeyLock || len(k.Owners) != 1 || UUIDOf(k.Owners[0].Field) != ourUUID {
+		if k := recv(t, keys, "key"); k.State != protocol.KeyLock || len(k.Owners) != 1 || lookup.UUIDOf(k.Owners[0].Field) != ourUUID {
 			t.Errorf("%+v", k)
 		}
 		// The keys of a Take are not all there, so it waits for the end of the migration.
@@ -124,18 +126,20 @@ func TestRealCluster(t *testing.T) {
 	})
 
 	t.Run("what hosts publish", func(t *testing.T) {
-		if n := r.cluster.hosts.Load(); n != 0 {
-			t.Errorf("%d hosts are known before the first announcement", n)
+		retry := func() time.Duration {
+			r.masters.mu.Lock()
+			defer r.masters.mu.Unlock()
+			return r.masters.m.Retry()
 		}
-		r.Announce(Host{Name: "here", Version: "1"})
-		harness.Eventually(t, "the hosts are counted", func() bool { return r.cluster.hosts.Load() == 1 })
-		if got, want := r.cluster.retry(), redisop.TopologyRetry(1, 3, 3); got != want {
-			t.Errorf("a node is asked each %v, want %v", got, want)
+		if got, want := retry(), redisop.TopologyRetry(0, 3, 3); got != want {
+			t.Errorf("before the first announcement, a node is asked each %v, want %v", got, want)
 		}
+		r.Announce(lookup.Host{Name: "here", Version: "1"})
+		harness.Eventually(t, "the hosts are counted", func() bool { return retry() == redisop.TopologyRetry(1, 3, 3) })
 		harness.Eventually(t, "the host is listed", func() bool {
-			got := make(chan []Host, 1)
-			r.Hosts("", func(hosts []Host, _ string, _ error) { got <- hosts })
-			return slices.ContainsFunc(recv(t, got, "hosts"), func(h Host) bool { return h.UUID == ourUUID && h.Name == "here" })
+			got := make(chan []lookup.Host, 1)
+			r.Hosts("", func(hosts []lookup.Host, _ string, _ error) { got <- hosts })
+			return slices.ContainsFunc(recv(t, got, "hosts"), func(h lookup.Host) bool { return h.UUID == ourUUID && h.Name == "here" })
 		})
 	})
 

@@ -10,9 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/link"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // What each command of a sidecar costs Redis: CPU time of the whole process, system calls
@@ -349,15 +351,14 @@ func BenchmarkRedisQueue(b *testing.B) {
 func BenchmarkRedisConnect(b *testing.B) {
 	s := startRedis(b)
 	admin := s.admin()
-	d := must(parse(Config{URL: "redis://" + s.tcp(), Timeout: patience}))
+	trial := link.NewTrial(must(link.Parse(link.Settings{URL: "redis://" + s.tcp(), Timeout: patience})))
+	b.Cleanup(trial.Close)
 	b.ResetTimer()
 	before := s.cpu(admin)
 	for range b.N {
-		ready, err := d.connect(ctx, &lostAddresses{}, wire.Identity{})
-		if err != nil {
+		if _, _, _, err := trial.Try(ctx); err != nil {
 			b.Fatal(err)
 		}
-		ready.close()
 	}
 	used := s.cpu(admin) - before
 	b.ReportMetric(used/float64(b.N), "redis-µs/connection")
@@ -387,27 +388,24 @@ func BenchmarkRedisTopology(b *testing.B) {
 	}
 	s := startRedis(b, "--cluster-enabled", "yes", "--cluster-config-file", file, "--cluster-require-full-coverage", "no")
 	admin := s.admin()
-	cl := newCluster(Config{}, must(parse(Config{URL: "redis+cluster://" + s.tcp(), Timeout: patience})), nil)
+	cl := newMasters(Config{}, must(link.Parse(link.Settings{URL: "redis+cluster://" + s.tcp(), Timeout: patience})), nil, nil)
 	b.Cleanup(cl.stop)
-	connection := must(cl.at(s.tcp()).dial(ctx, &lostAddresses{}))
-	b.Cleanup(connection.close)
+	trial := link.NewTrial(cl.at(s.tcp()))
+	b.Cleanup(trial.Close)
 	for _, shape := range []struct {
 		name string
 		do   func() error
 	}{
 		{"ask", func() error {
 			t, err := cl.ask(s.tcp())
-			if err == nil && (len(t.masters) != masters || len(t.nodes) != 2*masters) {
-				b.Fatalf("%d masters of %d nodes", len(t.masters), len(t.nodes))
+			if err == nil && (len(t.Masters) != masters || len(t.Nodes) != 2*masters) {
+				b.Fatalf("%d masters of %d nodes", len(t.Masters), len(t.Nodes))
 			}
 			return err
 		}},
-		{"ask-on-a-connection", func() error { return connection.client.ClusterNodes(ctx).Err() }},
+		{"ask-on-a-connection", func() error { return admin.ClusterNodes(ctx).Err() }},
 		{"connect", func() error {
-			ready, err := cl.at(s.tcp()).connect(ctx, &lostAddresses{}, wire.Identity{})
-			if err == nil {
-				ready.close()
-			}
+			_, _, _, err := trial.Try(ctx)
 			return err
 		}},
 	} {

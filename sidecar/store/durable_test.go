@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -131,17 +132,17 @@ func TestResultsAreWithheldUntilReplicasConfirm(t *testing.T) {
 		":1700000000000000\r\n" + ">3\r\n" + bulk("message") + bulk(channelOf("watched")) + bulk("0"),
 	}
 	r := connected(t, s.url, replicated(1), func(c *Config) {
-		results, messages := c.OnResults, c.OnMessages
-		c.OnResults = func(rs []redisop.Result, id *wire.Identity) {
-			for _, res := range rs {
+		others := c.OnEvent
+		c.on(Results, func(e Event) {
+			for _, res := range e.Results {
 				note("%s %v", res.Name, res.Outcome)
 			}
-			results(rs, id)
-		}
-		c.OnMessages = func(ms []redisop.Message) {
-			note("%d message", len(ms))
-			messages(ms)
-		}
+			others(e)
+		})
+		c.on(Messages, func(e Event) {
+			note("%d message", len(e.Messages))
+			others(e)
+		})
 	})
 	r.Subscribe(0, "watched")
 	recv(t, r.subscribed, "subscription")
@@ -222,10 +223,8 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 	r.Do([]redisop.Op{held, takeOp("taken", 1)})
 	recv(t, s.waits, "WAIT")
 	for end := time.Now().Add(patience); ; { // both results are read
-		c := r.link
-		c.mu.Lock()
-		left := c.m.InFlight()
-		c.mu.Unlock()
+		left := 0
+		r.single.link.With(func(m *pipeline.Machine) { left = m.InFlight() })
 		if left == 0 {
 			break
 		}
@@ -233,9 +232,7 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 			t.Fatal("the results do not come")
 		}
 	}
-	r.link.mu.Lock()
-	r.link.wired.cut(wire.Unavailable("the test ends the connection"))
-	r.link.mu.Unlock()
+	r.impatient()
 	var got []redisop.Result
 	for len(got) < 2 {
 		got = append(got, recv(t, r.results, "result")...)
@@ -245,7 +242,7 @@ func TestWithheldResultsAreUnknownWhenTheConnectionEnds(t *testing.T) {
 			t.Errorf("%+v, want Unknown", res)
 		}
 	}
-	if down := r.down(); down != "the test ends the connection" {
+	if down := r.down(); !strings.Contains(down, "did not answer within") {
 		t.Errorf("down: %s", down)
 	}
 	r.isQuiet()
@@ -460,7 +457,7 @@ func TestProbesAreSentBetweenBatches(t *testing.T) {
 	master, _ := startPair(t)
 	var store *Store
 	var ending atomic.Bool
-	again := func(results []redisop.Result, _ *wire.Identity) {
+	again := func(results []redisop.Result) {
 		if ending.Load() {
 			return
 		}
@@ -470,7 +467,7 @@ func TestProbesAreSentBetweenBatches(t *testing.T) {
 		}
 		store.Do(ops)
 	}
-	r := connected(t, master.url(), replicated(1), often, func(c *Config) { c.OnResults = again })
+	r := connected(t, master.url(), replicated(1), often, func(c *Config) { c.on(Results, func(e Event) { again(e.Results) }) })
 	store = r.Store
 	for group := range 2 { // one waits while the other is confirmed
 		var ops []redisop.Op
@@ -549,7 +546,7 @@ func TestTransferIsNoProofWhileReplicasConfirm(t *testing.T) {
 	received := make(chan redisop.Message, 1)
 	r := connected(t, master.url(), replicated(1), func(c *Config) {
 		c.UUID = secondUUID
-		c.OnMessages = func(ms []redisop.Message) { received <- ms[0] }
+		c.on(Messages, func(e Event) { received <- e.Messages[0] })
 	})
 	last := time.Now().UnixMicro()
 	a.Publish(ctx, wire.OwnChannel(secondUUID), fmt.Sprintf("transfer:%v 1 %d 32 30000 0 0 lock", from, last))

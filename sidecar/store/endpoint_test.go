@@ -1,67 +1,13 @@
 package store
 
 import (
-	"context"
 	"fmt"
-	"net"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
-
-func TestLostAddressesAreTriedLast(t *testing.T) {
-	lost := &lostAddresses{}
-	hosts := func() []string {
-		hosts := []string{"a", "b", "c"}
-		lost.sort(hosts)
-		return hosts
-	}
-	for _, tt := range []struct {
-		lost string
-		want []string
-	}{
-		{"", []string{"a", "b", "c"}},
-		{"a", []string{"b", "c", "a"}},
-		{"b", []string{"c", "a", "b"}},
-		{"a", []string{"c", "b", "a"}},
-		{"c", []string{"b", "a", "c"}},
-	} {
-		if tt.lost != "" {
-			lost.add(tt.lost)
-		}
-		if got := hosts(); !slices.Equal(got, tt.want) {
-			t.Errorf("after %q was lost: %v", tt.lost, got)
-		}
-	}
-	for range 3 * maxLost {
-		lost.add(net.IPv4(10, 0, 0, byte(len(lost.hosts))).String() + "x")
-	}
-	if len(lost.hosts) > maxLost {
-		t.Errorf("%d addresses are kept", len(lost.hosts))
-	}
-}
-
-// The name of an endpoint that fails over leads to a replica first. The master is at another of its
-// addresses.
-//
-// Shows docs/topologies.md: A managed service with one address.
-func TestEndpointWithAReplicaAmongItsAddresses(t *testing.T) {
-	replica := startRedis(t)
-	replica.becomeReplica()
-	master := startRedis(t, "--bind", "127.0.0.2", "--port", replica.port, "--protected-mode", "no")
-	_ = master
-	was := lookupHost
-	lookupHost = func(context.Context, string) ([]string, error) { return []string{"127.0.0.1", "127.0.0.2"}, nil }
-	t.Cleanup(func() { lookupHost = was })
-	r := connected(t, "redis://localhost:"+replica.port)
-	if res := r.one(takeOp("lock", 1)); res.Msg != "" {
-		t.Errorf("%+v", res)
-	}
-}
 
 // A master that needs fewer replicas than it has goes on granting locks after one of them was promoted.
 //
@@ -98,7 +44,7 @@ func TestNumberOfReplicasThatIsWrongIsNamed(t *testing.T) {
 				url = master.userURL("limited", append([]string{"~*", "&*", "+@all"}, tt.user...)...)
 			}
 			risks := make(chan string, 10)
-			onRisk := func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } }
+			onRisk := func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) }
 			change := tt.change
 			if change == nil {
 				change = func(*Config) {}
@@ -125,7 +71,7 @@ func TestNumberOfReplicasThatIsWrongIsNamed(t *testing.T) {
 func TestNumberOfReplicasIsReadAgain(t *testing.T) {
 	master := startRedis(t, "--repl-diskless-sync-delay", "0")
 	risks := make(chan string, 10)
-	r := connected(t, master.url(), func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } })
+	r := connected(t, master.url(), func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) })
 	next := func() string {
 		t.Helper()
 		for end := time.After(patience); ; {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
 // A Redis that deletes keys when its memory is full is named when the daemon connects.
@@ -34,7 +34,7 @@ func TestRedisThatEvictsIsNamed(t *testing.T) {
 				url = server.userURL("limited", append([]string{"~*", "&*", "+@all"}, tt.user...)...)
 			}
 			risks := make(chan string, 10)
-			r := connected(t, url, func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } })
+			r := connected(t, url, func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) })
 			r.one(takeOp("lock", 1)) // the risk is reported before any operation is sent
 			risk := ""
 			select {
@@ -59,7 +59,7 @@ func TestEvictedKeysAreCountedWhenKeysAreGone(t *testing.T) {
 	t.Parallel()
 	server := startRedis(t, "--maxmemory", "50mb", "--maxmemory-policy", "allkeys-random")
 	risks := make(chan string, 10)
-	r := connected(t, server.url(), func(c *Config) { c.OnRisk = func(_ redisop.Shard, risk string) { risks <- risk } })
+	r := connected(t, server.url(), func(c *Config) { c.on(Risk, func(e Event) { risks <- e.Text }) })
 	await := func(words string) {
 		t.Helper()
 		for end := time.After(patience); ; {
@@ -90,10 +90,7 @@ func TestEvictedKeysAreCountedWhenKeysAreGone(t *testing.T) {
 		t.Errorf("%d lines:\n%s", n, r.logged())
 	}
 	must(admin.ConfigSet(ctx, "maxmemory-policy", "noeviction").Result())
-	r.link.mu.Lock()
-	r.link.m.KeysGone(protocol.Now() + 2e9) // the numbers are read once a second
-	r.link.flush()
-	r.link.mu.Unlock()
+	r.single.link.With(func(m *pipeline.Machine) { m.KeysGone(protocol.Now() + 2e9) }) // the numbers are read once a second
 	await("")
 }
 

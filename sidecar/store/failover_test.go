@@ -1,7 +1,6 @@
 package store
 
 import (
-	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -9,12 +8,16 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/sentinel"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // switching is a fake Sentinel that names one of two servers.
 type switching struct {
-	*fakeSentinel
+	*harness.FakeSentinel
 	old, promoted *server
+
+	denied map[string]bool // channels
 
 	mu sync.Mutex
 	at string
@@ -23,7 +26,7 @@ type switching struct {
 func startSwitching(t *testing.T) *switching {
 	s := &switching{old: startRedis(t), promoted: startRedis(t)}
 	s.at = s.old.tcp()
-	s.fakeSentinel = startFakeSentinel(t, func(int) (string, int) {
+	s.FakeSentinel = harness.StartFakeSentinel(t, func(int) (string, int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.at, 1
@@ -36,9 +39,7 @@ func (s *switching) name(at *server, leads string) {
 	s.mu.Lock()
 	s.at = at.tcp()
 	s.mu.Unlock()
-	s.fakeSentinel.mu.Lock()
-	s.leads = leads
-	s.fakeSentinel.mu.Unlock()
+	s.Set(harness.FakeAnswers{Leads: leads, Denied: s.denied})
 }
 
 // aboutMaster is a message about a server as the master.
@@ -74,13 +75,13 @@ func awaitOutcome(r *recorder, want redisop.Outcome) redisop.Result {
 func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 	s := startSwitching(t)
 	received := make(chan redisop.Message, 10)
-	r := connected(t, s.url(), func(c *Config) {
+	r := connected(t, s.URL(), func(c *Config) {
 		c.UUID, c.ProbeInterval = secondUUID, time.Hour
-		c.OnMessages = func(messages []redisop.Message) {
-			for _, m := range messages {
+		c.on(Messages, func(e Event) {
+			for _, m := range e.Messages {
 				received <- m
 			}
-		}
+		})
 	})
 	for _, op := range []redisop.Op{takeOp("renewed", 1), takeOp("dropped", 2), takeOp("dropped by and by", 3)} {
 		if res := r.one(op); res.Outcome != redisop.Done {
@@ -88,11 +89,11 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 		}
 	}
 	// Others are not ours.
-	s.announce(t, failoverChannels[0], "master another 127.0.0.1 "+s.old.port)
-	s.announce(t, failoverChannels[0], aboutMaster(s.promoted))
-	s.announce(t, failoverChannels[1], "nonsense")
+	s.Announce(t, sentinel.FailoverChannels[0], "master another 127.0.0.1 "+s.old.port)
+	s.Announce(t, sentinel.FailoverChannels[0], aboutMaster(s.promoted))
+	s.Announce(t, sentinel.FailoverChannels[1], "nonsense")
 	s.name(s.old, s.old.tcp())
-	s.announce(t, failoverChannels[0], aboutMaster(s.old))
+	s.Announce(t, sentinel.FailoverChannels[0], aboutMaster(s.old))
 	if res := awaitOutcome(r, redisop.NotSynced); !strings.Contains(res.Msg, "fails over the master at "+s.old.tcp()) {
 		t.Errorf("%+v", res)
 	}
@@ -110,7 +111,7 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	// A transfer of the old master proves nothing.
-	holder := connected(t, s.old.url(), func(c *Config) { c.OnMessages = func([]redisop.Message) {} })
+	holder := connected(t, s.old.url(), func(c *Config) { c.on(Messages, func(Event) {}) })
 	passTo(t, holder, r, "passed")
 	m := recv(t, received, "message")
 	for m.Kind != redisop.Transferred {
@@ -121,7 +122,7 @@ func TestNothingIsDoneAfterAFailoverIsAnnounced(t *testing.T) {
 	}
 	// The Sentinel names the promoted replica before the others follow it.
 	s.name(s.promoted, s.old.tcp())
-	s.announce(t, "+promoted-slave", aboutReplica(s.promoted, s.old))
+	s.Announce(t, "+promoted-slave", aboutReplica(s.promoted, s.old))
 	if why := r.down(); !strings.Contains(why, "is no longer the master") {
 		t.Errorf("%s", why)
 	}
@@ -140,12 +141,12 @@ func TestFailoverThatIsAbortedWithholdsNoMore(t *testing.T) {
 		t.Run(channel, func(t *testing.T) {
 			t.Parallel()
 			s := startSwitching(t)
-			r := connected(t, s.url())
+			r := connected(t, s.URL())
 			s.name(s.old, s.old.tcp())
-			s.announce(t, failoverChannels[1], aboutReplica(s.promoted, s.old))
+			s.Announce(t, sentinel.FailoverChannels[1], aboutReplica(s.promoted, s.old))
 			awaitOutcome(r, redisop.NotSynced)
 			s.name(s.old, "")
-			s.announce(t, channel, aboutMaster(s.old))
+			s.Announce(t, channel, aboutMaster(s.old))
 			awaitOutcome(r, redisop.Done)
 		})
 	}
@@ -155,7 +156,7 @@ func TestFailoverThatIsAbortedWithholdsNoMore(t *testing.T) {
 func TestNewConnectionToAMasterThatIsReplacedWithholds(t *testing.T) {
 	s := startSwitching(t)
 	s.name(s.old, s.old.tcp())
-	r := connected(t, s.url())
+	r := connected(t, s.URL())
 	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.NotSynced {
 		t.Errorf("%+v", res)
 	}
@@ -170,18 +171,19 @@ func TestNewConnectionToAMasterThatIsReplacedWithholds(t *testing.T) {
 // A user that may receive +switch-master only is served as before, and the log names what it lacks.
 func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 	s := startSwitching(t)
-	s.denied = map[string]bool{failoverChannels[0]: true}
-	r := connected(t, s.url())
+	s.denied = map[string]bool{sentinel.FailoverChannels[0]: true}
+	s.name(s.old, "")
+	r := connected(t, s.URL())
 	_, from, _ := net.SplitHostPort(s.old.tcp())
 	_, to, _ := net.SplitHostPort(s.promoted.tcp())
 	s.name(s.promoted, "")
-	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	s.Publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
 	r.down()
 	r.up()
 	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done || r.Address() != s.promoted.tcp()+"/0" {
 		t.Errorf("%+v at %s", res, r.Address())
 	}
-	if log := r.logged(); strings.Count(log, "&"+strings.Join(failoverChannels, " &")) != 1 || !strings.Contains(log, "the old one may grant locks") {
+	if log := r.logged(); strings.Count(log, "&"+strings.Join(sentinel.FailoverChannels, " &")) != 1 || !strings.Contains(log, "the old one may grant locks") {
 		t.Errorf("the log is:\n%s", log)
 	}
 }
@@ -189,70 +191,9 @@ func TestUserWithoutTheStepsOfAFailover(t *testing.T) {
 // Any Sentinel may lead the failover.
 func TestMessagesOfAllSentinelsAreReceived(t *testing.T) {
 	nowhere := func(int) (string, int) { return "127.0.0.1:1", 1 }
-	a, b := startFakeSentinel(t, nowhere), startFakeSentinel(t, nowhere)
-	open(t, "redis+sentinel://"+a.address+","+b.address+"/mymaster")
-	for _, s := range []*fakeSentinel{a, b} {
-		s.await(t, "a client subscribes to the steps of a failover", func() bool { return s.full > 0 })
-	}
-}
-
-// Shows docs/topologies.md: An aborted failover.
-func TestReviewOfFailovers(t *testing.T) {
-	s := newSentinels(group(t, "redis+sentinel://a:1,b:1/mymaster"), slog.New(slog.DiscardHandler))
-	defer s.close()
-	var at string
-	s.onFailover = func(address, _ string) { at = address }
-	s.last = "old:1"
-	a, b := s.members["a:1"], s.members["b:1"]
-	answer := func(m *sentinelMember, master string, lead lead) sentinelView {
-		return sentinelView{member: m, master: master, lead: lead}
-	}
-	for _, step := range []struct {
-		what string
-		do   func()
-		at   string
-	}{
-		{"it is announced", func() { s.onAnnounced(a, failoverChannels[0], "master mymaster old 1") }, "old:1"},
-		{"a round that began before says nothing of it", func() {
-			s.review(time.Now().Add(-time.Minute), []sentinelView{answer(a, "old:1", leadsNone)})
-		}, "old:1"},
-		{"another Sentinel leads none", func() { s.review(time.Now(), []sentinelView{answer(b, "old:1", leadsNone)}) }, "old:1"},
-		{"it does not answer", func() { s.review(time.Now(), []sentinelView{{member: a, err: errNotWatched}}) }, "old:1"},
-		{"it names the promoted replica", func() { s.review(time.Now(), []sentinelView{answer(a, "new:1", leadsTo)}) }, "old:1"},
-		{"it leads none any more", func() { s.review(time.Now(), []sentinelView{answer(a, "new:1", leadsNone)}) }, ""},
-		{"the new master is not the one that is replaced", func() {
-			s.last = "new:1"
-			s.review(time.Now(), []sentinelView{answer(a, "new:1", leadsTo)})
-		}, ""},
-		{"a Sentinel replaces another master than ours", func() { s.review(time.Now(), []sentinelView{answer(a, "old:1", leadsFrom)}) }, ""},
-		{"a Sentinel says that it replaces ours", func() { s.review(time.Now(), []sentinelView{answer(b, "new:1", leadsFrom)}) }, "new:1"},
-		{"it is silent for long", func() {
-			s.failovers[b].heardAt = time.Now().Add(-failoverSilence - time.Second)
-			s.review(time.Now(), nil)
-		}, ""},
-		{"one that is no member announces", func() {
-			s.onAnnounced(&sentinelMember{address: "c:1"}, failoverChannels[0], "master mymaster new 1")
-		}, ""},
-	} {
-		if step.do(); at != step.at {
-			t.Errorf("%s: %q is replaced, want %q", step.what, at, step.at)
-		}
-	}
-}
-
-func TestMessagesAboutFailovers(t *testing.T) {
-	for _, tt := range []struct{ channel, text, from, to string }{
-		{"+promoted-slave", "slave 10.0.0.2:6379 10.0.0.2 6379 @ mymaster 10.0.0.1 6380", "10.0.0.1:6380", "10.0.0.2:6379"},
-		{"+promoted-slave", "slave [::2]:6379 ::2 6379 @ mymaster ::1 6380", "[::1]:6380", "[::2]:6379"},
-		{"+promoted-slave", "slave 10.0.0.2:6379 10.0.0.2 6379 @ another 10.0.0.1 6380", "", ""},
-		{"-failover-abort-slave-timeout", "master mymaster 10.0.0.1 6380", "10.0.0.1:6380", ""},
-		{"-failover-abort-no-good-slave", "slave 10.0.0.2:6379 10.0.0.2 6379 @ mymaster 10.0.0.1 6380", "10.0.0.1:6380", ""},
-		{"+promoted-slave", "slave 10.0.0.2:6379 10.0.0.2 x @ mymaster 10.0.0.1 6380", "", ""},
-		{"+promoted-slave", "master mymaster 10.0.0.1 x", "", ""},
-		{switchMaster, "mymaster 10.0.0.1 6380 10.0.0.2 6379", "10.0.0.1:6380", "10.0.0.2:6379"},
-	} {
-		if from, to := movedMaster("mymaster", tt.channel, tt.text); from != tt.from || to != tt.to {
-			t.Errorf("%s %s: from %q to %q", tt.channel, tt.text, from, to)
-		}
+	a, b := harness.StartFakeSentinel(t, nowhere), harness.StartFakeSentinel(t, nowhere)
+	open(t, "redis+sentinel://"+a.Address+","+b.Address+"/mymaster")
+	for _, s := range []*harness.FakeSentinel{a, b} {
+		s.AwaitSteps(t)
 	}
 }

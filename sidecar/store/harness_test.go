@@ -20,10 +20,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
-	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -218,7 +218,7 @@ type recorder struct {
 	id           wire.Identity // of the first connection, from connected
 	results      chan []redisop.Result
 	ups          chan upped
-	downs        chan error
+	downs        chan string
 	degraded     chan string
 	subscribed   chan string
 	unsubscribed chan string
@@ -266,34 +266,13 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	r := &recorder{
 		t:       t,
 		results: make(chan []redisop.Result, 1<<16),
-		ups:     make(chan upped, 100), downs: make(chan error, 100), degraded: make(chan string, 100),
+		ups:     make(chan upped, 100), downs: make(chan string, 100), degraded: make(chan string, 100),
 		subscribed: make(chan string, 10000), unsubscribed: make(chan string, 10000), messages: make(chan string, 10000),
-	}
-	each := func(to chan string) func(redisop.Shard, []string) {
-		return func(_ redisop.Shard, names []string) {
-			for _, n := range names {
-				to <- n
-			}
-		}
 	}
 	cfg := Config{
 		URL: url, UUID: ourUUID, Timeout: patience, // a Redis that is only slow is not given up
-		Log:            slog.New(slog.NewTextHandler(r, nil)),
-		OnResults:      func(rs []redisop.Result, _ *wire.Identity) { r.results <- rs },
-		OnUp:           func(_ redisop.Shard, lost, listening bool, id wire.Identity) { r.ups <- upped{lost, listening, id} },
-		OnDown:         func(_ redisop.Shard, err error) { r.downs <- err },
-		OnDegraded:     func(_ redisop.Shard, why string) { r.degraded <- why },
-		OnSubscribed:   each(r.subscribed),
-		OnUnsubscribed: each(r.unsubscribed),
-		OnMessages: func(messages []redisop.Message) {
-			for _, m := range messages {
-				m.Conn = redisop.Conn{}
-				if m != (redisop.Message{Kind: redisop.Unlocked, Name: m.Name}) && !r.isAwaited(m) {
-					t.Errorf("message %+v", m)
-				}
-				r.messages <- m.Name
-			}
-		},
+		Log:     slog.New(slog.NewTextHandler(r, nil)),
+		OnEvent: r.onEvent,
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -311,6 +290,48 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		}
 	})
 	return r
+}
+
+func (r *recorder) onEvent(e Event) {
+	switch e.Kind {
+	case Results:
+		r.results <- e.Results
+	case Up:
+		r.ups <- upped{e.IsLost, e.IsListening, *e.ID}
+	case Down:
+		r.downs <- e.Text
+	case Degraded:
+		r.degraded <- e.Text
+	case Subscribed, Unsubscribed:
+		to := r.subscribed
+		if e.Kind == Unsubscribed {
+			to = r.unsubscribed
+		}
+		for _, n := range e.Names {
+			to <- n
+		}
+	case Messages:
+		for _, m := range e.Messages {
+			m.Conn = redisop.Conn{}
+			if m != (redisop.Message{Kind: redisop.Unlocked, Name: m.Name}) && !r.isAwaited(m) {
+				r.t.Errorf("message %+v", m)
+			}
+			r.messages <- m.Name
+		}
+	}
+}
+
+// on has f called with the events of a kind, instead of what is called with others.
+func (c *Config) on(kind EventKind, f func(e Event)) {
+	others := c.OnEvent
+	c.OnEvent = func(e Event) {
+		switch {
+		case e.Kind == kind:
+			f(e)
+		case others != nil:
+			others(e)
+		}
+	}
 }
 
 // connected is open, and waits until Redis can be asked.
@@ -339,10 +360,8 @@ func recv[T any](t testing.TB, from chan T, what string) T {
 
 // awaitWired returns when the connection is in use. OnUp comes a moment before.
 func (r *recorder) awaitWired() {
-	for isWired := false; !isWired; {
-		r.link.mu.Lock()
-		isWired = r.link.wired != nil
-		r.link.mu.Unlock()
+	for isUp := false; !isUp; {
+		r.single.link.With(func(m *pipeline.Machine) { isUp = m.IsUp() })
 	}
 }
 
@@ -351,13 +370,7 @@ func (r *recorder) awaitWired() {
 func (r *recorder) later(d time.Duration) {
 	r.awaitWired()
 	r.ahead += d
-	l := r.link
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w := l.wired; w != nil && l.m.Advance(protocol.Now()+int64(r.ahead), 0, rawio.HasUnread(w.wire.raw)) {
-		w.cut(os.ErrDeadlineExceeded)
-	}
-	l.flush()
+	r.single.link.Advance(protocol.Now()+int64(r.ahead), 0)
 }
 
 // ageIdle has the present connection be idle for so long that a PING is due.
@@ -375,7 +388,7 @@ const idlePing = 6 * time.Second
 
 func (r *recorder) up() upped { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
 
-func (r *recorder) down() string { r.t.Helper(); return recv(r.t, r.downs, "OnDown").Error() }
+func (r *recorder) down() string { r.t.Helper(); return recv(r.t, r.downs, "OnDown") }
 
 // untilDone carries out op again until it is done. Replicas have a part of a second to confirm it, which a slow
 // machine may need for itself.
@@ -470,10 +483,9 @@ func counterOf(name string) string { return new(wire.Keyspace).Counter(name) }
 func (r *recorder) oneLifted(op redisop.Op) redisop.Result {
 	r.t.Helper()
 	r.awaitWired()
-	r.link.mu.Lock()
-	r.link.m.Lift(protocol.Now(), 0, true)
-	r.link.m.Do(protocol.Now(), []redisop.Op{op})
-	r.link.flush()
-	r.link.mu.Unlock()
+	r.single.link.With(func(m *pipeline.Machine) {
+		m.Lift(protocol.Now(), 0, true)
+		m.Do(protocol.Now(), []redisop.Op{op})
+	})
 	return recv(r.t, r.results, "result")[0]
 }

@@ -7,19 +7,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // announce publishes a host, and returns when Redis has executed it.
-func (r *recorder) announce(h Host) {
+func (r *recorder) announce(h lookup.Host) {
 	r.t.Helper()
 	r.Announce(h)
 	r.host(ourUUID) // sent after it
 }
 
 type foundHost struct {
-	host  Host
+	host  lookup.Host
 	known bool
 	err   error
 }
@@ -27,12 +29,12 @@ type foundHost struct {
 func (r *recorder) host(uuid string) foundHost {
 	r.t.Helper()
 	found := make(chan foundHost, 1)
-	r.Host(uuid, func(h Host, known bool, err error) { found <- foundHost{h, known, err} })
+	r.Host(uuid, func(h lookup.Host, known bool, err error) { found <- foundHost{h, known, err} })
 	return recv(r.t, found, "host")
 }
 
 type hostPage struct {
-	hosts []Host
+	hosts []lookup.Host
 	last  string
 	err   error
 }
@@ -40,11 +42,11 @@ type hostPage struct {
 func (r *recorder) hostPage(after string) hostPage {
 	r.t.Helper()
 	read := make(chan hostPage, 1)
-	r.Hosts(after, func(hosts []Host, last string, err error) { read <- hostPage{hosts, last, err} })
+	r.Hosts(after, func(hosts []lookup.Host, last string, err error) { read <- hostPage{hosts, last, err} })
 	return recv(r.t, read, "page of hosts")
 }
 
-var aHost = Host{Name: "db-7", Version: "0.4.0", PID: 4711, Started: 1763694000000}
+var aHost = lookup.Host{Name: "db-7", Version: "0.4.0", PID: 4711, Started: 1763694000000}
 
 // A host is found by the uuid of its sidecar, under keys that expire, by sidecars with the same
 // prefix only.
@@ -67,7 +69,7 @@ func TestHostsAreFoundByUUID(t *testing.T) {
 			}
 			k := wire.NewKeyspace(prefix)
 			for _, key := range []string{k.Host(ourUUID), k.Hosts()} {
-				if ttl := s.admin().PTTL(ctx, key).Val(); ttl <= 0 || ttl > HostExpiry {
+				if ttl := s.admin().PTTL(ctx, key).Val(); ttl <= 0 || ttl > lookup.HostExpiry {
 					t.Errorf("%s expires in %v", key, ttl)
 				}
 			}
@@ -85,7 +87,7 @@ func manyHosts(s *server, n int) (uuids []string) {
 		uuid := fmt.Sprintf("22222222-0000-0000-0000-%012d", i)
 		uuids = append(uuids, uuid)
 		s.admin().ZAdd(ctx, k.Hosts(), redis.Z{Member: uuid})
-		s.admin().HSet(ctx, k.Host(uuid), hostField, `{"host":"many"}`)
+		s.admin().HSet(ctx, k.Host(uuid), "about", `{"host":"many"}`)
 	}
 	return uuids
 }
@@ -94,7 +96,7 @@ func manyHosts(s *server, n int) (uuids []string) {
 func TestHostsAreListedInPages(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
-	uuids := manyHosts(s, 2*HostPage+1)
+	uuids := manyHosts(s, 2*lookup.HostPage+1)
 	var got []string
 	for after := ""; ; {
 		p := r.hostPage(after)
@@ -139,8 +141,8 @@ func longMember(first string, i int) redis.Z {
 func TestLongTextsOfOtherProgramsInHosts(t *testing.T) {
 	s := startRedis(t)
 	k := wire.NewKeyspace("")
-	uuids := manyHosts(s, HostPage)
-	s.admin().HSet(ctx, k.Host(otherUUID), hostField, `{"host":"`+strings.Repeat("x", wire.MaxReplyText)+`"}`)
+	uuids := manyHosts(s, lookup.HostPage)
+	s.admin().HSet(ctx, k.Host(otherUUID), "about", `{"host":"`+strings.Repeat("x", wire.MaxReplyText)+`"}`)
 	s.admin().ZAdd(ctx, k.Hosts(), longMember("!", 0), longMember("12", 1), longMember("z", 2), redis.Z{Member: otherUUID})
 	r := connected(t, s.url())
 	r.announce(aHost)
@@ -180,7 +182,7 @@ func TestMembersThatAreNoUUIDsLeaveTheIndex(t *testing.T) {
 	s.admin().ZAdd(ctx, k.Hosts(), longMember("!", 0))
 	for _, member := range []string{"", "-", "{" + otherUUID + "}", otherUUID + "0", "zz"} {
 		s.admin().ZAdd(ctx, k.Hosts(), redis.Z{Member: member})
-		s.admin().HSet(ctx, k.Host(member), hostField, `{"host":"none"}`)
+		s.admin().HSet(ctx, k.Host(member), "about", `{"host":"none"}`)
 	}
 	r := connected(t, s.url())
 	if got := r.hostPage(""); got.err != nil || len(got.hosts) != 1 || got.hosts[0].UUID != uuids[0] {
@@ -258,7 +260,7 @@ func TestHostNamesArePrintable(t *testing.T) {
 		`{"host":""}`: "",
 		`no JSON`:     "",
 	} {
-		s.admin().HSet(ctx, k.Host(otherUUID), hostField, text)
+		s.admin().HSet(ctx, k.Host(otherUUID), "about", text)
 		if got := r.host(otherUUID); got.err != nil || got.known != (want != "") || got.host.Name != want || got.host.PID < 0 {
 			t.Errorf("%.40s: %+v", text, got)
 		}
@@ -271,10 +273,10 @@ func TestQuestionsAndAnswers(t *testing.T) {
 	s := startRedis(t)
 	type message struct{ from, body string }
 	asked, answered := make(chan message, 1), make(chan message, 1)
-	r := connected(t, s.url(), func(c *Config) { c.OnAnswer = func(b []byte) { answered <- message{body: string(b)} } })
+	r := connected(t, s.url(), func(c *Config) { c.on(Answer, func(e Event) { answered <- message{body: e.Text} }) })
 	connected(t, s.url(), func(c *Config) {
 		c.UUID = otherUUID
-		c.OnQuestion = func(from string, b []byte) { asked <- message{from, string(b)} }
+		c.on(Question, func(e Event) { asked <- message{e.From, e.Text} })
 	})
 	const body = "\x00 \r\n\xff ask answer "
 	reached := make(chan bool, 1)
@@ -301,20 +303,12 @@ func TestQueriesFailWithTheConnection(t *testing.T) {
 	r := connected(t, s.url())
 	s.suspend() // it does not answer
 	found := make(chan foundHost, 1)
-	r.Host(ourUUID, func(h Host, known bool, err error) { found <- foundHost{h, known, err} })
+	r.Host(ourUUID, func(h lookup.Host, known bool, err error) { found <- foundHost{h, known, err} })
 	s.cmd.Process.Kill()
 	if got := recv(t, found, "failure"); got.err == nil {
 		t.Errorf("found %+v without Redis", got)
 	}
 	if got := r.host(ourUUID); got.err == nil {
 		t.Errorf("found %+v without Redis", got)
-	}
-}
-
-func TestQuestionsThatAreNone(t *testing.T) {
-	for _, text := range []string{"", "ask", "ask ", "ask " + ourUUID, "ask x body", "ask {" + ourUUID + "} body", "recall a", "answe"} {
-		if from, body, _, ok := question(text); ok {
-			t.Errorf("%q is read as a question from %q: %q", text, from, body)
-		}
 	}
 }

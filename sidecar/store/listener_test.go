@@ -9,10 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
-	"github.com/redis/go-redis/v9"
 )
 
 // listeners waits until the channel of name has n subscribers.
@@ -326,11 +328,11 @@ func TestMessagesToThisSidecar(t *testing.T) {
 		got := make(chan redisop.Message, 100)
 		r := open(t, b.url, func(c *Config) {
 			c.KeyPrefix = "app1:"
-			c.OnMessages = func(messages []redisop.Message) {
-				for _, m := range messages {
+			c.on(Messages, func(e Event) {
+				for _, m := range e.Messages {
 					got <- m
 				}
-			}
+			})
 		})
 		for range 2 {
 			if !r.up().listening {
@@ -369,7 +371,7 @@ func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
 			case args := <-received:
 				return args
 			default:
-				r.Store.link.nudge()
+				r.single.link.Advance(protocol.Now(), protocol.Now())
 			}
 		}
 	}

@@ -365,7 +365,7 @@ func TestQueuesThatAreNotPermitted(t *testing.T) {
 		t.Run("prefix "+prefix, func(t *testing.T) {
 			s := startRedis(t)
 			url := s.userURL("queueless", "~"+prefix+"a", "~redisson_*", "&*", "+@all")
-			r := connected(t, url, func(c *Config) { c.KeyPrefix, c.OnMessages = prefix, nil })
+			r := connected(t, url, func(c *Config) { c.KeyPrefix = prefix; c.on(Messages, func(Event) {}) })
 			other := connected(t, s.url(), func(c *Config) { c.KeyPrefix, c.UUID = prefix, otherUUID })
 			waiting := takeOp("a", 1)
 			waiting.Flags |= redisop.Enqueue

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -219,14 +220,14 @@ func (n *fakeNode) answer(verb string, words []string, isAsking bool) string {
 	return ":0\r\n"
 }
 
-// run executes a script. The caller holds mu.
+// run executes a script, with the mutex locked.
 func (n *fakeNode) run(words []string, isAsking bool) string {
 	keys, _ := strconv.Atoi(words[2])
 	if keys == 0 {
 		return ":0\r\n"
 	}
 	run := nodeRun{keys: words[3 : 3+keys], args: words[3+keys:], isAsking: isAsking}
-	for _, s := range slices.Concat(wire.Scripts, []*wire.Script{who, dropOrphaned}) {
+	for _, s := range slices.Concat(wire.Scripts, []*wire.Script{lookup.Who, lookup.DropOrphaned}) {
 		if words[1] == s.SHA || words[1] == s.Text {
 			run.script = s
 		}
@@ -257,7 +258,7 @@ func (n *fakeNode) run(words []string, isAsking bool) string {
 		for range run.locks {
 			run.statuses = append(run.statuses, ":0\r\n")
 		}
-	case who, dropOrphaned:
+	case lookup.Who, lookup.DropOrphaned:
 		run.locks = run.keys[:1]
 	default:
 		return "-NOSCRIPT No matching script\r\n"
@@ -363,34 +364,34 @@ func openCluster(t testing.TB, url string, change ...func(*Config)) *clusterReco
 	t.Helper()
 	c := &clusterRecorder{isUp: make(map[redisop.Shard]bool), downs: make(map[redisop.Shard]string), results: make(map[string][]redisop.Result)}
 	record := func(cfg *Config) {
-		cfg.OnUp = func(n redisop.Shard, _, _ bool, _ wire.Identity) {
+		cfg.on(Up, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.isUp[n] = true
-		}
-		cfg.OnDown = func(n redisop.Shard, err error) {
+			c.isUp[e.Shard] = true
+		})
+		cfg.on(Down, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.isUp[n], c.downs[n] = false, err.Error()
-		}
-		cfg.OnRoute = func(ranges []redisop.SlotRange) {
+			c.isUp[e.Shard], c.downs[e.Shard] = false, e.Text
+		})
+		cfg.on(Route, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			for _, r := range ranges {
+			for _, r := range e.Routes {
 				for slot := int(r.First); slot <= int(r.Last); slot++ {
 					c.owners[slot] = r.Shard
 				}
 				c.lines = append(c.lines, fmt.Sprint("route ", r.Shard))
 			}
-		}
-		cfg.OnResults = func(results []redisop.Result, _ *wire.Identity) {
+		})
+		cfg.on(Results, func(e Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			for _, r := range results {
+			for _, r := range e.Results {
 				c.results[r.Name] = append(c.results[r.Name], r)
 				c.lines = append(c.lines, fmt.Sprint("result ", r.Name, " ", r.Outcome))
 			}
-		}
+		})
 	}
 	c.recorder = open(t, url, append([]func(*Config){record}, change...)...)
 	return c
@@ -473,4 +474,10 @@ func (c *clusterRecorder) events() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.lines)
+}
+
+// nodeLine is a line of CLUSTER NODES.
+func nodeLine(address, flags string, epoch int, slots ...string) string {
+	line := fmt.Sprintf("07c37dfeb235213a872192d90877d0cd55635b91 %s %s - 0 1426238317239 %d connected", address, flags, epoch)
+	return strings.Join(append([]string{line}, slots...), " ") + "\n"
 }

@@ -17,11 +17,11 @@ func receiver(t *testing.T, url, uuid string) (*recorder, chan redisop.Message) 
 	received := make(chan redisop.Message, 100)
 	r := connected(t, url, func(c *Config) {
 		c.UUID = uuid
-		c.OnMessages = func(messages []redisop.Message) {
-			for _, m := range messages {
+		c.on(Messages, func(e Event) {
+			for _, m := range e.Messages {
 				received <- m
 			}
-		}
+		})
 	})
 	return r, received
 }
@@ -68,7 +68,7 @@ func TestMessageNamesItsServer(t *testing.T) {
 					must(b.admin.ACLSetUser(ctx, "sender", "on", ">secret", "~*", "&*", "+@all", tt.denied).Result())
 					url = "redis://sender:secret@" + b.server.tcp()
 				}
-				holder := connected(t, url, func(c *Config) { c.OnMessages = func([]redisop.Message) {} })
+				holder := connected(t, url, func(c *Config) { c.on(Messages, func(Event) {}) })
 				next, received := receiver(t, b.url, tt.uuid)
 				passTo(t, holder, next, "lock")
 				m := recv(t, received, "message")
@@ -87,7 +87,7 @@ func TestMessageOverReplicationProvesNothing(t *testing.T) {
 	master, replica := startRedis(t, "--repl-diskless-sync-delay", "0"), startRedis(t)
 	_, received := receiver(t, replica.url(), secondUUID) // greeted as a master
 	replica.follow(master)
-	holder := connected(t, master.url(), func(c *Config) { c.OnMessages = func([]redisop.Message) {} })
+	holder := connected(t, master.url(), func(c *Config) { c.on(Messages, func(Event) {}) })
 	if res := holder.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 		t.Fatalf("%+v", res)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -17,7 +18,7 @@ import (
 const deadUUID = "dddddddd-2222-8333-8444-555555555555"
 
 type dropOrphanedResult struct {
-	outcome OrphanOutcome
+	outcome lookup.OrphanOutcome
 	passed  bool
 	err     error
 }
@@ -30,7 +31,7 @@ func (r *recorder) dropOrphaned(name, field string) dropOrphanedResult {
 func (r *recorder) dropOrphanedUntil(name, field string, latest int64) dropOrphanedResult {
 	r.t.Helper()
 	done := make(chan dropOrphanedResult, 1)
-	r.DropOrphaned(name, field, 20*time.Second, latest, func(outcome OrphanOutcome, passed bool, err error) {
+	r.DropOrphaned(name, field, 20*time.Second, latest, func(outcome lookup.OrphanOutcome, passed bool, err error) {
 		done <- dropOrphanedResult{outcome, passed, err}
 	})
 	return recv(r.t, done, "outcome")
@@ -47,7 +48,7 @@ func TestOrphanedLockIsFreed(t *testing.T) {
 				b.admin.PExpire(ctx, k.Key(name), time.Hour)
 				woken := b.admin.Subscribe(ctx, k.Channel(name))
 				must(woken.Receive(ctx))
-				if got := r.dropOrphaned(name, field(deadUUID, 7)); got != (dropOrphanedResult{outcome: OrphanDropped}) {
+				if got := r.dropOrphaned(name, field(deadUUID, 7)); got != (dropOrphanedResult{outcome: lookup.OrphanDropped}) {
 					t.Errorf("%q %q: %+v", prefix, name, got)
 				}
 				if m := must(woken.ReceiveMessage(ctx)); m.Payload != "0" {
@@ -74,11 +75,11 @@ func TestOrphanedLockPassesToTheFirstOfItsQueue(t *testing.T) {
 	transfers := make(chan redisop.Message, 10)
 	waiter := connected(t, s.url(), func(c *Config) {
 		c.UUID = secondUUID
-		c.OnMessages = func(messages []redisop.Message) {
-			for _, m := range messages {
+		c.on(Messages, func(e Event) {
+			for _, m := range e.Messages {
 				transfers <- m
 			}
-		}
+		})
 	})
 	const counter = 9_000_000_000_000_000 // above Redis's clock, µs, and below 2^53
 	a.Set(ctx, counterOf("lock"), counter, 0)
@@ -90,7 +91,7 @@ func TestOrphanedLockPassesToTheFirstOfItsQueue(t *testing.T) {
 	if res := waiter.one(wait); res.Ticket != 4 {
 		t.Fatalf("%+v", res)
 	}
-	if got := r.dropOrphaned("lock", field(deadUUID, 7)); got != (dropOrphanedResult{outcome: OrphanDropped, passed: true}) {
+	if got := r.dropOrphaned("lock", field(deadUUID, 7)); got != (dropOrphanedResult{outcome: lookup.OrphanDropped, passed: true}) {
 		t.Errorf("%+v", got)
 	}
 	m := recv(t, transfers, "transfer")
@@ -125,15 +126,15 @@ func TestOrphanedLockIsLeftAloneInDoubt(t *testing.T) {
 			says   string
 			fields []any
 			before func(t *testing.T)
-			want   OrphanOutcome
+			want   lookup.OrphanOutcome
 		}{
-			{"a later hold of the same sidecar", []any{deadUUID + ":8", "1"}, nil, OrphanChanged},
-			{"an earlier hold of the same sidecar", []any{deadUUID + ":6", "1"}, nil, OrphanChanged},
-			{"another sidecar", []any{secondUUID + ":7", "1"}, nil, OrphanChanged},
-			{"a foreign client", []any{otherUUID + ":7", "1"}, nil, OrphanChanged},
-			{"a second field", []any{examined, "1", "mode", "read"}, nil, OrphanChanged},
-			{"a host that was published", []any{examined, "1"}, func(*testing.T) { a.HSet(ctx, "locksidecar_host:{"+deadUUID+"}", "about", "{}") }, OrphanPublished},
-			{"a daemon that is subscribed", []any{examined, "1"}, alive, OrphanAlive},
+			{"a later hold of the same sidecar", []any{deadUUID + ":8", "1"}, nil, lookup.OrphanChanged},
+			{"an earlier hold of the same sidecar", []any{deadUUID + ":6", "1"}, nil, lookup.OrphanChanged},
+			{"another sidecar", []any{secondUUID + ":7", "1"}, nil, lookup.OrphanChanged},
+			{"a foreign client", []any{otherUUID + ":7", "1"}, nil, lookup.OrphanChanged},
+			{"a second field", []any{examined, "1", "mode", "read"}, nil, lookup.OrphanChanged},
+			{"a host that was published", []any{examined, "1"}, func(*testing.T) { a.HSet(ctx, "locksidecar_host:{"+deadUUID+"}", "about", "{}") }, lookup.OrphanPublished},
+			{"a daemon that is subscribed", []any{examined, "1"}, alive, lookup.OrphanAlive},
 		} {
 			t.Run(tt.says, func(t *testing.T) {
 				a.FlushAll(ctx)
@@ -165,14 +166,14 @@ func TestOrphanedLockIsLeftAloneInDoubt(t *testing.T) {
 		})
 		t.Run("no key", func(t *testing.T) {
 			a.FlushAll(ctx)
-			if got := r.dropOrphaned("lock", examined); got != (dropOrphanedResult{outcome: OrphanChanged}) {
+			if got := r.dropOrphaned("lock", examined); got != (dropOrphanedResult{outcome: lookup.OrphanChanged}) {
 				t.Errorf("%+v", got)
 			}
 		})
 		t.Run("a key of another type", func(t *testing.T) {
 			a.FlushAll(ctx)
 			a.Set(ctx, "lock", examined, 0)
-			if got := r.dropOrphaned("lock", examined); got != (dropOrphanedResult{outcome: OrphanChanged}) {
+			if got := r.dropOrphaned("lock", examined); got != (dropOrphanedResult{outcome: lookup.OrphanChanged}) {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -205,7 +206,7 @@ func TestOrphanedLockWithoutPermission(t *testing.T) {
 		}
 	}
 	least := connected(t, s.userURL("least", leastRules...))
-	if got := least.dropOrphaned("lock", field(deadUUID, 7)); got != (dropOrphanedResult{outcome: OrphanDropped}) {
+	if got := least.dropOrphaned("lock", field(deadUUID, 7)); got != (dropOrphanedResult{outcome: lookup.OrphanDropped}) {
 		t.Errorf("with the least permissions: %+v", got)
 	}
 	r := connected(t, s.url())
@@ -216,21 +217,6 @@ func TestOrphanedLockWithoutPermission(t *testing.T) {
 	}
 	if a.HLen(ctx, "lock").Val() != 1 {
 		t.Error("a replica released the lock")
-	}
-}
-
-func TestOwnerFieldsOfSidecarsAreParsed(t *testing.T) {
-	id, hold, ok := ParseOwner(deadUUID + ":9007199254740991")
-	if id != deadUUID || hold != 1<<53-1 || !ok {
-		t.Error(id, hold, ok)
-	}
-	for _, field := range []string{
-		"", ":", deadUUID, deadUUID + ":", deadUUID + ":0", deadUUID + ":-1", deadUUID + ":+1", deadUUID + ":07", deadUUID + ": 7", deadUUID + ":7:write",
-		deadUUID + ":9007199254740992", otherUUID + ":7", "x" + deadUUID + ":7", "redisson:7", strings.Repeat("8", 36) + ":7",
-	} {
-		if _, _, ok := ParseOwner(field); ok {
-			t.Errorf("%q is taken for a field of a sidecar", field)
-		}
 	}
 }
 

@@ -41,13 +41,13 @@ func TestAnswersNameWhatIsMissing(t *testing.T) {
 			}
 		})
 	}
-	d := &dialer{Server: wire.Server{Address: "redis:1", Keys: wire.NewKeyspace("")}}
+	at := wire.Server{Address: "redis:1", Keys: wire.NewKeyspace("")}
 	for text, want := range map[string]string{
 		"NOPERM User limited has no permissions to run the 'evalsha' command":             "a command that the lock",
 		"NOPERM No permissions to access a key":                                           "let its ACL have the keys",
 		"NOPERM this user has no permissions to access one of the keys used as arguments": "let its ACL have the keys",
 	} {
-		if got := d.Answered("lock", text); !strings.Contains(got, want) {
+		if got := at.Answered("lock", text); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", text, got)
 		}
 	}

@@ -2,13 +2,10 @@ package store
 
 import (
 	"bufio"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
-	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -174,22 +171,23 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 	for _, size := range []int{1, 2, 7, 64, 4000, len(stream)} {
 		url, greeted := greet(t)
 		got := make(chan string, 100)
-		names := func(what string) func(redisop.Shard, []string) {
-			return func(_ redisop.Shard, names []string) { got <- what + " " + strings.Join(names, " ") }
+		names := func(what string) func(Event) {
+			return func(e Event) { got <- what + " " + strings.Join(e.Names, " ") }
 		}
 		r := connected(t, url, func(c *Config) {
 			c.Timeout = patience
-			c.OnResults = func(results []redisop.Result, _ *wire.Identity) {
-				for _, res := range results {
+			c.on(Results, func(e Event) {
+				for _, res := range e.Results {
 					got <- "result " + res.Name
 				}
-			}
-			c.OnMessages = func(messages []redisop.Message) {
-				for _, m := range messages {
+			})
+			c.on(Messages, func(e Event) {
+				for _, m := range e.Messages {
 					got <- fmt.Sprintf("message %d %s", m.Kind, m.Name)
 				}
-			}
-			c.OnSubscribed, c.OnUnsubscribed = names("subscribed"), names("unsubscribed")
+			})
+			c.on(Subscribed, names("subscribed"))
+			c.on(Unsubscribed, names("unsubscribed"))
 		})
 		conn := recv(t, greeted, "connection")
 		r.awaitWired()
@@ -233,20 +231,20 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	got := make(chan string, 100)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(results []redisop.Result, _ *wire.Identity) {
-			for _, res := range results {
+		c.on(Results, func(e Event) {
+			for _, res := range e.Results {
 				got <- fmt.Sprintf("result %s %v", res.Name, res.Outcome)
 			}
-		}
-		c.OnMessages = func(messages []redisop.Message) { got <- "message " + messages[0].Name }
-		c.OnSubscribed = func(_ redisop.Shard, names []string) { got <- "subscribed " + names[0] }
-		c.OnUnsubscribed = func(_ redisop.Shard, names []string) { got <- "unsubscribed " + strings.Join(names, " ") }
-		c.OnDown = func(redisop.Shard, error) {
+		})
+		c.on(Messages, func(e Event) { got <- "message " + e.Messages[0].Name })
+		c.on(Subscribed, func(e Event) { got <- "subscribed " + e.Names[0] })
+		c.on(Unsubscribed, func(e Event) { got <- "unsubscribed " + strings.Join(e.Names, " ") })
+		c.on(Down, func(Event) {
 			select {
 			case got <- "down":
 			default: // there is no Redis any more
 			}
-		}
+		})
 	})
 	conn := recv(t, greeted, "connection")
 	r.awaitWired()
@@ -337,68 +335,5 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 		if sent := recv(t, r.results, "result")[0].Sent; sent < before || sent > written {
 			t.Errorf("sent %d ns after Do, and Redis had the operation %d ns after it", sent-before, written-before)
 		}
-	}
-}
-
-// A connection is cut with link.mu held: that must not wait for a peer that takes
-// nothing any more, not even to be told goodbye.
-func TestCutDoesNotWaitForThePeer(t *testing.T) {
-	cert := httptest.NewUnstartedServer(nil)
-	cert.StartTLS()
-	defer cert.Close()
-	here, there := net.Pipe()
-	defer there.Close()
-	shaken := make(chan error, 1)
-	go func() {
-		shaken <- tls.Server(there, &tls.Config{Certificates: cert.TLS.Certificates, SessionTicketsDisabled: true}).Handshake()
-	}()
-	said := &counted{Conn: here}
-	secure := tls.Client(said, &tls.Config{InsecureSkipVerify: true})
-	if err := secure.Handshake(); err != nil {
-		t.Fatal(err)
-	}
-	if err := recv(t, shaken, "handshake"); err != nil {
-		t.Fatal(err)
-	}
-	before := said.writes.Load()
-	w := netConn{Conn: secure, socket: said, secure: true}
-	w.Close()
-	if n := said.writes.Load() - before; n > 0 {
-		t.Errorf("%d writes", n)
-	}
-}
-
-// counted counts what is written.
-type counted struct {
-	net.Conn
-	writes atomic.Int64
-}
-
-func (c *counted) Write(b []byte) (int, error) {
-	c.writes.Add(1)
-	return c.Conn.Write(b)
-}
-
-// A Redis that sends messages is alive, although a reply is overdue.
-func TestMessagesAreASignOfLife(t *testing.T) {
-	url, greeted := greet(t)
-	r := connected(t, url, func(c *Config) { c.Timeout = patience })
-	conn := recv(t, greeted, "connection")
-	defer conn.Close()
-	r.awaitWired()
-	r.Subscribe(0, "x")
-	in := bufio.NewReader(conn)
-	must(readCommand(in))
-	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
-	recv(t, r.subscribed, "subscription")
-	before := protocol.Now()
-	for protocol.Now() == before {
-	}
-	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
-	recv(t, r.messages, "message")
-	r.link.mu.Lock()
-	defer r.link.mu.Unlock()
-	if at := r.link.wired.lastByteAt.Load(); at <= before {
-		t.Errorf("the last byte came %d ns before a message was sent", before-at)
 	}
 }

@@ -1,9 +1,9 @@
 package store
 
 import (
-	"strings"
 	"sync"
 
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
@@ -12,8 +12,8 @@ import (
 // the node that has its slot, those of one node in their order. A command whose key is on its way to another
 // node is sent there. done gets one reply for each command; it
 // is called as that of a query is.
-func (s *Store) ask(list [][]string, done func(replies []wire.Reply, err error)) {
-	parts := make(map[*link][]int) // the indices of the commands, by connection
+func (s *Store) ask(list lookup.Commands, done func(replies []wire.Reply, err error)) {
+	parts := make(map[*shard][]int) // the indices of the commands, by connection
 	for i, command := range list {
 		c := s.ofKey(command[1])
 		if c == nil {
@@ -49,19 +49,19 @@ func (s *Store) ask(list [][]string, done func(replies []wire.Reply, err error))
 		for _, i := range part {
 			q.Commands = append(q.Commands, list[i])
 		}
-		c.ask(q)
+		c.link.Ask(q)
 	}
 }
 
 // askThere sends the commands, from an index on, that a node answered with ASK to the nodes that have their keys
 // already. Each is sent once more: nodes may name each other.
-func (s *Store) askThere(from int, list [][]string, replies []wire.Reply, done func(replies []wire.Reply, err error)) {
+func (s *Store) askThere(from int, list lookup.Commands, replies []wire.Reply, done func(replies []wire.Reply, err error)) {
 	for i := from; i < len(list); i++ {
 		to := s.asked(list[i][1], replies[i])
 		if to == nil {
 			continue
 		}
-		to.ask(&pipeline.Query{Commands: [][]string{{"asking"}, list[i]}, Done: func(got []wire.Reply, err error) {
+		to.link.Ask(&pipeline.Query{Commands: [][]string{{"asking"}, list[i]}, Done: func(got []wire.Reply, err error) {
 			if err != nil {
 				done(nil, err)
 				return
@@ -76,8 +76,8 @@ func (s *Store) askThere(from int, list [][]string, replies []wire.Reply, done f
 
 // asked returns the connection to the node that the answer ASK about a key names; nil: it is none, or there is no
 // such node.
-func (s *Store) asked(key string, answer wire.Reply) *link {
-	if s.cluster == nil || answer.Kind != '-' || wire.Code(answer.Text) != "ASK" {
+func (s *Store) asked(key string, answer wire.Reply) *shard {
+	if s.masters == nil || answer.Kind != '-' || wire.Code(answer.Text) != "ASK" {
 		return nil
 	}
 	from := ""
@@ -88,14 +88,13 @@ func (s *Store) asked(key string, answer wire.Reply) *link {
 	if !ok {
 		return nil
 	}
-	return s.cluster.shardOf(r)
+	return s.masters.shardOf(r)
 }
 
-// runScript runs a script for a lock as a query. args makes the arguments after the script's name. latest: as in
-// pipeline.Query. If the key is on its way to another node, that one runs it. done gets the reply, which may be an error of
-// Redis.
-func (s *Store) runScript(name string, sc *wire.Script, latest int64, args func(p *pipeline.Params) []string, done func(answer wire.Reply, err error)) {
-	key := s.dial.Keys.Key(name)
+// runScript runs a script for a lock as a query. If the key is on its way to another node, that one runs it. done gets the
+// reply, which may be an error of Redis.
+func (s *Store) runScript(r lookup.Run, done func(answer wire.Reply, err error)) {
+	key := s.dial.Keys.Key(r.Name)
 	c := s.ofKey(key)
 	if c == nil {
 		go done(wire.Reply{}, wire.Unavailable("no node of the Cluster is known yet"))
@@ -108,35 +107,13 @@ func (s *Store) runScript(name string, sc *wire.Script, latest int64, args func(
 		}
 		done(replies[0], nil)
 	}
-	c.ask(&pipeline.Query{Script: sc, Args: args, Latest: latest, Done: func(replies []wire.Reply, err error) {
+	c.link.Ask(&pipeline.Query{Script: r.Script, Args: r.Args, Latest: r.Latest, Done: func(replies []wire.Reply, err error) {
 		if err == nil {
 			if to := s.asked(key, replies[0]); to != nil {
-				to.ask(&pipeline.Query{Script: sc, Args: args, Latest: latest, IsAsking: true, Done: finish})
+				to.link.Ask(&pipeline.Query{Script: r.Script, Args: r.Args, Latest: r.Latest, IsAsking: true, Done: finish})
 				return
 			}
 		}
 		finish(replies, err)
 	}})
-}
-
-// slotIsMoving says that no node of a Cluster has all that a question is about.
-const slotIsMoving = "its slot moves to another node of the Cluster at this moment; try again when that has ended (CLUSTER NODES shows the slot in brackets)"
-
-// isMoving reports whether a node refused a command because the slot of its keys is on its way.
-func isMoving(text string) bool {
-	word := wire.Code(text)
-	return word == "ASK" || word == "TRYAGAIN" || strings.Contains(text, "non local key")
-}
-
-// refusal returns the first error among replies, or nil.
-func refusal(replies []wire.Reply) error {
-	for _, r := range replies {
-		if r.Kind == '-' && isMoving(r.Text) {
-			return wire.Unavailable(slotIsMoving)
-		}
-		if r.Kind == '-' {
-			return wire.Unavailable("Redis refused it: " + wire.Clip(r.Text))
-		}
-	}
-	return nil
 }

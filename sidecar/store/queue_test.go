@@ -44,15 +44,15 @@ func TestPermissionsOfQueues(t *testing.T) {
 			s.admin().FlushAll(ctx)
 			url := s.userURL(tt.user, tt.rules...)
 			received := make(chan redisop.Message, 100)
-			receive := func(messages []redisop.Message) {
-				for _, m := range messages {
+			receive := func(e Event) {
+				for _, m := range e.Messages {
 					if m.Kind != redisop.Recalled {
 						received <- m
 					}
 				}
 			}
-			a := connected(t, url, func(c *Config) { c.KeyPrefix, c.OnMessages = tt.prefix, receive })
-			b := connected(t, url, func(c *Config) { c.KeyPrefix, c.UUID, c.OnMessages = tt.prefix, otherUUID, receive })
+			a := connected(t, url, func(c *Config) { c.KeyPrefix = tt.prefix; c.on(Messages, receive) })
+			b := connected(t, url, func(c *Config) { c.KeyPrefix, c.UUID = tt.prefix, otherUUID; c.on(Messages, receive) })
 			for _, name := range []string{"lock", "{a}b"} {
 				if res := a.one(takeOp(name, 1)); res.Outcome != redisop.Done {
 					t.Fatalf("%+v", res)
@@ -118,18 +118,18 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 			connectReceiver := func() *recorder {
 				return connected(t, s.url(), func(c *Config) {
 					c.UUID = secondUUID
-					c.OnMessages = func(messages []redisop.Message) {
-						for _, m := range messages {
+					c.on(Messages, func(e Event) {
+						for _, m := range e.Messages {
 							received <- m
 						}
-					}
+					})
 				})
 			}
 			var receiver *recorder
 			if tt.connectsBefore {
 				receiver = connectReceiver()
 			}
-			holder := connected(t, s.url(), func(c *Config) { c.OnMessages = func([]redisop.Message) {} }) // the recall
+			holder := connected(t, s.url(), func(c *Config) { c.on(Messages, func(Event) {}) }) // the recall
 			if res := holder.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 				t.Fatalf("%+v", res)
 			}

@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
-	"github.com/redis/go-redis/v9"
 )
 
 var ctx = context.Background()
@@ -727,12 +728,12 @@ func TestTokensGrowAfterTheClockWasSetBackAndTheCounterLost(t *testing.T) {
 		ids := make(chan wire.Identity, 100)
 		var r *recorder
 		r = connected(t, b.url, func(c *Config) {
-			c.OnResults = func(rs []redisop.Result, raised *wire.Identity) {
-				if raised != nil {
-					ids <- *raised
+			c.on(Results, func(e Event) {
+				if e.ID != nil {
+					ids <- *e.ID
 				}
-				r.results <- rs
-			}
+				r.results <- e.Results
+			})
 		})
 		// The clock was an hour ahead when another host made the counter.
 		ahead := uint64(must(b.admin.Time(ctx).Result()).UnixMicro()) + 3_600_000_000

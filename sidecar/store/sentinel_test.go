@@ -1,433 +1,16 @@
 package store
 
 import (
-	"bufio"
 	"context"
-	"crypto/tls"
-	"errors"
-	"fmt"
-	"io"
-	"log/slog"
 	"net"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/redisurl"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
-
-// view is an answer of a Sentinel that all others know.
-func view(runID, master string, epoch int64, peers ...string) sentinelView {
-	v := sentinelView{member: &sentinelMember{address: runID}, runID: runID, master: master, epoch: epoch}
-	for _, p := range peers {
-		v.peers = append(v.peers, sentinelPeer{runID: p, address: p})
-	}
-	return v
-}
-
-func down(v sentinelView) sentinelView {
-	v.isDown = true
-	return v
-}
-
-// A round that a busy host spoils is not reported, two in a row are, once.
-func TestLossOfTheMajorityIsReportedOnce(t *testing.T) {
-	var reported []string
-	s := &sentinels{group: &sentinelGroup{Sentinel: redisurl.Sentinel{Master: "m"}}, log: slog.New(slog.DiscardHandler)}
-	s.onLost = func(why string) { reported = append(reported, why) }
-	all := []sentinelView{view("a", "m:1", 1, "b", "c"), view("b", "m:1", 1, "a", "c"), view("c", "m:1", 1, "a", "b")}
-	for i, step := range []struct {
-		answering, reports int
-		lost               bool
-	}{{3, 0, false}, {1, 0, false}, {2, 0, false}, {1, 0, false}, {1, 1, true}, {0, 1, true}, {1, 1, true}, {2, 2, false}, {3, 2, false}, {0, 2, false}, {0, 3, true}} {
-		s.tally(1, all[:step.answering]) // the one of the URL; learned ones that it sees down are not asked
-		if got := s.counted(); got != (SentinelCount{Known: 3, Answering: step.answering}) || got.HasMajority() != (step.answering > 1) {
-			t.Errorf("step %d: %+v", i, got)
-		}
-		if len(reported) != step.reports {
-			t.Fatalf("step %d: reported %q", i, reported)
-		}
-		if n := len(reported); n > 0 && (reported[n-1] != "") != step.lost {
-			t.Errorf("step %d: reported %q", i, reported[n-1])
-		}
-	}
-	if want := `1 of 3 Sentinels of the master "m" answer`; !strings.HasPrefix(reported[0], want) {
-		t.Errorf("%q does not begin with %q", reported[0], want)
-	}
-}
-
-func TestChooseMaster(t *testing.T) {
-	for _, tt := range []struct {
-		name           string
-		views          []sentinelView
-		master         string
-		agreed, isDown bool
-	}{
-		{"none answers", nil, "", false, false},
-		{"none knows the master", []sentinelView{view("a", "", 0, "b")}, "", false, false},
-		{"all name one", []sentinelView{view("a", "m", 3, "b", "c"), view("b", "m", 3, "a", "c"), view("c", "m", 3, "a", "b")}, "m", true, false},
-		{"one knows the new master", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "old", 3, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
-		{"one missed the failover", []sentinelView{view("a", "new", 4, "b", "c"), view("b", "new", 4, "a", "c"), view("c", "old", 3, "a", "b")}, "new", false, false},
-		{"one alone", []sentinelView{view("a", "m", 3, "b", "c")}, "m", true, false},
-		{"no run ids", []sentinelView{view("", "m", 3), view("", "m", 3)}, "m", true, false},
-		{"names and addresses of one epoch", []sentinelView{view("a", "host:1", 3, "b", "c"), view("b", "10.0.0.1:1", 3, "a", "c"), view("c", "10.0.0.1:1", 3, "a", "b")}, "10.0.0.1:1", false, false},
-		{"one sees it down", []sentinelView{down(view("a", "m", 3, "b", "c")), view("b", "m", 3, "a", "c"), view("c", "m", 3, "a", "b")}, "m", true, false},
-		{"most see it down", []sentinelView{down(view("a", "m", 3, "b", "c")), down(view("b", "m", 3, "a", "c")), view("c", "m", 3, "a", "b")}, "m", true, true},
-		{"the old one is down, as two see it", []sentinelView{view("a", "new", 4, "b", "c"), down(view("b", "old", 3, "a", "c")), down(view("c", "old", 3, "a", "b"))}, "new", false, false},
-	} {
-		master, agreed, isDown := chooseMaster(tt.views)
-		if master != tt.master || agreed != tt.agreed || isDown != tt.isDown {
-			t.Errorf("%s: %q, agreed %v, down %v", tt.name, master, agreed, isDown)
-		}
-	}
-}
-
-func TestSentinelMessages(t *testing.T) {
-	for _, tt := range []struct{ text, named, moved string }{
-		{"mymaster 10.0.0.1 6379 10.0.0.2 6380", "10.0.0.2:6380", "10.0.0.2:6380"},
-		{"mymaster 10.0.0.1 6379 fe80::1 6380", "[fe80::1]:6380", "[fe80::1]:6380"},
-		{"mymaster 10.0.0.1 6379 10.0.0.2 6380", "10.0.0.1:6379", ""}, // no Sentinel confirms it
-		{"another 10.0.0.1 6379 10.0.0.2 6380", "10.0.0.2:6380", ""},
-		{"mymaster 10.0.0.1 6379 10.0.0.2 x", "10.0.0.2:6380", ""},
-		{"mymaster 10.0.0.1 6379 10.0.0.2", "10.0.0.2:6380", ""},
-		{"", "10.0.0.2:6380", ""},
-	} {
-		f := startFakeSentinel(t, func(int) (string, int) { return tt.named, 1 })
-		s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
-		moved := ""
-		s.onMoved = func(address string) { moved = address }
-		if s.onMessage(t.Context(), switchMaster, tt.text); moved != tt.moved {
-			t.Errorf("%q, and the Sentinels name %s: moved to %q, want %q", tt.text, tt.named, moved, tt.moved)
-		}
-		s.close()
-	}
-}
-
-// The danger: the address of a Sentinel leads to one of another group by now, which watches another
-// master under the same name, perhaps with a higher epoch.
-//
-// Shows docs/topologies.md: A Sentinel that missed the failover.
-func TestSentinelsOfAnotherGroupDoNotCount(t *testing.T) {
-	seed := func(v sentinelView) sentinelView {
-		v.member.isSeed = true
-		return v
-	}
-	learnedAs := func(v sentinelView, runID string) sentinelView {
-		v.member.runID = runID
-		return v
-	}
-	ours := []sentinelView{seed(view("a", "m", 3, "b", "c")), seed(view("b", "m", 3, "a", "c"))}
-	for _, tt := range []struct {
-		name   string
-		others []sentinelView
-		master string
-	}{
-		{"none", nil, "m"},
-		{"a seed is a stranger", []sentinelView{seed(view("x", "theirs", 99, "y"))}, "m"},
-		{"a seed is a stranger, whose peer answers, too", []sentinelView{seed(view("x", "theirs", 99, "y")), learnedAs(view("y", "theirs", 99, "x"), "y")}, "m"},
-		{"a Sentinel that was learned is another one by now", []sentinelView{learnedAs(view("x", "theirs", 99, "a", "y"), "c")}, "m"},
-		{"as many seeds are strangers", []sentinelView{seed(view("x", "theirs", 99, "y")), seed(view("y", "theirs", 99, "x"))}, ""},
-		{"one that the others do not know yet knows them", []sentinelView{seed(view("d", "new", 4, "a", "b"))}, "new"},
-	} {
-		s := &sentinels{}
-		views := s.known(append(append([]sentinelView{}, ours...), tt.others...))
-		if master, _, _ := chooseMaster(views); master != tt.master {
-			t.Errorf("%s: %q, want %q", tt.name, master, tt.master)
-		}
-		for _, v := range views {
-			if v.master == "" && len(v.peers) > 0 {
-				t.Errorf("%s: Sentinels are learned of a stranger", tt.name)
-			}
-		}
-	}
-}
-
-// The danger: a person looks for another group of Sentinels, and the ACL lacks +sentinel|sentinels.
-func TestSentinelThatDoesNotPermitAQuestionIsNamed(t *testing.T) {
-	denied := errors.New("NOPERM User app has no permissions to run the 'sentinel|sentinels' command")
-	alone := func(id string) sentinelView {
-		v := view(id, "m", 3)
-		v.member.isSeed, v.denied = true, denied
-		return v
-	}
-	var log strings.Builder
-	s := &sentinels{group: &sentinelGroup{}, log: slog.New(slog.NewTextHandler(&log, nil))}
-	for range 2 {
-		for _, v := range s.known([]sentinelView{alone("a"), alone("b")}) {
-			if v.err != denied {
-				t.Errorf("%+v", v)
-			}
-		}
-	}
-	if n := strings.Count(log.String(), "let its ACL have +sentinel|myid +sentinel|get-master-addr-by-name +sentinel|master +sentinel|sentinels"); n != 1 {
-		t.Errorf("the log has the permissions %d times: %s", n, &log)
-	}
-	for _, v := range s.known([]sentinelView{alone("a")}) {
-		if v.master != "m" {
-			t.Errorf("the only one: %+v", v)
-		}
-	}
-}
-
-func TestSentinelWithoutTLSIsNamed(t *testing.T) {
-	for _, err := range []error{tls.RecordHeaderError{}, io.EOF} {
-		if why := (&sentinelGroup{Sentinel: redisurl.Sentinel{TLS: true}}).reason(err); !strings.Contains(why, "remove sentinel_tls=true") {
-			t.Error(why)
-		}
-	}
-}
-
-// A Sentinel that the URL names by its host is known to the others by its address.
-func TestSentinelsAreLearnedOnce(t *testing.T) {
-	s := newSentinels(group(t, "redis+sentinel://host-a:1,host-b:1/mymaster"), slog.New(slog.DiscardHandler))
-	defer s.close()
-	round := func(views ...sentinelView) {
-		t.Helper()
-		for i := range views {
-			if m := s.members[views[i].member.address]; m != nil {
-				views[i].member = m
-			}
-		}
-		s.learn(views)
-	}
-	from := func(address, runID string, peers ...sentinelPeer) sentinelView {
-		return sentinelView{member: &sentinelMember{address: address}, runID: runID, master: "m", peers: peers}
-	}
-	a, b, c := sentinelPeer{runID: "a", address: "10.0.0.1:1"}, sentinelPeer{runID: "b", address: "10.0.0.2:1"}, sentinelPeer{runID: "c", address: "10.0.0.3:1"}
-	expect := func(addresses ...string) {
-		t.Helper()
-		if len(s.members) != len(addresses) {
-			t.Errorf("%d Sentinels are asked: %v", len(s.members), s.members)
-		}
-		for _, address := range addresses {
-			if s.members[address] == nil {
-				t.Errorf("%s is not asked", address)
-			}
-		}
-	}
-	round(from("host-a:1", "a", b, c)) // host-b does not answer
-	expect("host-a:1", "host-b:1", "10.0.0.2:1", "10.0.0.3:1")
-	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
-	expect("host-a:1", "host-b:1", "10.0.0.3:1")
-	c.address = "10.0.0.4:1"
-	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
-	expect("host-a:1", "host-b:1", "10.0.0.4:1")
-	round(from("host-a:1", "a", b), from("host-b:1", "b", a))
-	expect("host-a:1", "host-b:1")
-	down := c
-	down.isDown = true
-	round(from("host-a:1", "a", b, c), from("host-b:1", "b", a, c))
-	expect("host-a:1", "host-b:1", c.address)
-	round(from("host-a:1", "a", b, down), from("host-b:1", "b", a, down))
-	expect("host-a:1", "host-b:1")
-	round() // none answers
-	expect("host-a:1", "host-b:1")
-	s.use(group(t, "redis+sentinel://host-c:1/mymaster"))
-	round(from("host-c:1", "c", a, b))
-	expect("host-c:1", "10.0.0.1:1", "10.0.0.2:1")
-}
-
-func group(t *testing.T, raw string) *sentinelGroup {
-	t.Helper()
-	d, err := parse(Config{URL: raw, UUID: ourUUID, Timeout: patience})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d.group
-}
-
-// A fakeSentinel answers what a test sets.
-type fakeSentinel struct {
-	address string
-	noSubs  atomic.Bool // no subscription is confirmed
-
-	mu     sync.Mutex
-	master func(round int) (address string, epoch int) // by how often it was asked
-	flags  string                                      // of the master, beside "master"
-	rounds int
-	subs   []net.Conn
-	full   int             // how many are subscribed to the steps of a failover
-	denied map[string]bool // channels
-	leads  string          // the address of the master that it replaces; "": it leads no failover
-}
-
-func startFakeSentinel(t *testing.T, master func(round int) (address string, epoch int)) *fakeSentinel {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &fakeSentinel{address: l.Addr().String(), master: master}
-	var serving sync.WaitGroup
-	var conns sync.Map
-	serving.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			conns.Store(conn, true)
-			serving.Go(func() { s.serve(conn) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		conns.Range(func(conn, _ any) bool { conn.(net.Conn).Close(); return true })
-		serving.Wait()
-	})
-	return s
-}
-
-func (s *fakeSentinel) url() string { return "redis+sentinel://" + s.address + "/mymaster" }
-
-func (s *fakeSentinel) serve(conn net.Conn) {
-	defer conn.Close()
-	in := bufio.NewReader(conn)
-	for {
-		words, err := readWords(in)
-		if err != nil {
-			return
-		}
-		_, _ = io.WriteString(conn, s.answer(conn, words))
-	}
-}
-
-func readWords(in *bufio.Reader) (words []string, err error) {
-	line := func() string {
-		text, failed := in.ReadString('\n')
-		if failed != nil {
-			err = failed
-		}
-		return strings.TrimSpace(text)
-	}
-	n, _ := strconv.Atoi(strings.TrimPrefix(line(), "*"))
-	for range n {
-		line()
-		words = append(words, strings.ToLower(line()))
-	}
-	return words, err
-}
-
-func (s *fakeSentinel) answer(conn net.Conn, words []string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	bulk := func(texts ...string) string {
-		out := fmt.Sprintf("*%d\r\n", len(texts))
-		for _, text := range texts {
-			out += fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
-		}
-		return out
-	}
-	address, epoch := s.master(s.rounds)
-	host, port, _ := net.SplitHostPort(address)
-	switch strings.Join(words[:min(2, len(words))], " ") {
-	case "sentinel myid":
-		return "$1\r\na\r\n"
-	case "sentinel get-master-addr-by-name":
-		return bulk(host, port)
-	case "sentinel master":
-		flags := "master" + s.flags
-		if s.leads != "" {
-			flags += ",failover_in_progress"
-			host, port, _ = net.SplitHostPort(s.leads)
-		}
-		return bulk("ip", host, "port", port, "flags", flags, "config-epoch", strconv.Itoa(epoch))
-	case "sentinel sentinels":
-		s.rounds++ // the last question of a round
-		return "*0\r\n"
-	}
-	if words[0] == "subscribe" {
-		if s.noSubs.Load() {
-			return ""
-		}
-		confirmed := ""
-		for _, channel := range words[1:] {
-			if s.denied[channel] {
-				return "-NOPERM No permissions to access a channel\r\n"
-			}
-			confirmed += fmt.Sprintf("*3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n", len(channel), channel)
-		}
-		if words[1] == switchMaster {
-			s.subs = append(s.subs, conn)
-		} else {
-			s.full++
-		}
-		return confirmed
-	}
-	if words[0] == "hello" {
-		return "-ERR unknown command 'hello'\r\n"
-	}
-	return "+OK\r\n"
-}
-
-// publish sends a message of a master that moved to those that are subscribed, when there are any.
-func (s *fakeSentinel) publish(t *testing.T, text string) {
-	t.Helper()
-	s.await(t, "a client subscribes to the messages of the Sentinel", func() bool { return len(s.subs) > 0 })
-	s.send(switchMaster, text)
-}
-
-// announce sends a message about a step of a failover, when a client is subscribed to these.
-func (s *fakeSentinel) announce(t *testing.T, channel, text string) {
-	t.Helper()
-	s.await(t, "a client subscribes to the steps of a failover", func() bool { return s.full > 0 })
-	s.send(channel, text)
-}
-
-// await waits for a state of the Sentinel.
-func (s *fakeSentinel) await(t *testing.T, what string, isMet func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		s.mu.Lock()
-		met := isMet()
-		s.mu.Unlock()
-		if met {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
-
-func (s *fakeSentinel) send(channel, text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, conn := range s.subs {
-		fmt.Fprintf(conn, "*3\r\n$7\r\nmessage\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(channel), channel, len(text), text)
-	}
-}
-
-// A master that its Sentinels see down is none to move to: the connection to the server before stays.
-func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
-	for _, tt := range []struct {
-		flags, row string
-		want       bool
-	}{
-		{"", "", true},
-		{",s_down,o_down", "", false},
-		{",s_down,o_down", "127.0.0.1:1", true}, // in a failover, the row is of the old master, and the address of the new one
-	} {
-		flags, want := tt.flags, tt.want
-		s := startFakeSentinel(t, func(int) (string, int) { return "127.0.0.1:2", 1 })
-		s.flags, s.leads = flags, tt.row
-		d, err := parse(Config{URL: s.url(), Timeout: patience})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := newSentinels(d.group, slog.New(slog.DiscardHandler))
-		defer all.close()
-		all.last = "127.0.0.1:1"
-		if address, isOther := all.other(ctx); address != "127.0.0.1:2" || isOther != want {
-			t.Errorf("%q: at %s, and another one to move to: %v", flags, address, isOther)
-		}
-	}
-}
 
 // The danger: a master that returned after its crash is believed. Between the first question and the
 // greeting it came back, and a replica was promoted.
@@ -435,13 +18,13 @@ func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
 // Shows docs/topologies.md: A master that returns after its crash.
 func TestMasterThatSentinelsNameNoMoreIsNotUsed(t *testing.T) {
 	old, promoted := startRedis(t), startRedis(t)
-	s := startFakeSentinel(t, func(round int) (string, int) {
+	s := harness.StartFakeSentinel(t, func(round int) (string, int) {
 		if round == 0 {
 			return old.tcp(), 1
 		}
 		return promoted.tcp(), 2
 	})
-	r := open(t, s.url())
+	r := open(t, s.URL())
 	if why := r.down(); !strings.Contains(why, old.tcp()) || !strings.Contains(why, "returned after a failover") {
 		t.Errorf("%s", why)
 	}
@@ -456,18 +39,18 @@ func TestSentinelMessageEndsTheConnection(t *testing.T) {
 	old, promoted := startRedis(t), startRedis(t)
 	var moved sync.Mutex
 	at := old.tcp()
-	s := startFakeSentinel(t, func(int) (string, int) {
+	s := harness.StartFakeSentinel(t, func(int) (string, int) {
 		moved.Lock()
 		defer moved.Unlock()
 		return at, 1
 	})
-	r := connected(t, s.url())
+	r := connected(t, s.URL())
 	moved.Lock()
 	at = promoted.tcp()
 	moved.Unlock()
 	_, from, _ := net.SplitHostPort(old.tcp())
 	_, to, _ := net.SplitHostPort(promoted.tcp())
-	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	s.Publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
 	if why := r.down(); !strings.Contains(why, "is no longer the master") {
 		t.Errorf("%s", why)
 	}
@@ -476,76 +59,9 @@ func TestSentinelMessageEndsTheConnection(t *testing.T) {
 		t.Errorf("%+v at %s", res, r.Address())
 	}
 	// A message that names the server that is used ends nothing.
-	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	s.Publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
 	if res := r.one(takeOp("lock", 2)); res.Outcome != redisop.Done {
 		t.Errorf("%+v", res)
-	}
-}
-
-// If the message is lost, two rounds of questions find the new master. One is not enough: Sentinels may
-// differ for a moment.
-func TestSentinelsAreAskedAgain(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		other int // as many rounds name another address
-		moved bool
-	}{{"one round", 1, false}, {"two rounds", 2, true}} {
-		t.Run(tt.name, func(t *testing.T) {
-			const enough = 8
-			over := make(chan bool)
-			f := startFakeSentinel(t, func(round int) (string, int) {
-				if round == enough {
-					select {
-					case <-over:
-					default:
-						close(over)
-					}
-				}
-				if round >= 2 && round < 2+tt.other {
-					return "10.0.0.2:1", 2
-				}
-				return "10.0.0.1:1", 1
-			})
-			f.noSubs.Store(true) // the rounds that follow a subscription would come between two of watch
-			s := newSentinels(group(t, f.url()), slog.New(slog.DiscardHandler))
-			defer s.close()
-			s.interval = time.Millisecond
-			moved := make(chan string, 1)
-			s.onMoved = func(address string) {
-				select {
-				case moved <- address:
-				default:
-				}
-			}
-			if address, _, err := s.locate(t.Context()); err != nil || address != "10.0.0.1:1" {
-				t.Fatal(address, err)
-			}
-			ctx, stop := context.WithCancel(t.Context())
-			var watching sync.WaitGroup
-			watching.Go(func() { s.watch(ctx) })
-			recvClosed(t, over)
-			stop()
-			watching.Wait()
-			select {
-			case address := <-moved:
-				if !tt.moved || address != "10.0.0.2:1" {
-					t.Errorf("moved to %s", address)
-				}
-			default:
-				if tt.moved {
-					t.Error("the move was not noticed")
-				}
-			}
-		})
-	}
-}
-
-func recvClosed(t *testing.T, c chan bool) {
-	t.Helper()
-	select {
-	case <-c:
-	case <-time.After(patience):
-		t.Fatal("the Sentinel was not asked again")
 	}
 }
 
@@ -554,7 +70,7 @@ func TestWrongURLShowsNoPassword(t *testing.T) {
 	for _, raw := range []string{
 		"redis+sentinel://s/m?sentinel_password=pa&ssECRET", "redis://u:p@h?ssECRET=1@h", "redis://h?password=pa&ssECRET", "redis://:x@h?db=ssECRET@h",
 	} {
-		if _, err := parse(Config{URL: raw, UUID: ourUUID}); err == nil || strings.Contains(err.Error(), "ssECRET") || !strings.Contains(err.Error(), "percent-encoded") {
+		if err := Check(Config{URL: raw, UUID: ourUUID}); err == nil || strings.Contains(err.Error(), "ssECRET") || !strings.Contains(err.Error(), "percent-encoded") {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
@@ -573,12 +89,12 @@ func TestLastAddressCountsForTheSameServerOnly(t *testing.T) {
 		defer mu.Unlock()
 		at = address
 	}
-	s := startFakeSentinel(t, func(int) (string, int) {
+	s := harness.StartFakeSentinel(t, func(int) (string, int) {
 		mu.Lock()
 		defer mu.Unlock()
 		return at, 1
 	})
-	r := connected(t, s.url())
+	r := connected(t, s.URL())
 	set("") // it answers nonsense
 	must(master.admin().ClientKillByFilter(ctx, "type", "normal", "skipme", "yes").Result())
 	must(master.admin().ClientKillByFilter(ctx, "type", "pubsub").Result())
@@ -597,29 +113,6 @@ func TestLastAddressCountsForTheSameServerOnly(t *testing.T) {
 	}
 }
 
-// The danger: a message that comes while a connection is made is forgotten.
-func TestMoveWhileAConnectionIsTakenIntoUseEndsIt(t *testing.T) {
-	old, promoted := startRedis(t), startRedis(t)
-	s := startFakeSentinel(t, func(int) (string, int) { return old.tcp(), 1 })
-	var store *Store
-	opened := make(chan struct{})
-	var once sync.Once
-	r := open(t, s.url(), func(c *Config) {
-		up := c.OnUp
-		c.OnUp = func(n redisop.Shard, lost, listening bool, id wire.Identity) {
-			<-opened
-			once.Do(func() { store.link.onMoved(promoted.tcp()) })
-			up(n, lost, listening, id)
-		}
-	})
-	store = r.Store
-	close(opened)
-	r.up()
-	if why := r.down(); !strings.Contains(why, "is no longer the master") {
-		t.Errorf("%s", why)
-	}
-}
-
 // The old master accepts connections and does not answer. That the master moved ends the attempt.
 func TestMoveEndsAnAttemptToConnect(t *testing.T) {
 	hangs, err := net.Listen("tcp", "127.0.0.1:0")
@@ -630,12 +123,12 @@ func TestMoveEndsAnAttemptToConnect(t *testing.T) {
 	promoted := startRedis(t)
 	var mu sync.Mutex
 	at := hangs.Addr().String()
-	s := startFakeSentinel(t, func(int) (string, int) {
+	s := harness.StartFakeSentinel(t, func(int) (string, int) {
 		mu.Lock()
 		defer mu.Unlock()
 		return at, 1
 	})
-	r := open(t, s.url(), func(c *Config) { c.Timeout = 10 * time.Minute })
+	r := open(t, s.URL(), func(c *Config) { c.Timeout = 10 * time.Minute })
 	conn, err := hangs.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -646,7 +139,7 @@ func TestMoveEndsAnAttemptToConnect(t *testing.T) {
 	mu.Unlock()
 	_, from, _ := net.SplitHostPort(hangs.Addr().String())
 	_, to, _ := net.SplitHostPort(promoted.tcp())
-	s.publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
+	s.Publish(t, "mymaster 127.0.0.1 "+from+" 127.0.0.1 "+to)
 	r.up()
 }
 
@@ -671,11 +164,11 @@ func TestSentinelThatHangsDoesNotHoldUpClose(t *testing.T) {
 // The Sentinels of the URL that is read again decide nothing: they may be those of another Redis.
 func TestOtherSentinelsNeedAReload(t *testing.T) {
 	master, another := startRedis(t), startRedis(t)
-	s := startFakeSentinel(t, func(int) (string, int) { return master.tcp(), 1 })
-	other := startFakeSentinel(t, func(int) (string, int) { return another.tcp(), 9 })
+	s := harness.StartFakeSentinel(t, func(int) (string, int) { return master.tcp(), 1 })
+	other := harness.StartFakeSentinel(t, func(int) (string, int) { return another.tcp(), 9 })
 	var mu sync.Mutex
-	url := s.url()
-	r := connected(t, s.url(), func(c *Config) {
+	url := s.URL()
+	r := connected(t, s.URL(), func(c *Config) {
 		c.ReadURL = func() (string, error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -683,7 +176,7 @@ func TestOtherSentinelsNeedAReload(t *testing.T) {
 		}
 	})
 	mu.Lock()
-	url = other.url()
+	url = other.URL()
 	mu.Unlock()
 	must(master.admin().ClientKillByFilter(ctx, "type", "pubsub").Result())
 	r.down()

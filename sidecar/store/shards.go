@@ -1,10 +1,11 @@
 package store
 
 import (
-	"sync/atomic"
 	"time"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 )
 
@@ -20,70 +21,43 @@ type ShardState struct {
 // Shards returns each master of a Cluster that has slots, and the slots that have none; nil: Redis is no
 // Cluster. Its parts may be of different moments, while slots move.
 func (s *Store) Shards() (shards []ShardState) {
-	cl := s.cluster
-	if cl == nil {
+	ms := s.masters
+	if ms == nil {
 		return nil
 	}
-	known := *cl.shards.Load()
-	slots := make([]int, len(known))
-	for i := range cl.owners {
-		if n := int(cl.owners[i].Load()); n < len(slots) {
-			slots[n]++
-		} else {
-			slots[0]++ // the shard was added after known was loaded
+	ms.mu.Lock()
+	all := ms.m.Masters()
+	ms.mu.Unlock()
+	for _, m := range all {
+		state := ShardState{Shard: m.Shard, Address: m.Address, Slots: m.Slots}
+		if sh := ms.get(m.Shard); sh != nil {
+			state.RoundTrip, state.Unsent = sh.link.Trip(), sh.link.Unsent()
 		}
-	}
-	for n, c := range known {
-		switch {
-		case slots[n] == 0:
-		case c == nil:
-			shards = append(shards, ShardState{Slots: slots[n]})
-		default:
-			shards = append(shards, ShardState{
-				Shard: redisop.Shard(n), Address: c.dial.Address, Slots: slots[n],
-				RoundTrip: time.Duration(c.roundTrip.Load()), Unsent: int(c.unsentOps.Load()),
-			})
-		}
+		shards = append(shards, state)
 	}
 	return shards
 }
 
-// Redirects counts the answers of nodes of a Cluster that did not serve a command.
-type Redirects struct {
-	Moved    uint64 // another node has the slot
-	Ask      uint64 // another node has these keys already, and is to get the slot
-	TryAgain uint64 // another node has some of these keys
-}
-
 // Redirects returns how often nodes of a Cluster did not serve a command, and TopologyChanges how often
 // the daemon learned that slots have other masters, the first time included.
-func (s *Store) Redirects() Redirects {
-	if s.cluster == nil {
-		return Redirects{}
-	}
-	c := &s.cluster.counts
-	return Redirects{Moved: c.moved.Load(), Ask: c.ask.Load(), TryAgain: c.tryAgain.Load()}
-}
+func (s *Store) Redirects() pipeline.Redirects { return s.shared.Redirected() }
 
 // TopologyChanges: see Redirects.
 func (s *Store) TopologyChanges() uint64 {
-	if s.cluster == nil {
+	if s.masters == nil {
 		return 0
 	}
-	return s.cluster.counts.changes.Load()
+	s.masters.mu.Lock()
+	defer s.masters.mu.Unlock()
+	return s.masters.m.Changes()
 }
 
-// clusterCounts are counted since the start, of all connections together.
-type clusterCounts struct {
-	changes, moved, ask, tryAgain atomic.Uint64
-}
-
-// add adds what a link counted.
-func (c *clusterCounts) add(n pipeline.Redirects) {
-	if n == (pipeline.Redirects{}) {
-		return
+// OpenSlots returns the slots of a Cluster that are open for too long, the smallest first.
+func (s *Store) OpenSlots() []cluster.OpenSlot {
+	if s.masters == nil {
+		return nil
 	}
-	c.moved.Add(n.Moved)
-	c.ask.Add(n.Ask)
-	c.tryAgain.Add(n.TryAgain)
+	s.masters.mu.Lock()
+	defer s.masters.mu.Unlock()
+	return s.masters.m.OpenSlots(protocol.Now())
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -81,7 +82,7 @@ func TestShardsAreTheMastersAndTheSlotsWithoutOne(t *testing.T) {
 
 func TestSingleRedisHasNoShards(t *testing.T) {
 	r := open(t, "redis://127.0.0.1:1") // refuses connections
-	if shards := r.Shards(); shards != nil || r.TopologyChanges() != 0 || r.Redirects() != (Redirects{}) {
+	if shards := r.Shards(); shards != nil || r.TopologyChanges() != 0 || r.Redirects() != (pipeline.Redirects{}) {
 		t.Errorf("it has the shards %+v", shards)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+	"github.com/locksidecar/locksidecar/sidecar/store/link"
 )
 
 // authority signs certificates, and writes them to files.
@@ -84,7 +84,7 @@ func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
 	a.sign("old", time.Now().Add(-time.Hour))
 	stranger.sign("client", time.Now().Add(time.Hour))
 	url, expired := a.startSecure("server"), a.startSecure("old")
-	good := TLS{CA: a.file("ca.pem"), Cert: a.file("client.pem"), Key: a.file("client.key"), ServerName: "redis.test"}
+	good := link.TLS{CA: a.file("ca.pem"), Cert: a.file("client.pem"), Key: a.file("client.key"), ServerName: "redis.test"}
 
 	t.Run("both do", func(t *testing.T) {
 		r := connected(t, url, func(c *Config) { c.TLS = good })
@@ -98,16 +98,16 @@ func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
 	})
 	for _, tt := range []struct {
 		name, url string
-		change    func(*TLS)
+		change    func(*link.TLS)
 		want      string
 	}{
-		{"a CA that did not sign", url, func(c *TLS) { c.CA = stranger.file("ca.pem") }, "not signed by an authority that is trusted here"},
-		{"the CAs of the host", url, func(c *TLS) { c.CA = "" }, "name the file of its CA with redis-ca"},
-		{"another name", url, func(c *TLS) { c.ServerName = "" }, "redis-server-name"},
-		{"a certificate that has expired", expired, func(*TLS) {}, "has expired"},
-		{"no certificate of ours", url, func(c *TLS) { c.Cert, c.Key = "", "" }, "redis-cert and redis-key"},
-		{"a certificate of ours from a stranger", url, func(c *TLS) { c.Cert, c.Key = stranger.file("client.pem"), stranger.file("client.key") }, "redis-cert and redis-key"},
-		{"a certificate of ours that has expired", url, func(c *TLS) { c.Cert, c.Key = a.file("old.pem"), a.file("old.key") }, "redis-cert and redis-key"},
+		{"a CA that did not sign", url, func(c *link.TLS) { c.CA = stranger.file("ca.pem") }, "not signed by an authority that is trusted here"},
+		{"the CAs of the host", url, func(c *link.TLS) { c.CA = "" }, "name the file of its CA with redis-ca"},
+		{"another name", url, func(c *link.TLS) { c.ServerName = "" }, "redis-server-name"},
+		{"a certificate that has expired", expired, func(*link.TLS) {}, "has expired"},
+		{"no certificate of ours", url, func(c *link.TLS) { c.Cert, c.Key = "", "" }, "redis-cert and redis-key"},
+		{"a certificate of ours from a stranger", url, func(c *link.TLS) { c.Cert, c.Key = stranger.file("client.pem"), stranger.file("client.key") }, "redis-cert and redis-key"},
+		{"a certificate of ours that has expired", url, func(c *link.TLS) { c.Cert, c.Key = a.file("old.pem"), a.file("old.key") }, "redis-cert and redis-key"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			files := good
@@ -130,26 +130,17 @@ func TestClusterIsReachedOverTLS(t *testing.T) {
 	s, address := a.startSecureServer("server", "--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1")
 	must(s.admin().ClusterAddSlotsRange(ctx, 0, redisop.Slots-1).Result())
 	s.serves()
-	good := TLS{CA: a.file("ca.pem"), Cert: a.file("client.pem"), Key: a.file("client.key"), ServerName: "redis.test"}
+	good := link.TLS{CA: a.file("ca.pem"), Cert: a.file("client.pem"), Key: a.file("client.key"), ServerName: "redis.test"}
 	r := openCluster(t, "rediss+cluster://"+address, func(c *Config) { c.TLS = good }).settled()
 	if res := r.do(takeOp("lock", 1))[0]; res.Outcome != redisop.Done {
 		t.Errorf("a lock over TLS: %+v", res)
 	}
-	if got := r.cluster.get(1).dial.Address; got != address {
+	if got := r.masters.get(1).dial.Address; got != address {
 		t.Errorf("the node is used at %s, want its TLS port %s", got, address)
 	}
 	good.ServerName = ""
 	other := openCluster(t, "rediss+cluster://"+address, func(c *Config) { c.TLS = good })
 	other.await("sentence", func() bool { return strings.Contains(other.downs[0], "redis-server-name") })
-}
-
-// Certificates of which each has the name of its node only: the seed is trusted, and the node that it names is not.
-func TestCertificateOfANodeSaysWhatAllNodesNeed(t *testing.T) {
-	d := (&dialer{Server: wire.Server{Address: "seed.test:6379"}, nodes: []string{"seed.test:6379"}}).at("10.0.0.2:6379")
-	err := x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{"two.test"}}, Host: "seed.test"}
-	if got := d.untrusted(err); !strings.Contains(got, `the certificate of the node of the Redis Cluster at 10.0.0.2:6379 does not have the name "seed.test"; the certificates of all nodes must have one name in common`) {
-		t.Error(got)
-	}
 }
 
 func TestTLSSettingsThatCannotWorkAreRefused(t *testing.T) {
@@ -158,14 +149,14 @@ func TestTLSSettingsThatCannotWorkAreRefused(t *testing.T) {
 	a.write("empty.pem", "NOTHING", nil)
 	for _, tt := range []struct {
 		name, url string
-		tls       TLS
+		tls       link.TLS
 		want      string
 	}{
-		{"without TLS in the URL", "redis://h", TLS{CA: a.file("ca.pem")}, "write rediss://"},
-		{"a certificate without its key", "rediss://h", TLS{Cert: a.file("client.pem")}, "need each other"},
-		{"a CA that is not there", "rediss://h", TLS{CA: a.file("none")}, "cannot be read"},
-		{"a CA without a certificate", "rediss://h", TLS{CA: a.file("empty.pem")}, "has no certificate"},
-		{"another key", "rediss://h", TLS{Cert: a.file("ca.pem"), Key: a.file("client.key")}, "cannot be used"},
+		{"without TLS in the URL", "redis://h", link.TLS{CA: a.file("ca.pem")}, "write rediss://"},
+		{"a certificate without its key", "rediss://h", link.TLS{Cert: a.file("client.pem")}, "need each other"},
+		{"a CA that is not there", "rediss://h", link.TLS{CA: a.file("none")}, "cannot be read"},
+		{"a CA without a certificate", "rediss://h", link.TLS{CA: a.file("empty.pem")}, "has no certificate"},
+		{"another key", "rediss://h", link.TLS{Cert: a.file("ca.pem"), Key: a.file("client.key")}, "cannot be used"},
 	} {
 		if err := Check(Config{URL: tt.url, TLS: tt.tls}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
@@ -196,7 +187,7 @@ func TestAlertOfRedisThatIsNotAboutTheCertificate(t *testing.T) {
 			c.Close()
 		}
 	}()
-	r := open(t, "rediss://"+l.Addr().String(), func(c *Config) { c.TLS = TLS{CA: a.file("ca.pem"), ServerName: "redis.test"} })
+	r := open(t, "rediss://"+l.Addr().String(), func(c *Config) { c.TLS = link.TLS{CA: a.file("ca.pem"), ServerName: "redis.test"} })
 	if why := r.down(); strings.Contains(why, "does not accept the TLS certificate") {
 		t.Error("untrue: ", why)
 	}
@@ -204,7 +195,7 @@ func TestAlertOfRedisThatIsNotAboutTheCertificate(t *testing.T) {
 
 func TestTrustThatTheURLSwitchesOffIsRefused(t *testing.T) {
 	a := newAuthority(t, "ours")
-	for _, files := range []TLS{{CA: a.file("ca.pem")}, {ServerName: "redis.test"}} {
+	for _, files := range []link.TLS{{CA: a.file("ca.pem")}, {ServerName: "redis.test"}} {
 		if err := Check(Config{URL: "rediss://127.0.0.1:1/0?skip_verify=true", TLS: files}); err == nil || !strings.Contains(err.Error(), "skip_verify") {
 			t.Errorf("%+v: %v", files, err)
 		}

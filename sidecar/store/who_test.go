@@ -11,18 +11,19 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 type readKeyResult struct {
-	key Key
+	key lookup.Key
 	err error
 }
 
 func (r *recorder) key(name string) readKeyResult {
 	r.t.Helper()
 	read := make(chan readKeyResult, 1)
-	r.Key(name, func(k Key, err error) { read <- readKeyResult{k, err} })
+	r.Key(name, func(k lookup.Key, err error) { read <- readKeyResult{k, err} })
 	return recv(r.t, read, "key")
 }
 
@@ -45,11 +46,11 @@ func TestKeyIsReportedAsWhatItIs(t *testing.T) {
 		a.HSet(ctx, "crowd", fmt.Sprint(otherUUID, ":", i), "1")
 		a.HSet(ctx, "large", fmt.Sprint(otherUUID, ":", i), "1")
 	}
-	for name, want := range map[string]Key{
+	for name, want := range map[string]lookup.Key{
 		"free":    {State: protocol.KeyFree, TTLMS: -2},
-		"eternal": {State: protocol.KeyLock, TTLMS: -1, Owners: []KeyOwner{{thread, 1}}},
-		"reading": {State: protocol.KeyReadWrite, What: "read", TTLMS: -1, Owners: []KeyOwner{{thread, 1}, {otherUUID + ":32", 3}}},
-		"writing": {State: protocol.KeyReadWrite, What: "write", TTLMS: -1, Owners: []KeyOwner{{thread + ":write", 1}}},
+		"eternal": {State: protocol.KeyLock, TTLMS: -1, Owners: []lookup.KeyOwner{{Field: thread, Entries: 1}}},
+		"reading": {State: protocol.KeyReadWrite, What: "read", TTLMS: -1, Owners: []lookup.KeyOwner{{Field: thread, Entries: 1}, {Field: otherUUID + ":32", Entries: 3}}},
+		"writing": {State: protocol.KeyReadWrite, What: "write", TTLMS: -1, Owners: []lookup.KeyOwner{{Field: thread + ":write", Entries: 1}}},
 		"hash":    {State: protocol.KeyOther, What: "a hash with 2 fields", TTLMS: -1},
 		"one":     {State: protocol.KeyOther, What: "a hash with 1 field", TTLMS: -1},
 		"text":    {State: protocol.KeyOther, What: "a key of type string", TTLMS: -1},
@@ -119,8 +120,8 @@ func TestKeyCostsTheSameWithManyHosts(t *testing.T) {
 		t.Helper()
 		before := s.commandsRun()
 		r.key("a")
-		read := make(chan []Host, 1)
-		r.HostsOf([]string{otherUUID, secondUUID}, func(h []Host, _ error) { read <- h })
+		read := make(chan []lookup.Host, 1)
+		r.HostsOf([]string{otherUUID, secondUUID}, func(h []lookup.Host, _ error) { read <- h })
 		recv(t, read, "hosts")
 		return s.commandsRun() - before
 	}
@@ -154,16 +155,6 @@ func TestKeyThatCannotBeReadIsAnError(t *testing.T) {
 	if got := r.key("ok"); got.err == nil {
 		t.Errorf("%+v", got)
 	}
-	for _, list := range [][]wire.Reply{
-		nil, {{Kind: '$', Text: "lock"}},
-		{{Kind: '$', Text: "lock"}, {Kind: '$'}, {Kind: ':'}, {Kind: ':', Num: 2}, {Kind: ':'}, {Kind: '$'}, {Kind: '$'}},
-		{{Kind: '$', Text: "lock"}, {Kind: '$'}, {Kind: ':'}, {Kind: ':', Num: -1}, {Kind: ':'}},
-		{{Kind: '$', Text: "lock"}, {Kind: '$'}, {Kind: ':'}, {Kind: ':'}, {Kind: ':'}, {Kind: '$'}},
-	} {
-		if k, ok := keyOf(list); ok {
-			t.Errorf("%v is read as %+v", list, k)
-		}
-	}
 }
 
 // A script that Redis knows, and that returned an error, has run: it is not sent again. The one that frees
@@ -182,16 +173,5 @@ func TestScriptThatFailedIsNotRunAgain(t *testing.T) {
 	}
 	if after := runs(); after != before {
 		t.Errorf("the script is loaded and run again: %s, and before %s", after, before)
-	}
-}
-
-// Any program may have written the owner fields. What a client receives is UTF-8.
-func TestKeyHasUTF8Only(t *testing.T) {
-	k, ok := keyOf([]wire.Reply{
-		{Kind: '$', Text: protocol.KeyReadWrite}, {Kind: '$', Text: "re\xffad"}, {Kind: ':', Num: 7}, {Kind: ':', Num: 1}, {Kind: ':', Num: 0},
-		{Kind: '$', Text: "id\xfe:1"}, {Kind: '$', Text: "1"},
-	})
-	if !ok || k.What != "re?ad" || len(k.Owners) != 1 || k.Owners[0].Field != "id?:1" {
-		t.Errorf("%+v %v", k, ok)
 	}
 }

@@ -11,7 +11,7 @@ const (
 	drop       = "sidecar/store/wire/scripts/drop.lua"
 	mainScript = "sidecar/store/wire/scripts/main.lua"
 	renew      = "sidecar/store/wire/scripts/renew.lua"
-	orphaned   = "sidecar/store/scripts/orphaned.lua"
+	orphaned   = "sidecar/store/lookup/scripts/orphaned.lua"
 )
 
 // differential compares the scripts with their model.
@@ -820,21 +820,21 @@ end`,
 
 	{
 		rule: "a read-write lock is reported as one",
-		in:   "sidecar/store/scripts/who.lua",
+		in:   "sidecar/store/lookup/scripts/who.lua",
 		find: `kind, what = 'read_write', mode end`,
 		put:  `kind, what = 'lock', mode end`,
 		by:   test("sidecar/store", "TestKeyIsReportedAsWhatItIs"),
 	},
 	{
 		rule: "a large hash under the name of a lock is not listed",
-		in:   "sidecar/store/scripts/who.lua",
+		in:   "sidecar/store/lookup/scripts/who.lua",
 		find: `local listed = 256`,
 		put:  `local listed = 1000000`,
 		by:   test("sidecar/store", "TestKeyIsReportedAsWhatItIs"),
 	},
 	{
 		rule: "the tickets of a queue that are read for people are bounded",
-		in:   "sidecar/store/scripts/who.lua",
+		in:   "sidecar/store/lookup/scripts/who.lua",
 		find: `string.format('%.0f', most - 1)`,
 		put:  `'-1'`,
 		by:   test("sidecar/store", "TestKeyHasTheQueueInItsOrder"),

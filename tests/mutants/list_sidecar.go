@@ -153,7 +153,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the lock of a foreign client is not orphaned",
-		in:   "sidecar/store ParseOwner",
+		in:   "sidecar/store/lookup ParseOwner",
 		find: `isOurs && field == id+":"+strconv.FormatUint(hold, 10)`,
 		put:  `(isOurs || id != "") && field == id+":"+strconv.FormatUint(hold, 10)`,
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
@@ -189,7 +189,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the daemon of a host without a name in Redis is known by its uuid",
-		in:   "sidecar/store IsSidecar",
+		in:   "sidecar/store/lookup IsSidecar",
 		find: "id[14] == '8'",
 		put:  "id[14] == '9'",
 		by:   test("sidecar", "TestWhoReportsTheLocksOfOtherPrograms"),
@@ -1328,7 +1328,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the trouble of a shard ends when another one has its slots",
-		in:   "sidecar (*loop).onEvent",
+		in:   "sidecar (*loop).onRedisEvent",
 		find: "if l.shards.slotsOf(n) == 0 {",
 		put:  "if false {",
 		by:   test("sidecar", "TestTroubleOfAShardHasAnEndAmongTheEvents"),

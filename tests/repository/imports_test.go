@@ -179,6 +179,38 @@ var bans = []ban{
 		why:    "a Machine knows no Cluster, no Sentinel and no socket: its owner tells it what it has to know",
 	},
 	{
+		from: "sidecar/store/cluster", to: []string{"./..."},
+		except: []string{"./sidecar/store/cluster", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "a Map knows no connection: what nodes answer comes in, and what is to be done goes out",
+	},
+	{
+		from: "sidecar/store/cluster", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
+		why: "which master has which slot is decided without a network",
+	},
+	{
+		from: "sidecar/store/lookup", to: []string{"./..."},
+		except: []string{"./sidecar/store/lookup", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "a question is a value: which server has its key is the store's business",
+	},
+	{
+		from: "sidecar/store/lookup", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
+		why: "questions are made and answers are read without a network",
+	},
+	{
+		from: "sidecar/store/sentinel", to: []string{"./..."},
+		except: []string{"./sidecar/store/sentinel", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why:    "which Sentinels count is decided by what they answered: they are asked elsewhere",
+	},
+	{
+		from: "sidecar/store/sentinel", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
+		why: "a verdict needs answers, and no network",
+	},
+	{
+		from: "sidecar/store/link", to: []string{"./..."},
+		except: []string{"./sidecar/store/link", "./sidecar/store/pipeline", "./sidecar/store/sentinel", "./sidecar/store/wire", "./sidecar/redisop", "./sidecar/redisurl", "./protocol", "./internal/rawio"},
+		why:    "a link leads to one server: which slots that has, and what people ask, is the store's business",
+	},
+	{
 		from: "sidecar/store/pipeline", to: []string{"net", "net/...", "context", "log/slog", "github.com/redis/...", "github.com/google/..."},
 		why: "the simulation drives the same Machine without a network",
 	},
@@ -277,7 +309,7 @@ func TestImportRules(t *testing.T) {
 }
 
 // The lock table, the policy, the checks of settings, the queue of inputs, the limits of the log, the wheel, the store's
-// Machine, the simulation and the model of the scripts are given the time and start no goroutine: the same inputs give
+// Machine, Map, questions and Sentinels, the simulation and the model of the scripts are given the time and start no goroutine: the same inputs give
 // the same effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
@@ -286,7 +318,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
 	shared := map[string]bool{"sidecar/intake": true} // among those who put something in
-	for _, dir := range []string{"wheel", "sidecar/intake", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "sidecar/store/wire", "sidecar/store/pipeline", "internal/sim", "internal/sim/redis", "internal/sim/server"} {
+	for _, dir := range []string{"wheel", "sidecar/intake", "sidecar/locktable", "sidecar/locktable/claim", "sidecar/locktable/contest", "sidecar/loglimit", "sidecar/policy", "sidecar/settings", "sidecar/store/wire", "sidecar/store/pipeline", "sidecar/store/cluster", "sidecar/store/lookup", "sidecar/store/sentinel", "internal/sim", "internal/sim/redis", "internal/sim/server"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

@@ -135,7 +135,7 @@ type lapRun struct {
 	storeSubscribes int32  // how many connections of the store are subscribed to its sidecar's channel
 }
 
-// delivery is one call of OnResults.
+// delivery is one Event with results.
 type delivery struct {
 	results []redisop.Result
 	raised  *wire.Identity
@@ -184,8 +184,14 @@ func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	up := make(chan wire.Identity, 1)
 	r.store, err = store.Open(store.Config{
 		URL: d.url(&l), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
-		OnResults: func(rs []redisop.Result, raised *wire.Identity) { r.results <- delivery{rs, raised} },
-		OnUp:      func(_ redisop.Shard, _, _ bool, id wire.Identity) { up <- id },
+		OnEvent: func(e store.Event) {
+			switch e.Kind {
+			case store.Results:
+				r.results <- delivery{e.Results, e.ID}
+			case store.Up:
+				up <- *e.ID
+			}
+		},
 	})
 	if err != nil {
 		return err

@@ -418,7 +418,7 @@ func (w *two) step() {
 		name, field := pick(w, w.names), prefixes[w.rand.IntN(len(prefixes))]+"1"
 		w.did("a question about %s", name)
 		if w.owner[name] == slices.Index(w.links, l) {
-			l.m.Ask(now, &pipeline.Query{Script: wire.AcquireRelease, Args: func(p *pipeline.Params) []string { return p.Encoder.DropArgs(name, field, p.Birth, 0) }})
+			l.m.Ask(now, &pipeline.Query{Script: wire.AcquireRelease, Args: func(p *wire.Params) []string { return p.Encoder.DropArgs(name, field, p.Birth, 0) }})
 		}
 		l.m.Ask(now, &pipeline.Query{Commands: [][]string{{"time"}, {"role"}}})
 	case w.cluster != nil:

@@ -289,6 +289,9 @@ func (m *Machine) Next() int64 { return m.next }
 // IsOver reports whether each operation has its result, after Finish.
 func (m *Machine) IsOver() bool { return m.isFinishing && !m.hasQueued() && (!m.isUp || m.isIdle()) }
 
+// IsUp reports whether there is a connection.
+func (m *Machine) IsUp() bool { return m.isUp }
+
 // Unsent is how many operations wait to be sent. Renewals, checks and Drops that can wait do not count.
 func (m *Machine) Unsent() int { return m.waiting.others.len() }
 

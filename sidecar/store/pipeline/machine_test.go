@@ -591,7 +591,7 @@ func TestScriptOfAQueryIsTaught(t *testing.T) {
 		{"it may not be loaded", []string{"-NOSCRIPT x\r\n", "-NOPERM x\r\n-NOSCRIPT x\r\n", ":7\r\n"}, []string{"evalsha", "script", "evalsha", "eval"}},
 	} {
 		d := drive(t)
-		q := &Query{Script: script, Args: func(*Params) []string { return []string{"0"} }}
+		q := &Query{Script: script, Args: func(*wire.Params) []string { return []string{"0"} }}
 		d.Ask(d.now, q)
 		var got []string
 		for _, a := range tt.answers {
@@ -617,5 +617,21 @@ func TestRedirectsAreCountedByTheirKind(t *testing.T) {
 	}
 	if got := m.TakeRedirects(); got != (Redirects{Moved: 2, Ask: 1, TryAgain: 1}) || m.TakeRedirects() != (Redirects{}) {
 		t.Errorf("counted %+v", got)
+	}
+}
+
+// A message to this sidecar that is no question asks nothing.
+func TestQuestionsThatAreNone(t *testing.T) {
+	d := drive(t)
+	for _, text := range []string{"", "ask", "ask ", "ask " + ourUUID, "ask x body", "ask {" + ourUUID + "} body", "recall a", "answe"} {
+		if err := d.answer(fmt.Sprintf(">3\r\n$7\r\nmessage\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(d.ownChannel), d.ownChannel, len(text), text)); err != nil {
+			t.Fatal(err)
+		}
+		_ = d.Rest(d.now)
+		for _, x := range d.TakeDeliveries(nil) {
+			if x.Kind == Question || x.Kind == Answer {
+				t.Errorf("%q is read as a question from %q: %q", text, x.From, x.Text)
+			}
+		}
 	}
 }

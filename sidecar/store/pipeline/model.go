@@ -117,7 +117,11 @@ type askedOps struct {
 }
 
 // Redirects counts the answers of a node of a Cluster that did not serve a command.
-type Redirects struct{ Moved, Ask, TryAgain uint64 }
+type Redirects struct {
+	Moved    uint64 // another node has the slot
+	Ask      uint64 // another node has these keys already, and is to get the slot
+	TryAgain uint64 // another node has some of these keys
+}
 
 // A call is one command in flight. The answer to each kind is taken in by one function: see Reply.
 type call struct {
@@ -156,9 +160,9 @@ const (
 type Query struct {
 	Commands [][]string
 	Script   *wire.Script
-	Args     func(p *Params) []string // of the script, made when it is sent
-	IsAsking bool                     // another node of the Cluster has the slot of the script's keys
-	Latest   int64                    // it is not sent after this time, and fails; 0: no limit
+	Args     func(p *wire.Params) []string // of the script, made when it is sent
+	IsAsking bool                          // another node of the Cluster has the slot of the script's keys
+	Latest   int64                         // it is not sent after this time, and fails; 0: no limit
 
 	Done func(replies []wire.Reply, err error) // the owner calls it: of a script, with the last reply
 
@@ -175,12 +179,6 @@ const (
 	byLoad              // after SCRIPT LOAD
 	byText
 )
-
-// Params is what the arguments of a query's script depend on.
-type Params struct {
-	Encoder *wire.Encoder
-	Birth   int64 // µs: the first token of a new counter is above it
-}
 
 // A Delivery is one thing that happened.
 type Delivery struct {

@@ -48,7 +48,7 @@ func (m *Machine) sendQuery(now int64, q *Query) {
 	}
 	lifts := m.encoder.Lifts
 	m.encoder.Lifts = lifts || q.IsAsking // as in runScript
-	args := q.Args(&Params{&m.encoder, m.ID.Above(now)})
+	args := q.Args(&wire.Params{Encoder: &m.encoder, Birth: m.ID.Above(now)})
 	m.encoder.Lifts = lifts
 	if q.stage == byText {
 		send(append([]string{"eval", q.Script.Text}, args...)...)

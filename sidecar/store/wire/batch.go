@@ -9,10 +9,6 @@ import (
 
 // Which operations one run of a script executes.
 
-// RunMax is how many operations one run of a script carries out. Redis runs a script
-// to its end before anybody else is served: at 1 to 3 µs each, this is well below 1 ms.
-const RunMax = redisop.RenewalGroupSize
-
 // SortForBatching puts ops that are sent at now, ns, into an order in which few scripts
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
 // arrivals; then takes and drops, those with the same lease together. Of the renewals that one

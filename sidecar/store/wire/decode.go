@@ -9,26 +9,6 @@ import (
 // What scripts return for one operation, its status, has two shapes: an integer in the cases that
 // nearly all are, and otherwise an array of a code and what belongs to it.
 
-// statusCode says which status an array is. The files of the scripts say when they return it.
-type statusCode uint8
-
-const (
-	_ statusCode = iota
-	codeTaken
-	codeMissing
-	codeDiffers
-	CodeHeld
-	codeQueued
-	codeFree
-	codeFreeQueued
-	codeDropped
-	codePassed
-	codePaused
-	codeArrived
-	codeNotALock
-	CodeRefused
-)
-
 // layouts says which operations have a code, and what follows it: n a number that is not negative,
 // p a positive one, i any; b 0 or 1; t a text; l how subscribers were counted; r a redisop.Recall.
 var layouts = [...]struct {

@@ -28,6 +28,12 @@ type Encoder struct {
 	text  []byte              // to be used again
 }
 
+// Params is what the arguments of a script that is no run of operations depend on.
+type Params struct {
+	Encoder *Encoder
+	Birth   int64 // µs: the first token of a new counter is above it
+}
+
 // TokensAbove is the value, µs, that tokens of this connection are above. A counter that is not is
 // lifted to Redis's clock.
 func (e *Encoder) TokensAbove() int64 {

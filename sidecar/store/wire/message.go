@@ -9,10 +9,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// OwnChannel returns the channel on which sidecars reach the one with this uuid. It does not
-// depend on the key prefix: a sidecar computes it from an owner field alone.
-func OwnChannel(uuid string) string { return ChannelPrefix + ownTag + uuid }
-
 // A message on the channel of a sidecar is a text of fields, with one space between two of
 // them. The last one is the key of the lock, in which any character may occur:
 //

@@ -33,8 +33,12 @@ const MaxKeyPrefix = 128
 // queues; and of keys that belong to sidecars.
 var reservedPrefixes = []string{"redisson_lock_", "redisson_unlock_latch:", "locksidecar_"}
 
-// ownTag begins what the channel of a sidecar has after channelPrefix: see ownChannel.
+// ownTag begins what the channel of a sidecar has after ChannelPrefix.
 const ownTag = "{locksidecar}:"
+
+// OwnChannel returns the channel on which sidecars reach the one with this uuid. It does not
+// depend on the key prefix: a sidecar computes it from an owner field alone.
+func OwnChannel(uuid string) string { return ChannelPrefix + ownTag + uuid }
 
 // Reserved returns why no lock may have a name, or "". It decides by what the name becomes in
 // Redis:

@@ -49,7 +49,7 @@ func NodeAddress(field, asked string) (address string, ok bool) {
 	if host == "" || host == "?" {
 		host = hostOf(asked)
 	}
-	return joinPort(strings.Trim(host, "[]"), port), host != ""
+	return JoinPort(strings.Trim(host, "[]"), port), host != ""
 }
 
 // hostOf returns the host of an address; "": it has no port.
@@ -61,8 +61,8 @@ func hostOf(address string) string {
 	return strings.Trim(address[:colon], "[]")
 }
 
-// joinPort returns an address. An IPv6 address gets brackets.
-func joinPort(host, port string) string {
+// JoinPort returns an address. An IPv6 address gets brackets.
+func JoinPort(host, port string) string {
 	if strings.IndexByte(host, ':') >= 0 {
 		host = "[" + host + "]"
 	}

@@ -111,13 +111,3 @@ var scriptNumbers = map[string]int64{
 	"subscribers.uncountable": int64(redisop.Uncountable),
 	"subscribers.unpublished": int64(redisop.Unpublished),
 }
-
-// wait is how an operation waits in the queue of its lock.
-type wait uint8
-
-const (
-	waitNone    wait = iota // it gets no ticket
-	waitQueued              // if another owner has the lock, a ticket is in the queue afterwards
-	waitInOrder             // the same, and a free lock goes to the first ticket
-	waitArrived             // the same, and the ticket stands where its request arrived
-)

@@ -12,7 +12,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // client is a way to Redis. open gets the text of the script.
@@ -55,13 +54,17 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 	l.store, err = store.Open(store.Config{
 		URL: "redis://" + s.addr, UUID: state.NewUUID().String(),
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		OnResults: func(rs []redisop.Result, _ *wire.Identity) {
-			for i := range rs {
-				l.results[l.callers[rs[i].Name]] <- rs[i]
+		OnEvent: func(e store.Event) {
+			switch rs := e.Results; e.Kind {
+			case store.Results:
+				for i := range rs {
+					l.results[l.callers[rs[i].Name]] <- rs[i]
+				}
+				l.store.Recycle(rs)
+			case store.Up:
+				close(up)
 			}
-			l.store.Recycle(rs)
 		},
-		OnUp: func(redisop.Shard, bool, bool, wire.Identity) { close(up) },
 	})
 	if err != nil {
 		return nil, err

@@ -8,7 +8,6 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // rawEvalsha drives the sidecar's own way to Redis, and nothing above it: each
@@ -52,12 +51,16 @@ func (e *rawEvalsha) prepare() error {
 	}
 	s, err := store.Open(store.Config{
 		URL: e.Redis, UUID: state.NewUUID().String(),
-		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		OnResults: func(rs []redisop.Result, _ *wire.Identity) { e.results(rs) },
-		OnUp: func(redisop.Shard, bool, bool, wire.Identity) {
-			select {
-			case e.up <- struct{}{}:
-			default:
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		OnEvent: func(event store.Event) {
+			switch event.Kind {
+			case store.Results:
+				e.results(event.Results)
+			case store.Up:
+				select {
+				case e.up <- struct{}{}:
+				default:
+				}
 			}
 		},
 	})

@@ -1,4 +1,4 @@
-package store
+package cluster
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ func nodeLine(address, flags string, epoch int, slots ...string) string {
 }
 
 // owns is which slots an address has, as "0-5460 7".
-func (t *topology) owns(address string) string {
+func (t *Topology) owns(address string) string {
 	var ranges []string
 	for slot := 0; slot < redisop.Slots; slot++ {
 		if t.owners[slot] != address {
@@ -78,14 +78,14 @@ var topologyCases = []struct {
 func TestParseTopology(t *testing.T) {
 	for _, tt := range topologyCases {
 		for _, text := range []string{tt.text, strings.TrimSuffix(tt.text, "\n"), strings.ReplaceAll(tt.text, "\n", "\r\n")} {
-			got, err := parseTopology(text, askedNode)
+			got, err := ParseTopology(text, askedNode, 0)
 			if err != nil {
 				t.Errorf("%s: %v", tt.name, err)
 				continue
 			}
 			var masters []string
 			covered := 0
-			for address, epoch := range got.masters {
+			for address, epoch := range got.Masters {
 				masters = append(masters, fmt.Sprintf("%s %d %s", address, epoch, got.owns(address)))
 			}
 			for _, owner := range got.owners {
@@ -100,8 +100,8 @@ func TestParseTopology(t *testing.T) {
 			if text := strings.Join(got.replicas, " "); text != tt.replicas {
 				t.Errorf("%s: replicas %q, want %q", tt.name, text, tt.replicas)
 			}
-			if got.covered != covered {
-				t.Errorf("%s: %d slots are covered, want %d", tt.name, got.covered, covered)
+			if got.Covered != covered {
+				t.Errorf("%s: %d slots are covered, want %d", tt.name, got.Covered, covered)
 			}
 		}
 	}
@@ -111,9 +111,9 @@ func TestParseTopology(t *testing.T) {
 func TestNodeInHandshakeIsNotCounted(t *testing.T) {
 	line := nodeLine("10.0.0.1:6379@16379", "myself,master", 3, "0-16383")
 	greeting := strings.Replace(nodeLine("10.0.0.2:6379@16379", "handshake", 0), "07c37dfe", "00000000", 1)
-	got, err := parseTopology(greeting+line, askedNode)
-	if err != nil || len(got.nodes) != 1 || !got.nodes[got.id] || !strings.HasPrefix(got.id, "07c37dfe") {
-		t.Errorf("the nodes are %v, the smallest id is %s: %v", got.nodes, got.id, err)
+	got, err := ParseTopology(greeting+line, askedNode, 0)
+	if err != nil || len(got.Nodes) != 1 || !got.Nodes[got.ID] || !strings.HasPrefix(got.ID, "07c37dfe") {
+		t.Errorf("the nodes are %v, the smallest id is %s: %v", got.Nodes, got.ID, err)
 	}
 }
 
@@ -136,7 +136,7 @@ var garbageTopologies = map[string]string{
 
 func TestParseTopologyRefusesGarbage(t *testing.T) {
 	for name, text := range garbageTopologies {
-		if got, err := parseTopology(text, askedNode); err == nil || got != nil || !strings.Contains(err.Error(), "a line of CLUSTER NODES") {
+		if got, err := ParseTopology(text, askedNode, 0); err == nil || got != nil || !strings.Contains(err.Error(), "a line of CLUSTER NODES") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -191,7 +191,7 @@ func FuzzParseTopology(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := parseTopology(text, askedNode)
+		got, err := ParseTopology(text, askedNode, 0)
 		if (got == nil) == (err == nil) {
 			t.Fatalf("%v and %v", got, err)
 		}
@@ -206,15 +206,15 @@ func FuzzParseTopology(f *testing.F) {
 				used[owner] = true
 			}
 		}
-		if covered != got.covered {
-			t.Fatalf("%d slots are covered, and it says %d", covered, got.covered)
+		if covered != got.Covered {
+			t.Fatalf("%d slots are covered, and it says %d", covered, got.Covered)
 		}
 		for address := range used {
-			if _, ok := got.masters[address]; !ok {
+			if _, ok := got.Masters[address]; !ok {
 				t.Fatalf("%q has slots, and no epoch", address)
 			}
 		}
-		for address := range got.masters {
+		for address := range got.Masters {
 			if !isAddress(address) {
 				t.Fatalf("address %q", address)
 			}

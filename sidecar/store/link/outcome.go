@@ -1,11 +1,11 @@
-package store
+package link
 
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strings"
@@ -18,7 +18,7 @@ import (
 // names the address and says what to do, for people. Never the password.
 
 // broken is the sentence for a connection that failed with err while in use.
-func (d *dialer) broken(err error) string {
+func (d *Dialer) broken(err error) string {
 	var strange *wire.UnexpectedReply
 	var timeout net.Error
 	switch {
@@ -37,12 +37,7 @@ func (d *dialer) broken(err error) string {
 	return fmt.Sprintf("the connection to Redis at %s broke: %s", d.Address, d.scrub(err))
 }
 
-func isEOF(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}
-
-func (d *dialer) dialError(err error) error {
+func (d *Dialer) dialError(err error) error {
 	var dns *net.DNSError
 	var timeout net.Error
 	switch {
@@ -60,7 +55,7 @@ func (d *dialer) dialError(err error) error {
 	return wire.Unavailablef("Redis at %s cannot be reached: %s", d.Address, d.scrub(err))
 }
 
-func (d *dialer) tlsError(err error) error {
+func (d *Dialer) tlsError(err error) error {
 	var record tls.RecordHeaderError
 	if errors.As(err, &record) || isEOF(err) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
 		// A Redis without TLS takes the greeting for half a line and waits.
@@ -75,9 +70,42 @@ func (d *dialer) tlsError(err error) error {
 	return wire.Unavailablef("TLS with Redis at %s failed: %s", d.Address, d.scrub(err))
 }
 
+// untrusted is the sentence for a certificate of Redis that is not accepted; "": err is
+// about something else.
+func (d *Dialer) untrusted(err error) string {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &authority):
+		return fmt.Sprintf("the certificate of Redis at %s is not signed by an authority that is trusted here; name the file of its CA with redis-ca (%s)", d.Address, d.scrub(err))
+	case errors.As(err, &name) && d.IsNode:
+		return fmt.Sprintf("the certificate of the node of the Redis Cluster at %s does not have the name \"%s\"; the certificates of all nodes must have one name in common: that of the Redis URL, or redis-server-name (%s)",
+			d.Address, name.Host, d.scrub(err))
+	case errors.As(err, &name):
+		return fmt.Sprintf("the certificate of Redis at %s is for another name; write that name in the Redis URL, or as redis-server-name (%s)", d.Address, d.scrub(err))
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("the certificate of Redis at %s has expired, or is not valid yet; renew it, or set the clock of this host (%s)", d.Address, d.scrub(err))
+	case errors.As(err, &invalid):
+		return fmt.Sprintf("the certificate of Redis at %s is not valid: %s", d.Address, d.scrub(err))
+	}
+	return ""
+}
+
+// alerted is the sentence for a TLS alert that Redis sent because of the certificate of
+// this sidecar; "": err is something else. The package of Go shows the number of an alert
+// in its text only; the names of those about certificates contain that word.
+func (d *Dialer) alerted(err error) string {
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Op != "remote error" || !strings.Contains(op.Err.Error(), "certificate") {
+		return ""
+	}
+	return fmt.Sprintf("Redis at %s does not accept the TLS certificate of this sidecar; name one that it trusts with redis-cert and redis-key (%s)", d.Address, d.scrub(err))
+}
+
 // handshakeError is for a connection that was made but on which Redis cannot be
 // used yet.
-func (d *dialer) handshakeError(err error) error {
+func (d *Dialer) handshakeError(err error) error {
 	if !isReply(err) && !isEOF(err) {
 		return wire.Unavailable(d.broken(err))
 	}
@@ -110,7 +138,7 @@ func (d *dialer) handshakeError(err error) error {
 
 // unwelcome is for a Redis that has said text and closed the connection, whoever the client is; nil: it is
 // another text.
-func (d *dialer) unwelcome(text string) error {
+func (d *Dialer) unwelcome(text string) error {
 	switch {
 	case strings.Contains(text, "max number of clients"):
 		return wire.Unavailablef("Redis at %s has no connection to spare (max number of clients); raise its maxclients", d.Address)
@@ -120,12 +148,12 @@ func (d *dialer) unwelcome(text string) error {
 	return nil
 }
 
-func (d *dialer) loading() error {
+func (d *Dialer) loading() error {
 	return wire.Unavailablef("Redis at %s is loading its data; waiting until it has", d.Address)
 }
 
 // noRESP3 is for a server that did not switch to RESP3.
-func (d *dialer) noRESP3(answer wire.Reply) error {
+func (d *Dialer) noRESP3(answer wire.Reply) error {
 	why := "it answers in RESP2"
 	if answer.Kind == '-' {
 		why = wire.Clip(answer.Text)
@@ -134,7 +162,7 @@ func (d *dialer) noRESP3(answer wire.Reply) error {
 }
 
 // scriptError is for a Redis that does not run our scripts.
-func (d *dialer) scriptError(err error) error {
+func (d *Dialer) scriptError(err error) error {
 	switch wire.Code(err.Error()) {
 	case "NOPERM":
 		return wire.Unavailablef("Redis at %s does not permit this user to run scripts; let its ACL have +evalsha, and +script|load or +eval (%s)", d.Address, wire.Clip(err.Error()))
@@ -145,7 +173,7 @@ func (d *dialer) scriptError(err error) error {
 }
 
 // scrub is the text of err without the password, should a server repeat it.
-func (d *dialer) scrub(err error) string {
+func (d *Dialer) scrub(err error) string {
 	text := err.Error()
 	if d.options.Password != "" {
 		text = strings.ReplaceAll(text, d.options.Password, "…")

@@ -1,39 +1,38 @@
-package store
+package cluster
 
 import (
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// A topology is what one node of a Cluster knows of it.
-type topology struct {
-	id       string                // the smallest id of all nodes: two Clusters have none in common
-	nodes    map[string]bool       // ids of all nodes
+// A Topology is what one node of a Cluster knows of it.
+type Topology struct {
+	ID      string            // the smallest id of all nodes: two Clusters have none in common
+	Nodes   map[string]bool   // ids of all nodes
+	Masters map[string]uint64 // the config epoch of each master that has slots, by address
+	Covered int               // slots that have a master
+
 	aliases  map[string]string     // the address of a node, by that with its host name
-	masters  map[string]uint64     // the config epoch of each master that has slots, by address
 	replicas []string              // addresses of all other nodes that are not down
 	owners   [redisop.Slots]string // the address of the master; "": none has the slot
-	covered  int                   // slots that have a master
 	moving   map[uint16]string     // the slots that the node itself moves to another one, and the address of that; "": it is not known
 	askedAt  int64                 // before which it was not asked for, CLOCK_BOOTTIME in ns
 }
 
-// parseTopology reads the answer to CLUSTER NODES, which every version of Redis has, of a node at an
-// address. A line is
+// ParseTopology reads the answer to CLUSTER NODES, which every version of Redis has, of a node at an
+// address, which was asked at a time. A line is
 //
 //	id ip:port@busport[,hostname[,…]] flags master ping pong epoch link slot slot …
 //
 // A slot is a number, or two with a dash. The line of the node itself has the slots that are under way in brackets:
 // [slot->-id] if it goes to the node with that id, which does not have it yet, and [slot-<-id] if it comes from there.
 // A node that does not know its own address leaves the host out.
-func parseTopology(text, asked string) (*topology, error) {
-	t := &topology{askedAt: protocol.Now(), masters: make(map[string]uint64), nodes: make(map[string]bool), aliases: make(map[string]string)}
+func ParseTopology(text, asked string, askedAt int64) (*Topology, error) {
+	t := &Topology{askedAt: askedAt, Masters: make(map[string]uint64), Nodes: make(map[string]bool), aliases: make(map[string]string)}
 	addresses := make(map[string]string) // by id
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -50,11 +49,11 @@ func parseTopology(text, asked string) (*topology, error) {
 			return false
 		}
 		if !has("handshake") {
-			t.nodes[fields[0]] = true
+			t.Nodes[fields[0]] = true
 		}
 		address, ok := wire.NodeAddress(fields[1], asked)
-		if !has("handshake") && (t.id == "" || fields[0] < t.id) {
-			t.id = fields[0]
+		if !has("handshake") && (t.ID == "" || fields[0] < t.ID) {
+			t.ID = fields[0]
 		}
 		if !ok || has("noaddr") || has("handshake") {
 			continue
@@ -89,13 +88,13 @@ func parseTopology(text, asked string) (*topology, error) {
 			}
 			for slot := from; slot <= to; slot++ {
 				if t.owners[slot] == "" {
-					t.covered++
+					t.Covered++
 				}
 				t.owners[slot] = address
 			}
-			t.masters[address] = epoch
+			t.Masters[address] = epoch
 		}
-		if _, hasSlots := t.masters[address]; !hasSlots && !has("fail") { // those under way are in brackets
+		if _, hasSlots := t.Masters[address]; !hasSlots && !has("fail") { // those under way are in brackets
 			t.replicas = append(t.replicas, address)
 		}
 	}
@@ -105,8 +104,14 @@ func parseTopology(text, asked string) (*topology, error) {
 	return t, nil
 }
 
+// has reports whether the node at an address is a master that has slots.
+func (t *Topology) has(address string) bool {
+	_, ok := t.Masters[address]
+	return ok
+}
+
 // onMoving takes in a slot in brackets, if it goes.
-func (t *topology) onMoving(field string) {
+func (t *Topology) onMoving(field string) {
 	text, id, _ := strings.Cut(strings.Trim(field, "[]"), "->-")
 	if slot, err := strconv.ParseUint(text, 10, 16); err == nil && slot < redisop.Slots {
 		if t.moving == nil {
@@ -125,5 +130,5 @@ func hostAddress(field string) (address string, ok bool) {
 	if colon < 0 || hostname == "" || strings.Contains(hostname, "=") {
 		return "", false
 	}
-	return net.JoinHostPort(hostname, addr[colon+1:]), true
+	return wire.JoinPort(hostname, addr[colon+1:]), true
 }

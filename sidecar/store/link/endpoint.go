@@ -1,4 +1,4 @@
-package store
+package link
 
 import (
 	"cmp"
@@ -46,7 +46,7 @@ func (a *lostAddresses) sort(hosts []string) {
 var lookupHost = net.DefaultResolver.LookupHost
 
 // open opens a socket to the server.
-func (d *dialer) open(ctx context.Context, lost *lostAddresses) (net.Conn, error) {
+func (d *Dialer) open(ctx context.Context, lost *lostAddresses) (net.Conn, error) {
 	nd := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	host, port, err := net.SplitHostPort(d.options.Addr)
 	if d.options.Network != "tcp" || err != nil || len(lost.hosts) == 0 || net.ParseIP(host) != nil {

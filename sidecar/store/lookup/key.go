@@ -1,14 +1,11 @@
-package store
+package lookup
 
 import (
 	_ "embed"
 	"strconv"
 	"strings"
 
-	"github.com/google/uuid"
-
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -40,26 +37,25 @@ type KeyTicket struct {
 //go:embed scripts/who.lua
 var whoText string
 
-var who = wire.NewScript(whoText)
+// Who is the script that reads a key and its queue.
+var Who = wire.NewScript(whoText)
 
-// Key reads the key and the queue of a lock. Redis is sent one command, or a second time with the
-// text of the script, if it does not know that.
-func (s *Store) Key(name string, done func(Key, error)) {
-	args := []string{"1", s.dial.Keys.Key(name), s.dial.Keys.Queue(name), strconv.Itoa(protocol.MaxOwners)}
-	s.runScript(name, who, 0, func(*pipeline.Params) []string { return args }, func(answer wire.Reply, err error) {
-		if err == nil {
-			err = refusal([]wire.Reply{answer})
-		}
-		if err != nil {
-			done(Key{}, err)
-			return
-		}
-		k, ok := keyOf(answer.List)
-		if !ok {
-			err = wire.Unavailable("Redis gave a reply that the script for this question does not make")
-		}
-		done(k, err)
-	})
+// AskKey reads the key and the queue of a lock.
+func AskKey(keys *wire.Keyspace, name string) Run {
+	args := []string{"1", keys.Key(name), keys.Queue(name), strconv.Itoa(protocol.MaxOwners)}
+	return Run{Name: name, Script: Who, Args: func(*wire.Params) []string { return args }}
+}
+
+// ReadKey reads the reply to AskKey.
+func ReadKey(answer wire.Reply) (Key, error) {
+	if err := Refusal([]wire.Reply{answer}); err != nil {
+		return Key{}, err
+	}
+	k, ok := keyOf(answer.List)
+	if !ok {
+		return k, wire.Unavailable("Redis gave a reply that the script for this question does not make")
+	}
+	return k, nil
 }
 
 // keyOf reads the list that the script returns.
@@ -87,27 +83,3 @@ func keyOf(list []wire.Reply) (k Key, ok bool) {
 
 // readableText returns a text of another program as UTF-8.
 func readableText(text string) string { return strings.ToValidUTF8(text, "?") }
-
-// UUIDOf returns the uuid that an owner field begins with; "": it begins with none. The field is
-// that of a sidecar, or of a Redisson program.
-func UUIDOf(field string) string {
-	id, _, ok := strings.Cut(field, ":")
-	if !ok || len(id) != 36 || uuid.Validate(id) != nil {
-		return ""
-	}
-	return id
-}
-
-// IsSidecar reports whether a uuid is one that only sidecars make: of version 8. Sidecars of
-// versions that ended have others.
-func IsSidecar(id string) bool { return len(id) == 36 && id[14] == '8' }
-
-// HostsOf returns what the sidecars with these uuids published, in any order. Those that published
-// nothing are left out. The caller bounds how many it names.
-func (s *Store) HostsOf(ids []string, done func([]Host, error)) {
-	if len(ids) == 0 {
-		done(nil, nil)
-		return
-	}
-	s.hosts(ids, done)
-}

@@ -1,13 +1,11 @@
-package store
+package link
 
 import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"strings"
 )
 
 // TLS is how a Redis with a rediss:// URL is trusted, and how it trusts this sidecar.
@@ -60,37 +58,4 @@ func (t *TLS) check(base *tls.Config) error {
 	}
 	_, err := t.config(base)
 	return err
-}
-
-// untrusted is the sentence for a certificate of Redis that is not accepted; "": err is
-// about something else.
-func (d *dialer) untrusted(err error) string {
-	var authority x509.UnknownAuthorityError
-	var name x509.HostnameError
-	var invalid x509.CertificateInvalidError
-	switch {
-	case errors.As(err, &authority):
-		return fmt.Sprintf("the certificate of Redis at %s is not signed by an authority that is trusted here; name the file of its CA with redis-ca (%s)", d.Address, d.scrub(err))
-	case errors.As(err, &name) && d.IsNode:
-		return fmt.Sprintf("the certificate of the node of the Redis Cluster at %s does not have the name \"%s\"; the certificates of all nodes must have one name in common: that of the Redis URL, or redis-server-name (%s)",
-			d.Address, name.Host, d.scrub(err))
-	case errors.As(err, &name):
-		return fmt.Sprintf("the certificate of Redis at %s is for another name; write that name in the Redis URL, or as redis-server-name (%s)", d.Address, d.scrub(err))
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return fmt.Sprintf("the certificate of Redis at %s has expired, or is not valid yet; renew it, or set the clock of this host (%s)", d.Address, d.scrub(err))
-	case errors.As(err, &invalid):
-		return fmt.Sprintf("the certificate of Redis at %s is not valid: %s", d.Address, d.scrub(err))
-	}
-	return ""
-}
-
-// alerted is the sentence for a TLS alert that Redis sent because of the certificate of
-// this sidecar; "": err is something else. The package of Go shows the number of an alert
-// in its text only; the names of those about certificates contain that word.
-func (d *dialer) alerted(err error) string {
-	var op *net.OpError
-	if !errors.As(err, &op) || op.Op != "remote error" || !strings.Contains(op.Err.Error(), "certificate") {
-		return ""
-	}
-	return fmt.Sprintf("Redis at %s does not accept the TLS certificate of this sidecar; name one that it trusts with redis-cert and redis-key (%s)", d.Address, d.scrub(err))
 }

@@ -1,14 +1,10 @@
-package store
+package cluster
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
-
-	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // A slot of a Cluster is open while it migrates from one master to another one. redis-cli closes each slot within
@@ -42,31 +38,15 @@ type OpenSlot struct {
 	For      time.Duration // since the first sign of it
 }
 
-// openSlots has the open slots of a Cluster.
-type openSlots struct {
-	mu         sync.Mutex // guards what follows; nothing else is locked under it
-	slots      map[uint16]*openSlot
-	reported   string // the sentence that was reported last; "": none is open
-	isBlocking bool   // the same: a lock waits
-}
-
-type openSlot struct {
-	from, to  string
-	since     int64 // CLOCK_BOOTTIME in ns
-	blockedAt int64 // when an operation was not served because of it; 0: none was
-}
-
 // note notes a sign that a slot of the master from is open. isBlocking: an operation got TRYAGAIN. It reports whether
 // the slot was not known to be open.
-func (o *openSlots) note(slot uint16, from, to string, isBlocking bool) (isNew bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+func (o *openSlots) note(now int64, slot uint16, from, to string, isBlocking bool) (isNew bool) {
 	s := o.slots[slot]
 	if s == nil {
 		if len(o.slots) >= maxOpen || from == "" {
 			return false
 		}
-		s = &openSlot{from: from, since: protocol.Now()}
+		s = &openSlot{from: from, since: now}
 		if o.slots == nil {
 			o.slots = make(map[uint16]*openSlot)
 		}
@@ -76,19 +56,17 @@ func (o *openSlots) note(slot uint16, from, to string, isBlocking bool) (isNew b
 		s.to = to
 	}
 	if isBlocking {
-		s.blockedAt = protocol.Now()
+		s.blockedAt = now
 	}
 	return isNew
 }
 
 // confirm takes in which slots a node moves away, as it says itself. Those of its slots that are not among them are
 // closed.
-func (o *openSlots) confirm(node string, moving map[uint16]string) {
+func (o *openSlots) confirm(now int64, node string, moving map[uint16]string) {
 	for slot, to := range moving {
-		o.note(slot, node, to, false)
+		o.note(now, slot, node, to, false)
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	for slot, s := range o.slots {
 		if _, isOpen := moving[slot]; s.from == node && !isOpen {
 			delete(o.slots, slot)
@@ -99,8 +77,6 @@ func (o *openSlots) confirm(node string, moving map[uint16]string) {
 // masters returns the addresses of the masters of open slots. masterOf is the address of the master that has a slot now:
 // a slot that has another one is closed.
 func (o *openSlots) masters(masterOf func(slot uint16) string) (addresses []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	for slot, s := range o.slots {
 		if masterOf(slot) != s.from {
 			delete(o.slots, slot)
@@ -111,8 +87,7 @@ func (o *openSlots) masters(masterOf func(slot uint16) string) (addresses []stri
 	return addresses
 }
 
-// long returns the slots that are open for longer than openAfter, and whether a lock waits because of one. The caller
-// holds mu.
+// long returns the slots that are open for longer than openAfter, and whether a lock waits because of one.
 func (o *openSlots) long(now int64) (open []OpenSlot, isBlocking bool) {
 	for slot, s := range o.slots {
 		if age := time.Duration(now - s.since); age > openAfter {
@@ -127,8 +102,6 @@ func (o *openSlots) long(now int64) (open []OpenSlot, isBlocking bool) {
 // change returns the sentence for the slots that are open for too long ("": there is none), and whether a lock waits;
 // changed: it is not what was returned last.
 func (o *openSlots) change(now int64) (why string, isBlocking, changed bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	open, isBlocking := o.long(now)
 	if len(open) > 0 {
 		why = describeOpen(open)
@@ -147,57 +120,4 @@ func describeOpen(open []OpenSlot) string {
 	}
 	return fmt.Sprintf("%s been migrating from %s to %s for more than %v: held locks of %s are renewed, and none can be taken or released; if no program moves slots now, redis-cli --cluster fix %s ends that",
 		what, first.From, cmp.Or(first.To, "another master"), openAfter, them, first.From)
-}
-
-// OpenSlots returns the slots of a Cluster that are open for too long, the smallest first.
-func (s *Store) OpenSlots() []OpenSlot {
-	if s.cluster == nil {
-		return nil
-	}
-	o := &s.cluster.open
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	open, _ := o.long(protocol.Now())
-	return open
-}
-
-// noteOpen notes a sign that a slot is open, and has its master asked.
-func (cl *cluster) noteOpen(slot uint16, to string, isBlocking bool) {
-	if cl.open.note(slot, cl.masterOf(slot), to, isBlocking) {
-		cl.refreshLater()
-	}
-}
-
-// masterOf returns the address of the master that has a slot; "": none has.
-func (cl *cluster) masterOf(slot uint16) string {
-	if c := cl.get(redisop.Shard(cl.owners[slot].Load())); c != nil {
-		return c.dial.Address
-	}
-	return ""
-}
-
-// checkOpen asks the masters of open slots, and reports what has changed. It returns whether there are any.
-func (cl *cluster) checkOpen() bool {
-	for _, address := range cl.open.masters(cl.masterOf) {
-		cl.mu.Lock()
-		c := cl.get(cl.byAddress[address])
-		cl.mu.Unlock()
-		if c != nil && c.isUp.Load() { // another one may be replaced soon, and has its slots as before
-			_, _ = cl.ask(address)
-		}
-	}
-	why, isBlocking, changed := cl.open.change(protocol.Now())
-	if changed {
-		if why != "" {
-			cl.cfg.Log.Warn("a slot of the Cluster stays open", "reason", why, "locks_wait", isBlocking)
-		} else {
-			cl.cfg.Log.Info("no slot of the Cluster stays open any more")
-		}
-		if cl.cfg.OnOpenSlots != nil {
-			cl.cfg.OnOpenSlots(why, isBlocking)
-		}
-	}
-	cl.open.mu.Lock()
-	defer cl.open.mu.Unlock()
-	return len(cl.open.slots) > 0
 }

@@ -1,242 +1,27 @@
-package store
+package link
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/redisurl"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
-
-// dialer knows the way to one Redis, and which keys are ours there. Immutable.
-type dialer struct {
-	options redis.Options  // what the URL says; the address of the server, if group and nodes are nil
-	group   *sentinelGroup // who says where the server is; nil: the URL does
-	nodes   []string       // of a Cluster, host:port; nil: Redis is none
-	wire.Server
-	timeout time.Duration // of silence while an answer is owed
-	tls     TLS
-	channel string // of the sidecar
-
-	replicas int // that must confirm what is done; 0: none
-}
-
-// parse reads the URL. What it says about a bad one never repeats the part that
-// may be a password.
-func parse(cfg Config) (*dialer, error) {
-	u, err := redisurl.Parse(cfg.URL)
-	if err != nil {
-		return nil, err
-	}
-	o, err := redis.ParseURL(u.Server.String())
-	if err != nil && !u.MayQuoteOptions() {
-		return nil, fmt.Errorf("the Redis URL is wrong: it has an option that does not exist, or one with a wrong value; characters like & in a password must be percent-encoded: want %s", redisurl.Forms)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the Redis URL is wrong (%s): want %s", strings.TrimPrefix(err.Error(), "redis: "), redisurl.Forms)
-	}
-	if o.DB < 0 {
-		return nil, fmt.Errorf("the Redis URL names database %d, below 0: want %s", o.DB, redisurl.Forms)
-	}
-	if err := cfg.TLS.check(o.TLSConfig); err != nil {
-		return nil, err
-	}
-	if err := wire.CheckKeyPrefix(cfg.KeyPrefix); err != nil {
-		return nil, err
-	}
-	d := &dialer{Server: wire.Server{Address: o.Addr, Keys: wire.NewKeyspace(cfg.KeyPrefix)}, timeout: cfg.Timeout, tls: cfg.TLS, channel: wire.OwnChannel(cfg.UUID), replicas: cfg.Replicas}
-	if o.ClientName == "" {
-		o.ClientName = "locksidecar"
-	}
-	if o.DialTimeout <= 0 {
-		o.DialTimeout = 5 * time.Second
-	}
-	d.options = *o
-	if u.Nodes != nil {
-		d.nodes, d.Address = u.Nodes, strings.Join(u.Nodes, ",")
-	}
-	if u.Sentinel != nil {
-		d.Address = u.Sentinel.Master
-		if d.group, err = checkGroup(u.Sentinel, cfg.TLS, cfg.Timeout); err != nil {
-			return nil, err
-		}
-	}
-	return d, nil
-}
-
-// at returns the way to the server at an address that Sentinels name, or a node of a Cluster. Nodes
-// announce IP addresses, for which there are no certificates: then the certificate is to have the name
-// of the URL.
-func (d *dialer) at(address string) *dialer {
-	to := *d
-	to.IsNode = d.nodes != nil
-	to.group, to.nodes, to.Address, to.options.Addr = nil, nil, address, address
-	if o := &to.options; o.TLSConfig != nil {
-		host, _, _ := net.SplitHostPort(address)
-		if to.IsNode && net.ParseIP(host) != nil {
-			return &to
-		}
-		o.TLSConfig = o.TLSConfig.Clone()
-		o.TLSConfig.ServerName = host
-	}
-	return &to
-}
-
-// place is the address and the number of the database; or the name of the master, if Sentinels say
-// where it is.
-func (d *dialer) place() string { return d.Address + "/" + strconv.Itoa(d.options.DB) }
-
-// A netConn is the socket under a link. It can be cut at any time by anybody.
-type netConn struct {
-	net.Conn
-	socket   net.Conn
-	raw      syscall.RawConn // of the socket
-	secure   bool            // TLS is between Conn and socket
-	patience time.Duration   // of a connection that is greeted; 0: the caller sets the deadlines
-
-	hasRead bool
-	first   string // what the peer has sent first, if that is an error: the greeting may drop it
-}
-
-// Read grants the peer time as long as it goes on talking: a long batch is not
-// given up because Redis is slow, only because it is silent.
-func (w *netConn) Read(p []byte) (int, error) {
-	n, err := w.Conn.Read(p)
-	if n > 0 && !w.hasRead {
-		if w.hasRead = true; p[0] == '-' {
-			w.first = string(p[:n])
-		}
-	}
-	if n > 0 && w.patience > 0 {
-		w.Conn.SetReadDeadline(time.Now().Add(w.patience))
-	}
-	return n, err
-}
-
-// Close ends the socket. TLS would send an alert first, which blocks when the peer takes
-// nothing any more.
-func (w *netConn) Close() error { return w.socket.Close() }
-
-// release ends the deadlines of the greeting.
-func (w *netConn) release() {
-	w.patience = 0
-	w.SetDeadline(time.Time{})
-}
-
-// A redisConn is one connection and never another: go-redis is given one socket, and
-// refused when it wants to dial again without the dialer.
-type redisConn struct {
-	wire   *netConn
-	client *redis.Client
-	lacks  []string // permissions of commands of the greeting that this user lacks, and that locks do without
-}
-
-// note adds a permission to lacks if Redis denied a command.
-func (l *redisConn) note(err error, permission string) {
-	if err != nil && wire.Code(err.Error()) == "NOPERM" {
-		l.lacks = append(l.lacks, permission)
-	}
-}
-
-var errSpent = errors.New("a link has one connection")
-
-// dial opens a socket and wraps it. Nothing was sent on it yet.
-func (d *dialer) dial(ctx context.Context, lost *lostAddresses) (*redisConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.options.DialTimeout)
-	defer cancel()
-	socket, err := d.open(ctx, lost)
-	if err != nil {
-		return nil, d.dialError(err)
-	}
-	raw, err := socket.(syscall.Conn).SyscallConn()
-	if err != nil {
-		socket.Close()
-		return nil, d.dialError(err)
-	}
-	conn := socket
-	plain := d.options.TLSConfig == nil
-	if !plain {
-		config, err := d.tls.config(d.options.TLSConfig)
-		if err != nil {
-			socket.Close()
-			return nil, wire.Unavailable(err.Error())
-		}
-		secure := tls.Client(socket, config)
-		ctx, cancel := context.WithTimeout(ctx, d.timeout)
-		defer cancel()
-		if err := secure.HandshakeContext(ctx); err != nil {
-			lost.note(socket)
-			socket.Close()
-			return nil, d.tlsError(err)
-		}
-		conn = secure
-	}
-	l := &redisConn{wire: &netConn{Conn: conn, socket: socket, raw: raw, secure: !plain}}
-
-	o := d.options
-	var used atomic.Bool
-	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		if used.Swap(true) {
-			return nil, errSpent
-		}
-		return l.wire, nil
-	}
-	// A name in CLIENT LIST is a courtesy. A user that may not set one still gets
-	// his locks, so it is not left to the handshake, which would fail.
-	name := o.ClientName
-	o.ClientName = ""
-	o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
-		l.note(cn.ClientSetName(ctx, name).Err(), "+client|setname")
-		return nil
-	}
-	// Without a subscription Redis sends replies only. So go-redis has read everything that
-	// Redis sent when it has the last reply, and the socket can be taken over: see subscribe.
-	o.Protocol = 2
-	o.TLSConfig = nil
-	o.MaxRetries = -1
-	o.DialerRetries = 1
-	o.PoolSize = 1
-	o.MinIdleConns = 0
-	o.MaxIdleConns = 0
-	o.MaxActiveConns = 1
-	o.PipelinePoolSize = -1
-	o.ConnMaxIdleTime = -1
-	o.ConnMaxLifetime = 0
-	o.ReadTimeout = -2 // deadlines are set on the wire
-	o.WriteTimeout = -2
-	o.DisableIdentity = true
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	l.client = redis.NewClient(&o)
-	return l, nil
-}
-
-// close ends the connection. What is under way on it fails.
-func (l *redisConn) close() {
-	l.wire.Close()
-	l.client.Close()
-}
 
 // A readyConn is a link that has been probed and may run scripts. It is greeted by
 // go-redis, which knows how (users, passwords, TLS, databases). Then it is switched to RESP3
 // and subscribed to the sidecar's channel; a link takes it over.
 type readyConn struct {
 	*redisConn
-	dial     *dialer // that made it
+	dial     *Dialer // that made it
 	conn     *redis.Conn
 	in       *inputSource
 	replies  *wire.Replies // of in, after the switch to RESP3
@@ -284,12 +69,6 @@ func (s *readyConn) exec(cmds ...redis.Cmder) error {
 	return first
 }
 
-// isReply reports whether an error is a reply of Redis, and not one of the connection.
-func isReply(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
-}
-
 func (s *readyConn) close() {
 	s.wire.Close() // first: a pool looks at the health of what is given back
 	s.conn.Close()
@@ -299,7 +78,7 @@ func (s *readyConn) close() {
 // connect makes a connection that is ready: dials, greets, and finds out whether this Redis will
 // do. last is the connection before it, if there was one, perhaps in another process:
 // what may still run of that one is ended, and tokens go on from its floor.
-func (d *dialer) connect(ctx context.Context, lost *lostAddresses, last wire.Identity) (*readyConn, error) {
+func (d *Dialer) connect(ctx context.Context, lost *lostAddresses, last wire.Identity) (*readyConn, error) {
 	l, err := d.dial(ctx, lost)
 	if err != nil {
 		return nil, err
@@ -327,7 +106,7 @@ type inputSource struct{ io.Reader }
 
 // subscribe switches to RESP3, in which one connection has replies and messages, and subscribes
 // to the sidecar's channel. go-redis does not use the connection any more.
-func (d *dialer) subscribe(s *readyConn) error {
+func (d *Dialer) subscribe(s *readyConn) error {
 	s.in = &inputSource{s.wire}
 	s.replies = wire.NewReplies(s.in)
 	s.replies.Known = [...]string{"message", d.channel}
@@ -359,7 +138,7 @@ func (d *dialer) subscribe(s *readyConn) error {
 }
 
 // probe fills in what s is to know, in two exchanges.
-func (d *dialer) probe(s *readyConn, last wire.Identity) error {
+func (d *Dialer) probe(s *readyConn, last wire.Identity) error {
 	ctx := context.Background()
 	hello := redis.NewSliceCmd(ctx, "hello", 2) // version, role and id, even where INFO is not permitted
 	server := redis.NewStringCmd(ctx, "info", "server")
@@ -535,6 +314,15 @@ func onMinimum(r *pipeline.Replication, answer *redis.Cmd) {
 // risk is why two owners are possible, as far as the greeting shows it.
 func (s *readyConn) risk() *pipeline.Risk {
 	return &pipeline.Risk{Replication: s.replication, Eviction: s.eviction, Server: s.dial.Server, Durable: s.dial.replicas}
+}
+
+// greeting is what the Machine is to know of a connection.
+func (s *readyConn) greeting(number uint32) *pipeline.Greeting {
+	return &pipeline.Greeting{
+		Server: s.dial.Server, At: s.dial.options.Addr, ID: s.id, Origin: s.origin, Number: number, Clock: s.clock, ClockAt: s.clockAt,
+		HasQueues: s.noQueue == "", IsSharded: s.isSharded, Loads: s.loads, NoRole: s.noRole, Lacks: s.lacks,
+		Replication: s.replication, Eviction: s.eviction,
+	}
 }
 
 // helloFields reads the flat list of keys and values that HELLO answers.
