@@ -148,7 +148,7 @@ var topologyMutants = []mutant{
 		in:   "sidecar/store/link (*guarded).leave",
 		find: "if w.dial.options.Addr != master {",
 		put:  "if true {",
-		by:   test("sidecar/store", "TestSentinelMessageEndsTheConnection"),
+		by:   test("sidecar/store/link", "TestMoveToTheServerInUseEndsNothing"),
 	},
 	{
 		rule: "a message about another master is none of ours",

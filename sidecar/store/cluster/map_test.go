@@ -330,10 +330,10 @@ func TestMasterThatFailsHasNoNodeAskedAtOnce(t *testing.T) {
 	if wait := m.Next() - m.now; wait < int64(topologyInterval)/2 || m.Due(m.now) != nil {
 		t.Errorf("a node is asked after %v, and all are connected", time.Duration(wait))
 	}
-	m.Down(m.now, 1)
 	retry := int64(m.Retry())
+	m.Down(m.now, 1)
 	if wait := m.Next() - m.now; wait < retry/2 || wait > retry {
-		t.Errorf("a node is asked %v after a master failed, want at most %v, and not at once", time.Duration(wait), m.Retry())
+		t.Errorf("a node is asked %v after a master failed, want at most %v, and not at once", time.Duration(wait), time.Duration(retry))
 	}
 	m.SlotLeft(m.now)
 	if wait := m.Next() - m.now; wait > int64(topologyPause) {

@@ -95,9 +95,10 @@ type openSlot struct {
 //
 // What has a node asked earlier comes in both states, and in the second one it counts for the wait that follows.
 type schedule struct {
-	hosts     int   // that use this Cluster with the same key prefix; 0: it is not known
-	next      int64 // when a node is to be asked
-	begun     int64 // when one was asked last
+	hosts     int           // that use this Cluster with the same key prefix; 0: it is not known
+	next      int64         // when a node is to be asked
+	begun     int64         // when one was asked last
+	retry     time.Duration // as Retry had it then: what is lost since does not make the host wait longer
 	isAsking  bool
 	isLearned bool // a node answered in this round
 	isEarlier bool // the present wait was shortened by later

@@ -64,8 +64,8 @@ func (m *Map) Rest(now int64) {
 		m.troubles = append(m.troubles, Effect{Kind: Stays, Text: why, IsBlocking: isBlocking})
 	}
 	c := &m.schedule
-	retry := m.Retry()
-	wait := retry*9/10 + m.upTo(retry/5)
+	c.retry = m.Retry()
+	wait := c.retry*9/10 + m.upTo(c.retry/5)
 	switch isSettled := c.isLearned && m.isSettled(); { // the hosts of a Cluster do not ask in step
 	case isSettled && len(m.open.slots) > 0:
 		wait = openInterval*3/4 + m.upTo(openInterval/2)
@@ -73,7 +73,7 @@ func (m *Map) Rest(now int64) {
 		wait = topologyInterval*3/4 + m.upTo(topologyInterval/2)
 	}
 	c.isAsking, c.isEarlier, c.next = false, false, now+int64(wait)
-	if isLater := c.isLater; isLater {
+	if c.isLater {
 		c.isLater = false
 		m.later(now)
 	}
@@ -94,9 +94,8 @@ func (m *Map) later(now int64) {
 		c.isLater = true
 		return
 	}
-	retry := m.Retry()
 	c.isEarlier = true
-	c.next = min(c.next, now+int64(retry/2+m.upTo(retry/2))) // hosts that have a reason at one moment do not ask in step
+	c.next = min(c.next, now+int64(c.retry/2+m.upTo(c.retry/2))) // hosts that have a reason at one moment do not ask in step
 }
 
 // soon has a node asked.

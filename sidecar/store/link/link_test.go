@@ -109,6 +109,24 @@ func TestMoveWhileAConnectionIsTakenIntoUseEndsIt(t *testing.T) {
 	}
 }
 
+// A Sentinel that names the server that is used ends no connection to it.
+func TestMoveToTheServerInUseEndsNothing(t *testing.T) {
+	s := startRedis(t)
+	ups := make(chan bool, 1)
+	l := open(t, s.TCPURL(), func(c *Config) {
+		c.OnUp = func(_, _ bool, _ wire.Identity) { ups <- true }
+	})
+	recv(t, ups, "OnUp")
+	for l.connection() == nil {
+	}
+	l.onMoved("127.0.0.1:" + strconv.Itoa(s.Port))
+	held := l.lock()
+	defer held.unlock()
+	if w := held.wired; w == nil || w.out.Err() != nil {
+		t.Error("the connection ended")
+	}
+}
+
 // The name of an endpoint that fails over leads to a replica first. The master is at another of its
 // addresses.
 //

@@ -202,7 +202,7 @@ func (l *Link) onConnected(s *readyConn) {
 	held := l.lock()
 	defer held.unlock()
 	g, now := s.greeting(l.cfg.Shared.conns.Add(1)), protocol.Now()
-	l.liftIdentity(&g.ID, now) // liftFloor looked before
+	l.liftIdentity(&g.ID, now) // a floor that was lifted since OnUp is not in it yet
 	held.wired = w
 	held.m.Up(now, g)
 	if l.ctx.Err() != nil {

@@ -1,0 +1,85 @@
+package pipeline
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+)
+
+func TestProbeIsRefusedIfOneOfItsOperationsIs(t *testing.T) {
+	done, refused := wire.Reply{Kind: ':', Num: 1}, wire.Reply{Kind: '*', List: []wire.Reply{
+		{Kind: ':', Num: int64(wire.CodeRefused)}, {Kind: '$', Text: "NOPERM no permission to run the 'del' command"},
+	}}
+	for name, c := range map[string]struct {
+		list []wire.Reply
+		want bool
+	}{
+		"none":     {[]wire.Reply{done, done}, false},
+		"the Take": {[]wire.Reply{refused, done}, true},
+		"the Drop": {[]wire.Reply{done, refused}, true},
+	} {
+		if text := refusedProbe(&wire.Reply{Kind: '*', List: c.list}); (text != "") != c.want {
+			t.Errorf("%s is refused: %q", name, text)
+		}
+	}
+}
+
+func probed(c *Config, _ *Greeting) { c.ProbeInterval = time.Minute }
+
+// A refusal that may pass is looked at again soon.
+func TestProbeFollowsSoonAfterARefusal(t *testing.T) {
+	const oom = "-OOM command not allowed when used memory > 'maxmemory'.\r\n"
+	d := drive(t, probed)
+	for _, tt := range []struct {
+		answer string
+		after  time.Duration
+	}{{"*0\r\n", time.Minute}, {oom, probeConfirm}, {oom, probeDegraded}, {"*0\r\n", time.Minute}} {
+		d.probe.next = d.now
+		d.Advance(d.now, 0, false)
+		if got := d.commands(); len(got) < 2 {
+			t.Fatalf("no probe is sent: %q", got)
+		}
+		if err := d.answer("*0\r\n" + tt.answer); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(d.probe.next - d.now); got != tt.after || d.Next() > d.probe.next {
+			t.Errorf("after %q, the next probe is %v later, want %v", tt.answer, got, tt.after)
+		}
+		for !d.isIdle() {
+			if err := d.answer("+PONG\r\n"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.rest()
+	}
+}
+
+// A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
+// probe sent a second after the last one, and not after the interval.
+func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
+	const sentAt, interval = int64(time.Hour), int64(time.Minute)
+	for name, c := range map[string]struct {
+		why     string
+		outcome redisop.Outcome
+		want    int64
+	}{
+		"refused, and Redis serves":      {"", redisop.Refused, sentAt + int64(probeConfirm)},
+		"may be refused once":            {"", redisop.Retryable, sentAt + int64(probeConfirm)},
+		"served, and Redis serves":       {"", redisop.Done, sentAt + interval},
+		"served, and Redis is degraded":  {"it refuses", redisop.HeldByOther, sentAt + int64(probeConfirm)},
+		"refused, and Redis is degraded": {"it refuses", redisop.Refused, sentAt + interval},
+		"unknown":                        {"", redisop.Unknown, sentAt + interval},
+	} {
+		d := drive(t, probed)
+		d.probe = probe{interval: interval, sentAt: sentAt, next: sentAt + interval, why: c.why}
+		d.noteResult(&redisop.Result{Kind: redisop.Take, Outcome: c.outcome})
+		if d.probe.next != c.want || d.Next() > c.want {
+			t.Errorf("%s: the next probe is %v after the last one, want %v", name, time.Duration(d.probe.next-sentAt), time.Duration(c.want-sentAt))
+		}
+		if isRefused := c.outcome == redisop.Refused; d.probe.isConclusive("") != isRefused {
+			t.Errorf("%s: a probe whose keys are denied is conclusive: %v, and the Take was refused: %v", name, !isRefused, isRefused)
+		}
+	}
+}
