@@ -24,15 +24,16 @@ type operation struct {
 	res      redisop.Result
 	host     int16
 	name     int8
-	floor    int64 // of the run that executes it
-	birth    int64 // a new counter begins above it
-	known    int64 // of its connection
-	clockAt  int64 // the same
-	toldAt   int64 // when the table was told last that another shard has its lock
-	at       int64 // when Redis executed it
-	issuedAt int64 // when the table issued it
-	sentAt   int64 // the same, by the clock of the host
-	commands int   // on their way to Redis that execute it
+	floor    int64           // of the run that executes it
+	birth    int64           // a new counter begins above it
+	known    int64           // of its connection
+	clockAt  int64           // the same
+	toldAt   int64           // when the table was told last that another shard has its lock
+	at       int64           // when Redis executed it
+	outcome  redisop.Outcome // what Redis returned then
+	issuedAt int64           // when the table issued it
+	sentAt   int64           // the same, by the clock of the host
+	commands int             // on their way to Redis that execute it
 	executed bool
 	settled  bool // the table has its result
 
@@ -407,9 +408,17 @@ func (w *world) onReply(h *host, e event) {
 		return
 	}
 	now := h.clock(w.now)
+	due := 0
+	for due < len(c.toHost) && c.toHost[due].at <= w.now {
+		due++
+	}
+	if due > 1 && w.random.oneIn(8) { // the rest has not come out of the socket
+		due = int(w.random.between(1, int64(due-1)))
+		w.after(w.random.below(ms), e)
+	}
 	var err error
 	taken := 0
-	for ; taken < len(c.toHost) && c.toHost[taken].at <= w.now && err == nil; taken++ {
+	for ; taken < due && err == nil; taken++ {
 		r := &c.toHost[taken]
 		if r.clockAt != 0 {
 			w.noteClock(h, s, r)
@@ -529,6 +538,7 @@ func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
 		w.drainDeferred(h) // a Take may have been pipelined after it
 	}
 	o := &w.ops[i]
+	w.checkContract(h, o, r)
 	o.settled = true
 	o.res = *r
 	c := &h.conns[o.op.Shard]
@@ -573,6 +583,24 @@ func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
 	h.table.Result(now, *r)
 	if r.Kind == redisop.Arrive && l.inFlight != noOp {
 		w.drain(h) // the other result of the lock may be in the same batch
+	}
+}
+
+// checkContract checks that a result says what Redis did: docs/invariants.md, S2 to S4.
+func (w *world) checkContract(h *host, o *operation, r *redisop.Result) {
+	isExecuted := o.executed && o.outcome != redisop.Refused && o.outcome != redisop.Retryable
+	isTrue := true
+	switch r.Outcome {
+	case redisop.Unknown:
+	case redisop.NotSent, redisop.Refused, redisop.Retryable:
+		isTrue = !isExecuted
+	case redisop.NotSynced:
+		isTrue = isExecuted && o.outcome == redisop.Done
+	default:
+		isTrue = isExecuted && o.outcome == r.Outcome
+	}
+	if !isTrue {
+		w.violation(invariant.Contract, int(o.name), "the store of host %d gives %s the result %s; executed: %t, with outcome %d", h.index, opString(o.op), resultString(*r), o.executed, o.outcome)
 	}
 }
 

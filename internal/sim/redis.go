@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -457,13 +458,17 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	o := &w.ops[record]
 	o.executed, o.at = true, w.now
 	w.check.meetIf(ExecutedLate, o.settled)
+	if o.settled && o.res.Outcome == redisop.NotSent {
+		w.violation(invariant.Contract, int(o.name), "the store of host %d said that it did not send %s, which Redis executes", h.index, opString(o.op))
+	}
 	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(s))
 	if conn.Server.IsReplica {
 		reply = w.executeAtReplica(h, o, &w.command)
 	} else {
 		reply = w.execute(h, s, o, conn, r, &w.command)
 	}
-	return reply, w.fieldOf(&reply, &w.redis.names[o.name])
+	w.ops[record].outcome = reply.Outcome
+	return reply, w.fieldOf(&reply, &w.redis.names[w.ops[record].name])
 }
 
 // receiversOf is how many connections a shard counts that receive what is published to a sidecar: the one that executes
