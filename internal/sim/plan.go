@@ -291,6 +291,9 @@ func (p *plan) drawDurability(seed uint64) {
 	if r.usually(3) {
 		p.unsynced = r.magnitude(1, 50)
 	}
+	if r.oneIn(2) { // between an operation and its WAIT, too
+		p.commandBreaks = r.magnitude(1, 4)
+	}
 }
 
 const clusterStream = 0x636c7573

@@ -157,6 +157,30 @@ func TestConfirmOfALockThatIsNotKnownWaitsForReplicas(t *testing.T) {
 	}
 }
 
+// A renewal that finds another owner writes nothing, so its WAIT says nothing of what replicas have: a Drop follows.
+//
+// Shows docs/guarantees.md: Failover to a replica, with `durability = "replicas:N"` on all hosts.
+func TestConfirmWaitsForADropAfterARenewalThatFindsAnotherOwner(t *testing.T) {
+	for _, durable := range []bool{true, false} {
+		r := newListeningRig(t, locktable.Config{Durable: durable})
+		r.acquire(1, "a")
+		r.redis(redisop.Take, redisop.Done)
+		r.untilAsked(20 * time.Second)
+		r.release(1, 1)
+		r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 7, Name: "a"})
+		r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
+		r.answer(redisop.Renew, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 60_000})
+		if durable {
+			r.want()
+			if op := r.redis(redisop.Drop, redisop.Done); op.Has(redisop.CanWait) || op.HoldID != 1 {
+				t.Errorf("%+v", op)
+			}
+		}
+		r.want("s1 confirmed 7")
+		r.quiet()
+	}
+}
+
 // A lock that a local client waits for is not dropped. Then the Take shows that the release was executed.
 func TestConfirmWaitsForATakeThatReplicasConfirmed(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Durable: true, RetryAfter: 100 * time.Millisecond})

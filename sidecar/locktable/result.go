@@ -91,7 +91,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 	case redisop.HeldByOther:
 		l.forgetClaim(claim.Absent)
 		t.cool(l)
-		t.doubtForConfirms(l, r.Unsynced)
+		t.doubtForConfirms(l, r.Unsynced || r.Kind != redisop.Take) // another operation writes nothing that replicas confirm
 		if l.holders.isHeld() {
 			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
 		}

@@ -1247,10 +1247,17 @@ var locktableMutants = []mutant{
 	{
 		rule: `a confirm waits for a Take after which replicas had all that came before`,
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: "t.doubtForConfirms(l, r.Unsynced)",
-		put:  "t.doubtForConfirms(l, false)",
+		find: "t.doubtForConfirms(l, r.Unsynced || r.Kind != redisop.Take)",
+		put:  "t.doubtForConfirms(l, r.Kind != redisop.Take)",
 		by:   tableTest("TestConfirmWaitsForATakeThatReplicasConfirmed"),
+	}, {
+		rule: "a confirm is not answered because a renewal finds another owner",
+		in:   "sidecar/locktable (*Table).onOutcome",
+		find: "t.doubtForConfirms(l, r.Unsynced || r.Kind != redisop.Take)",
+		put:  "t.doubtForConfirms(l, r.Unsynced)",
+		by:   test("sidecar/locktable", "TestConfirmWaitsForADropAfterARenewalThatFindsAnotherOwner"),
 	},
+
 	{
 		rule: `the ticket of a Take that replicas did not confirm may stand`,
 		in:   "sidecar/locktable/contest (*Place).onTakeResult",
