@@ -91,7 +91,7 @@ type connection struct {
 	held       []pipeline.Delivery // of the connection before, that are not handed on yet
 	isRefusing bool                // what waits is to be refused
 
-	known   int64      // the floor of the host at the greeting, the last route, or when the clock was last read
+	known   int64      // the floor of the host when the connection was up, at the last route, or when the clock was last read
 	clock   tokenFloor // Redis's, when it was last read
 	clockAt int64      // when that was
 	aheadTo int64      // the largest token that was ahead of it
@@ -769,9 +769,7 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	c.gen++
 	c.m.Connecting()
 	now := h.clock(w.now)
-	h.floor.raise(now, w.time(s))
 	c.clock, c.clockAt, c.aheadTo = tokenFloor{w.time(s), now}, w.now, 0
-	c.known = max(w.time(s), h.floor.now(now))
 	c.nextRun = shard.run
 	c.peer = shard.server.Connect(id, redis.Owner(h.index), h.user)
 	if w.plan.loads {
@@ -819,6 +817,8 @@ func (w *world) onConnected(h *host, e event) {
 		}
 	}
 	now := h.clock(w.now)
+	h.floor.raise(now, c.clock.now(now)) // the host knows of a shard's clock when that is up
+	c.known = h.floor.now(now)
 	g := pipeline.Greeting{
 		Server: wire.Server{Address: c.peer.Server.Address, Keys: w.reader.Keys, IsNode: w.plan.cluster}, At: c.peer.Server.Address,
 		ID: wire.Identity{RunID: runID(c.nextRun), Floor: c.clock.token, FloorAt: c.clock.at}, Number: c.gen*maxShards + uint32(s),
