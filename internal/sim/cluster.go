@@ -90,7 +90,7 @@ func (w *world) newServer(s redisop.Shard) {
 	shard.server = server.New(w)
 	shard.server.Keys, shard.server.Prefixes, shard.server.IsNode = w.reader.Keys, w.prefixes, w.plan.cluster
 	shard.server.Address, shard.server.PushesLast = addressOf(s), w.plan.pushesLast
-	shard.server.Replicas = btoi(w.plan.durable)
+	shard.server.Replicas, shard.server.Items = btoi(w.plan.durable), &w.items
 }
 
 // newProcess gives a shard another server, because the one before has ended.

@@ -86,11 +86,12 @@ type connection struct {
 	sent       []int32             // commands that the server has not executed, oldest first
 	toHost     []reply             // oldest first
 	armedAt    int64               // when the Machine is advanced, at the latest
+	armedFor   int64               // host clock: the same, as far as the Machine wants it
 	lastByte   int64               // host clock: when something came last
 	held       []pipeline.Delivery // of the connection before, that are not handed on yet
 	isRefusing bool                // what waits is to be refused
 
-	known   int64      // the floor of the host at the greeting, the last route, or when the clock was last read
+	known   int64      // the floor of the host when the connection was up, at the last route, or when the clock was last read
 	clock   tokenFloor // Redis's, when it was last read
 	clockAt int64      // when that was
 	aheadTo int64      // the largest token that was ahead of it
@@ -235,7 +236,8 @@ func (w *world) send(h *host, s redisop.Shard) {
 		}
 		return
 	}
-	if at := c.m.Next(); at != math.MaxInt64 {
+	if at := c.m.Next(); at < c.armedFor {
+		c.armedFor = at
 		w.advanceAt(h, s, h.worldTime(at))
 	}
 }
@@ -312,7 +314,7 @@ func (w *world) freeCommand(i int32) {
 		w.ops[record].commands--
 		w.freeOp(record)
 	}
-	*cmd = command{Command: cmd.Command, records: cmd.records[:0]}
+	cmd.conn, cmd.records, cmd.isLost = nil, cmd.records[:0], false
 	w.freeCommands = append(w.freeCommands, i)
 }
 
@@ -424,6 +426,7 @@ func (w *world) onReply(h *host, e event) {
 			w.noteClock(h, s, r)
 		}
 		err = c.m.Reply(now, &r.Reply)
+		w.items.Free(&r.Reply)
 	}
 	if taken == 0 {
 		return
@@ -434,9 +437,9 @@ func (w *world) onReply(h *host, e event) {
 	c.toHost = append(c.toHost[:0], c.toHost[taken:]...)
 	c.lastByte = now
 	err = c.m.Rest(now)
-	if c.m.WantsSpare() {
-		c.m.Spare(w.spareResults)
-		w.spareResults = nil
+	if n := len(w.spareResults); n > 0 && c.m.WantsSpare() {
+		c.m.Spare(w.spareResults[n-1])
+		w.spareResults = w.spareResults[:n-1]
 	}
 	w.send(h, s)
 	w.hand(h, s, w.takeDeliveries(c))
@@ -461,7 +464,7 @@ func (w *world) onAdvance(h *host, e event) {
 	if e.gen != c.gen || w.now < c.armedAt || !c.ok || h.isDown() {
 		return
 	}
-	c.armedAt = math.MaxInt64
+	c.armedAt, c.armedFor = math.MaxInt64, math.MaxInt64
 	hasUnread := len(c.toHost) > 0 && c.toHost[0].at <= w.now
 	if c.m.Advance(h.clock(w.now), c.lastByte, hasUnread) {
 		w.check.meet(FoundDead)
@@ -501,7 +504,7 @@ func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
 		for i := range d.Results {
 			w.deliver(h, s, &d.Results[i])
 		}
-		w.spareResults = d.Results[:0]
+		w.spareResults = append(w.spareResults, d.Results[:0])
 		w.afterInput(h)
 	case pipeline.Messages:
 		for i := range d.Messages {
@@ -766,9 +769,7 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	c.gen++
 	c.m.Connecting()
 	now := h.clock(w.now)
-	h.floor.raise(now, w.time(s))
 	c.clock, c.clockAt, c.aheadTo = tokenFloor{w.time(s), now}, w.now, 0
-	c.known = max(w.time(s), h.floor.now(now))
 	c.nextRun = shard.run
 	c.peer = shard.server.Connect(id, redis.Owner(h.index), h.user)
 	if w.plan.loads {
@@ -778,7 +779,7 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 	if c.isListening {
 		c.peer.SubscribeOwn(shard.server.OwnChannel(redis.Owner(h.index)))
 	}
-	c.lastExec, c.lastReply, c.blocked, c.armedAt = w.now, w.now, 0, math.MaxInt64
+	c.lastExec, c.lastReply, c.blocked, c.armedAt, c.armedFor = w.now, w.now, 0, math.MaxInt64, math.MaxInt64
 	c.made, c.reaches, c.isAsking = 0, 0, false
 	c.sent, c.toHost = c.sent[:0], c.toHost[:0]
 	w.after(w.lag()+w.stallLeft(s), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
@@ -816,6 +817,8 @@ func (w *world) onConnected(h *host, e event) {
 		}
 	}
 	now := h.clock(w.now)
+	h.floor.raise(now, c.clock.now(now)) // the host knows of a shard's clock when that is up
+	c.known = h.floor.now(now)
 	g := pipeline.Greeting{
 		Server: wire.Server{Address: c.peer.Server.Address, Keys: w.reader.Keys, IsNode: w.plan.cluster}, At: c.peer.Server.Address,
 		ID: wire.Identity{RunID: runID(c.nextRun), Floor: c.clock.token, FloorAt: c.clock.at}, Number: c.gen*maxShards + uint32(s),

@@ -62,7 +62,8 @@ type world struct {
 	bytes        []byte // to be used again
 
 	spareDeliveries []pipeline.Delivery // the same
-	spareResults    []redisop.Result    // the same
+	spareResults    [][]redisop.Result  // the same
+	items           server.Items        // the same
 	channel         redis.Channel       // the same
 	command         redis.Command       // the same
 	publishing      redisop.Shard       // that executes an operation

@@ -81,8 +81,11 @@ func (r *Reader) Read(b []byte, c *Command) (rest []byte, err error) {
 		r.args = append(r.args, after[:size])
 		b = after[size+2:]
 	}
-	*c = Command{Words: c.Words[:0], Run: Run{Ops: c.Run.Ops[:0]}}
-	c.Words = append(c.Words, strings.ToLower(r.text(r.args[0])))
+	c.Script, c.ByText = nil, false
+	if run := &c.Run; len(run.Ops) > 0 {
+		*run = Run{Ops: run.Ops[:0]}
+	}
+	c.Words = append(c.Words[:0], strings.ToLower(r.text(r.args[0])))
 	switch c.Words[0] {
 	case "evalsha":
 		c.Script = byDigest[string(r.args[1])]

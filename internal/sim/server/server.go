@@ -1,7 +1,6 @@
 package server
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,7 +39,8 @@ type Server struct {
 	Prefixes  []string // of owner fields, by owner
 	IsNode    bool     // of a Cluster
 	IsReplica bool
-	Replicas  int // that are connected
+	Replicas  int    // that are connected
+	Items     *Items // nil: lists are not used again
 
 	IsBusy bool // a script of another client does not end
 
@@ -53,7 +53,32 @@ type Server struct {
 
 	channels map[string]string // of locks, by name
 	own      []string          // of sidecars, by owner
-	items    []answer          // of lists, that are not used yet
+}
+
+// Items has lists that were given back, by how many items they have room for. The servers of a world share them.
+type Items struct{ free [16][][]answer }
+
+// Free takes back the list of a reply that is not used any more.
+func (f *Items) Free(r *answer) {
+	n := len(r.List)
+	if n == 0 || n >= len(f.free) || cap(r.List) != n {
+		return
+	}
+	for i := range r.List {
+		f.Free(&r.List[i])
+	}
+	clear(r.List)
+	f.free[n] = append(f.free[n], r.List)
+}
+
+func (f *Items) room(n int) []answer {
+	if f == nil || n >= len(f.free) || len(f.free[n]) == 0 {
+		return make([]answer, n)
+	}
+	last := len(f.free[n]) - 1
+	items := f.free[n][last]
+	f.free[n] = f.free[n][:last]
+	return items
 }
 
 // Conn is a connection to a server.
@@ -127,18 +152,8 @@ func ok(text string) answer { return answer{Kind: '$', Text: text} }
 
 func integer(n int64) answer { return answer{Kind: ':', Num: n} }
 
-// room returns n empty items of a list. Most replies of locks have some: they are allocated together.
-func (s *Server) room(n int) []answer {
-	if n > len(s.items) {
-		s.items = make([]answer, max(n, 256))
-	}
-	items := s.items[:n:n]
-	s.items = s.items[n:]
-	return items
-}
-
 func (s *Server) list(items ...answer) answer {
-	made := s.room(len(items))
+	made := s.Items.room(len(items))
 	copy(made, items)
 	return answer{Kind: '*', List: made}
 }
@@ -243,7 +258,7 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 	if cmd.Script == wire.Permissions {
 		return s.list(lacks(c, cmd.Words[1] != "")...)
 	}
-	statuses := s.room(len(r.Ops))
+	statuses := s.Items.room(len(r.Ops))
 	areZero := true
 	for i := range r.Ops {
 		reply, field := s.world.Execute(c, r, i)
@@ -516,7 +531,11 @@ func Text(m *redisop.Message, origin, prefix string, keys wire.Keyspace) string 
 		if !isNew {
 			tokens = min(tokens, redisop.PassedTokensOld)
 		}
-		return fmt.Sprintf("%s %d %d %d %d %d %d %s", word("transfer"), m.Ticket, m.LastToken, tokens, m.LeaseMS, m.Waiting, m.PassedMS, key)
+		text := append(make([]byte, 0, 128), word("transfer")...)
+		for _, n := range [...]uint64{m.Ticket, m.LastToken, uint64(tokens), uint64(m.LeaseMS), uint64(m.Waiting), uint64(m.PassedMS)} {
+			text = strconv.AppendUint(append(text, ' '), n, 10)
+		}
+		return string(append(append(text, ' '), key...))
 	case redisop.Recalled:
 		return word("recall") + " " + key
 	case redisop.Freed:
