@@ -313,49 +313,34 @@ func lacks(c *Conn, optional bool) (refused []answer) {
 
 // --- Statuses ---
 
-// What a script returns for one operation: see main.lua.
-const (
-	codeTaken = 1 + iota
-	codeMissing
-	codeDiffers
-	codeHeld
-	codeQueued
-	codeFree
-	codeFreeQueued
-	codeDropped
-	codePassed
-	codePaused
-	codeArrived
-	codeNotALock
-	codeRefused
-)
+func code(c wire.StatusCode) answer { return integer(int64(c)) }
 
 func (s *Server) status(op *redisop.Op, r *redis.Reply, field string) answer {
 	counted, n := integer(int64(r.Listeners.State)), integer(int64(r.Listeners.N))
 	rank, ticket, arrived := integer(int64(r.Rank)), integer(int64(r.Ticket)), integer(int64(r.Arrived))
 	switch r.Outcome {
 	case redisop.Refused, redisop.Retryable:
-		return s.list(integer(codeRefused), ok(r.Code+" refused"))
+		return s.list(code(wire.CodeRefused), ok(r.Code+" refused"))
 	case redisop.NotALock:
-		return s.list(integer(codeNotALock), ok(field))
+		return s.list(code(wire.CodeNotALock), ok(field))
 	case redisop.KeyMissing:
-		return s.list(integer(codeMissing))
+		return s.list(code(wire.CodeMissing))
 	case redisop.Differs:
-		return s.list(integer(codeDiffers))
+		return s.list(code(wire.CodeDiffers))
 	case redisop.HeldByOther:
 		switch {
 		case r.LeftFree && r.IsQueued:
-			return s.list(integer(codeFreeQueued), counted, n, rank, ticket, arrived)
+			return s.list(code(wire.CodeFreeQueued), counted, n, rank, ticket, arrived)
 		case r.LeftFree:
-			return s.list(integer(codeFree), counted, n)
+			return s.list(code(wire.CodeFree), counted, n)
 		case r.IsQueued:
-			return s.list(integer(codeQueued), integer(r.TTLMS), ok(field), counted, n, rank, ticket, arrived, integer(int64(r.Recall)))
+			return s.list(code(wire.CodeQueued), integer(r.TTLMS), ok(field), counted, n, rank, ticket, arrived, integer(int64(r.Recall)))
 		}
-		return s.list(integer(codeHeld), integer(r.TTLMS), ok(field), counted, n)
+		return s.list(code(wire.CodeHeld), integer(r.TTLMS), ok(field), counted, n)
 	}
 	switch op.Kind {
 	case redisop.Arrive:
-		return s.list(integer(codeArrived), arrived, integer(int64(r.FirstArrived)))
+		return s.list(code(wire.CodeArrived), arrived, integer(int64(r.FirstArrived)))
 	case redisop.Take:
 		if isUsual := !r.Made && r.Waiting == 0 && r.Token != 0 && r.Ticket == 0; isUsual && r.Listeners.State == redisop.Uncounted {
 			return integer(int64(r.Token))
@@ -364,17 +349,17 @@ func (s *Server) status(op *redisop.Op, r *redis.Reply, field string) answer {
 		if r.Made {
 			made = 1
 		}
-		return s.list(integer(codeTaken), integer(int64(r.Token)), integer(made), integer(int64(r.Waiting)), ticket, counted, n)
+		return s.list(code(wire.CodeTaken), integer(int64(r.Token)), integer(made), integer(int64(r.Waiting)), ticket, counted, n)
 	case redisop.Drop:
 		switch {
 		case r.Passed:
-			return s.list(integer(codePassed), integer(int64(r.Waiting)))
+			return s.list(code(wire.CodePassed), integer(int64(r.Waiting)))
 		case r.Paused:
-			return s.list(integer(codePaused), counted, n)
+			return s.list(code(wire.CodePaused), counted, n)
 		case r.Publication == redis.Published && r.Listeners == redisop.CountedListeners(0) && !r.Counted:
 			return integer(0)
 		}
-		return s.list(integer(codeDropped), counted, n)
+		return s.list(code(wire.CodeDropped), counted, n)
 	}
 	return integer(0)
 }

@@ -8,23 +8,23 @@ import "github.com/locksidecar/locksidecar/sidecar/redisop"
 // to its end before anybody else is served: at 1 to 3 µs each, this is well below 1 ms.
 const RunMax = redisop.RenewalGroupSize
 
-// statusCode says which status an array is. The files of the scripts say when they return it.
-type statusCode uint8
+// StatusCode says which status an array is. The files of the scripts say when they return it.
+type StatusCode uint8
 
 const (
-	_ statusCode = iota
-	codeTaken
-	codeMissing
-	codeDiffers
+	_ StatusCode = iota
+	CodeTaken
+	CodeMissing
+	CodeDiffers
 	CodeHeld
-	codeQueued
-	codeFree
-	codeFreeQueued
-	codeDropped
-	codePassed
-	codePaused
-	codeArrived
-	codeNotALock
+	CodeQueued
+	CodeFree
+	CodeFreeQueued
+	CodeDropped
+	CodePassed
+	CodePaused
+	CodeArrived
+	CodeNotALock
 	CodeRefused
 )
 

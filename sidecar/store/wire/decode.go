@@ -15,18 +15,18 @@ var layouts = [...]struct {
 	of   []redisop.OpKind
 	what string
 }{
-	codeTaken:      {[]redisop.OpKind{redisop.Take}, "nbnnln"}, // last token, made, waiting, ticket, subscribers
-	codeMissing:    {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check}, ""},
-	codeDiffers:    {[]redisop.OpKind{redisop.Check}, ""},
+	CodeTaken:      {[]redisop.OpKind{redisop.Take}, "nbnnln"}, // last token, made, waiting, ticket, subscribers
+	CodeMissing:    {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check}, ""},
+	CodeDiffers:    {[]redisop.OpKind{redisop.Check}, ""},
 	CodeHeld:       {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check}, "itln"},                            // PTTL, field, subscribers
-	codeQueued:     {[]redisop.OpKind{redisop.Take}, "itlnnpnr"},                                                      // the same, rank, ticket, arrived, recall
-	codeFree:       {[]redisop.OpKind{redisop.Take}, "ln"},                                                            // subscribers
-	codeFreeQueued: {[]redisop.OpKind{redisop.Take}, "lnnpn"},                                                         // the same, rank, ticket, arrived
-	codeDropped:    {[]redisop.OpKind{redisop.Drop}, "ln"},                                                            // subscribers
-	codePassed:     {[]redisop.OpKind{redisop.Drop}, "n"},                                                             // waiting
-	codePaused:     {[]redisop.OpKind{redisop.Drop}, "ln"},                                                            // subscribers
-	codeArrived:    {[]redisop.OpKind{redisop.Arrive}, "nn"},                                                          // now, the first
-	codeNotALock:   {[]redisop.OpKind{redisop.Take, redisop.Drop}, "t"},                                               // description
+	CodeQueued:     {[]redisop.OpKind{redisop.Take}, "itlnnpnr"},                                                      // the same, rank, ticket, arrived, recall
+	CodeFree:       {[]redisop.OpKind{redisop.Take}, "ln"},                                                            // subscribers
+	CodeFreeQueued: {[]redisop.OpKind{redisop.Take}, "lnnpn"},                                                         // the same, rank, ticket, arrived
+	CodeDropped:    {[]redisop.OpKind{redisop.Drop}, "ln"},                                                            // subscribers
+	CodePassed:     {[]redisop.OpKind{redisop.Drop}, "n"},                                                             // waiting
+	CodePaused:     {[]redisop.OpKind{redisop.Drop}, "ln"},                                                            // subscribers
+	CodeArrived:    {[]redisop.OpKind{redisop.Arrive}, "nn"},                                                          // now, the first
+	CodeNotALock:   {[]redisop.OpKind{redisop.Take, redisop.Drop}, "t"},                                               // description
 	CodeRefused:    {[]redisop.OpKind{redisop.Take, redisop.Renew, redisop.Check, redisop.Arrive, redisop.Drop}, "t"}, // error
 }
 
@@ -56,34 +56,34 @@ func Decode(status Reply, r *redisop.Result) (refusal string, silent bool, err e
 	if !IsLaidOut(status, r.Kind) {
 		return "", false, &UnexpectedReply{ScriptOf(r.Kind), status}
 	}
-	c, v := statusCode(status.List[0].Num), status.List[1:]
+	c, v := StatusCode(status.List[0].Num), status.List[1:]
 	switch c {
-	case codeTaken:
+	case CodeTaken:
 		r.Outcome, r.Token, r.Made = redisop.Done, uint64(v[0].Num), v[1].Num == 1
 		r.Waiting, r.Ticket, r.Listeners = uint32(v[2].Num), uint64(v[3].Num), listenersOf(v[4:])
-	case codeMissing:
+	case CodeMissing:
 		r.Outcome = redisop.KeyMissing
-	case codeDiffers:
+	case CodeDiffers:
 		r.Outcome = redisop.Differs
-	case CodeHeld, codeQueued:
+	case CodeHeld, CodeQueued:
 		r.Outcome, r.TTLMS, r.Field, r.Listeners = redisop.HeldByOther, max(v[0].Num, -1), readable(v[1].Text), listenersOf(v[2:])
-		if c == codeQueued {
+		if c == CodeQueued {
 			decodePlace(v[4:], r)
 			r.Recall = redisop.Recall(v[7].Num)
 		}
-	case codeFree, codeFreeQueued:
+	case CodeFree, CodeFreeQueued:
 		r.Outcome, r.LeftFree, r.TTLMS, r.Listeners = redisop.HeldByOther, true, -1, listenersOf(v)
-		if c == codeFreeQueued {
+		if c == CodeFreeQueued {
 			decodePlace(v[2:], r)
 		}
-	case codeDropped, codePaused:
-		r.Outcome, r.Paused, r.Listeners = redisop.Done, c == codePaused, listenersOf(v)
+	case CodeDropped, CodePaused:
+		r.Outcome, r.Paused, r.Listeners = redisop.Done, c == CodePaused, listenersOf(v)
 		silent = r.Listeners.State == redisop.Unpublished
-	case codePassed:
+	case CodePassed:
 		r.Outcome, r.Passed, r.Waiting = redisop.Done, true, uint32(v[0].Num)
-	case codeArrived:
+	case CodeArrived:
 		r.Outcome, r.Arrived, r.FirstArrived = redisop.Done, uint64(v[0].Num), uint64(v[1].Num)
-	case codeNotALock:
+	case CodeNotALock:
 		r.Outcome, r.Field = redisop.NotALock, readable(v[0].Text)
 	case CodeRefused:
 		refusal = v[0].Text

@@ -11,7 +11,7 @@ import (
 func TestStatusesThatNoScriptMakes(t *testing.T) {
 	n := func(n int64) Reply { return Reply{Kind: ':', Num: n} }
 	text := func(s string) Reply { return Reply{Kind: '$', Text: s} }
-	list := func(c statusCode, values ...Reply) Reply {
+	list := func(c StatusCode, values ...Reply) Reply {
 		return Reply{Kind: '*', List: append([]Reply{n(int64(c))}, values...)}
 	}
 	for what, c := range map[string]struct {
@@ -19,26 +19,26 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 		status Reply
 		ok     bool
 	}{
-		"a taken lock":                       {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), true},
-		"that was made twice":                {redisop.Take, list(codeTaken, n(7), n(2), n(0), n(0), n(0), n(0)), false},
-		"with subscribers of no kind":        {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(4), n(0)), false},
-		"with a text":                        {redisop.Take, list(codeTaken, text("7"), n(1), n(0), n(0), n(0), n(0)), false},
-		"too short":                          {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0)), false},
-		"too long":                           {redisop.Take, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0), n(0)), false},
-		"a number below 0":                   {redisop.Take, list(codeTaken, n(-7), n(1), n(0), n(0), n(0), n(0)), false},
-		"of a drop":                          {redisop.Drop, list(codeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), false},
+		"a taken lock":                       {redisop.Take, list(CodeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), true},
+		"that was made twice":                {redisop.Take, list(CodeTaken, n(7), n(2), n(0), n(0), n(0), n(0)), false},
+		"with subscribers of no kind":        {redisop.Take, list(CodeTaken, n(7), n(1), n(0), n(0), n(4), n(0)), false},
+		"with a text":                        {redisop.Take, list(CodeTaken, text("7"), n(1), n(0), n(0), n(0), n(0)), false},
+		"too short":                          {redisop.Take, list(CodeTaken, n(7), n(1), n(0), n(0), n(0)), false},
+		"too long":                           {redisop.Take, list(CodeTaken, n(7), n(1), n(0), n(0), n(0), n(0), n(0)), false},
+		"a number below 0":                   {redisop.Take, list(CodeTaken, n(-7), n(1), n(0), n(0), n(0), n(0)), false},
+		"of a drop":                          {redisop.Drop, list(CodeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), false},
 		"a lock of another owner":            {redisop.Take, list(CodeHeld, n(-2), text("a:1"), n(0), n(0)), true},
 		"with a number for the owner":        {redisop.Renew, list(CodeHeld, n(5), n(1), n(0), n(0)), false},
-		"a ticket":                           {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(2)), true},
-		"without its number":                 {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(0), n(1), n(2)), false},
-		"with an unknown recall":             {redisop.Take, list(codeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(3)), false},
+		"a ticket":                           {redisop.Take, list(CodeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(2)), true},
+		"without its number":                 {redisop.Take, list(CodeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(0), n(1), n(2)), false},
+		"with an unknown recall":             {redisop.Take, list(CodeQueued, n(5), text("a:1"), n(1), n(2), n(0), n(9), n(1), n(3)), false},
 		"an error":                           {redisop.Arrive, list(CodeRefused, text("ERR x")), true},
 		"without a text":                     {redisop.Arrive, list(CodeRefused), false},
 		"no code":                            {redisop.Take, list(0), false},
 		"an unknown code":                    {redisop.Take, list(CodeRefused + 1), false},
 		"an empty list":                      {redisop.Take, Reply{Kind: '*'}, false},
 		"a list of texts":                    {redisop.Take, Reply{Kind: '*', List: []Reply{text("1")}}, false},
-		"a map":                              {redisop.Take, Reply{Kind: '%', List: []Reply{n(int64(codeMissing)), n(1)}}, false},
+		"a map":                              {redisop.Take, Reply{Kind: '%', List: []Reply{n(int64(CodeMissing)), n(1)}}, false},
 		"a text":                             {redisop.Take, text("ERR x"), false},
 		"nil":                                {redisop.Take, Reply{}, false},
 		"a token":                            {redisop.Take, n(7), true},
@@ -46,8 +46,8 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 		"a drop that reached no client":      {redisop.Drop, n(0), true},
 		"a number of a drop":                 {redisop.Drop, n(1), false},
 		"a number of an arrival":             {redisop.Arrive, n(0), false},
-		"a renewal that found other entries": {redisop.Renew, list(codeDiffers), false},
-		"a check that did":                   {redisop.Check, list(codeDiffers), true},
+		"a renewal that found other entries": {redisop.Renew, list(CodeDiffers), false},
+		"a check that did":                   {redisop.Check, list(CodeDiffers), true},
 	} {
 		r := redisop.Result{Kind: c.kind}
 		if _, _, err := Decode(c.status, &r); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
