@@ -133,15 +133,8 @@ func (l *goRedisLocks) run(ops []*pending) {
 	for i, arg := range args {
 		values[i] = arg
 	}
-	statuses, err := l.client.EvalSha(context.Background(), l.sha, keys, values...).Slice()
-	if err == nil && len(statuses) != len(ops) {
-		err = fmt.Errorf("%d statuses for %d operations", len(statuses), len(ops))
-	}
-	for i, p := range ops {
-		if p.err = err; err == nil {
-			p.err = check(p.op, statuses[i])
-		}
-	}
+	reply, err := l.client.EvalSha(context.Background(), l.sha, keys, values...).Result()
+	answer(ops, reply, err)
 }
 
 func (l *goRedisLocks) close() { l.client.Close() }
@@ -200,19 +193,9 @@ func (l *rueidisLocks) do(_ int, o op) error {
 func (l *rueidisLocks) run(ops []*pending) {
 	takes := sortOps(ops)
 	keys, args := command(nil, nil, ops, takes)
-	statuses, err := l.client.Do(context.Background(),
-		l.client.B().Evalsha().Sha1(l.sha).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()).ToArray()
-	if err == nil && len(statuses) != len(ops) {
-		err = fmt.Errorf("%d statuses for %d operations", len(statuses), len(ops))
-	}
-	for i, p := range ops {
-		if p.err = err; err == nil {
-			status, err := statuses[i].ToAny()
-			if p.err = err; err == nil {
-				p.err = check(p.op, status)
-			}
-		}
-	}
+	reply, err := l.client.Do(context.Background(),
+		l.client.B().Evalsha().Sha1(l.sha).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()).ToAny()
+	answer(ops, reply, err)
 }
 
 func (l *rueidisLocks) close() { l.client.Close() }

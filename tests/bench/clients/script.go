@@ -30,15 +30,31 @@ func command(keys, args []string, ops []*pending, takes int) ([]string, []string
 	for _, p := range ops[:takes] {
 		keys = append(keys, "redisson_lock_token:{"+p.op.name+"}")
 	}
-	counts := string([]byte{byte(takes), 0, byte(len(ops) - takes), 0})
-	args = append(args, owner, counts, strconv.Itoa(leaseMS), strconv.Itoa(leaseMS), "1", "1", "0", "", "-")
-	for _, p := range ops {
+	terms := []byte{byte(takes), 0, byte(len(ops) - takes), 0, 0, 0, 1, 0, 0, 0, 0, 0, 0} // floor 1: see main.lua
+	args = append(args, owner+strconv.FormatUint(ops[0].op.num, 10), string(fmt.Appendf(terms, "0 1 %d - ", leaseMS)))
+	if takes > 0 {
+		args = append(args, strconv.Itoa(leaseMS))
+	}
+	for _, p := range ops[1:] {
 		args = append(args, strconv.FormatUint(p.op.num, 10))
-		if p.op.drop {
-			args = append(args, "redisson_lock__channel:{"+p.op.name+"}")
-		}
 	}
 	return keys, args
+}
+
+// answer takes in what the script returned for operations.
+func answer(ops []*pending, reply any, err error) {
+	statuses := []any{reply}
+	if len(ops) > 1 {
+		statuses, _ = reply.([]any)
+	}
+	if err == nil && len(statuses) != len(ops) {
+		err = fmt.Errorf("%d statuses for %d operations", len(statuses), len(ops))
+	}
+	for i, p := range ops {
+		if p.err = err; err == nil {
+			p.err = check(p.op, statuses[i])
+		}
+	}
 }
 
 // check returns an error if an operation did not have the result that it has on a lock of
