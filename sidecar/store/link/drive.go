@@ -46,7 +46,9 @@ func (l *Link) nudge() {
 func (g *guarded) cut(w *wired, why error) { w.out.Close(why) }
 
 func (g *guarded) advance(now, lastByteAt int64) {
-	if w := g.wired; g.m.Advance(now, lastByteAt, rawio.HasUnread(w.wire.raw)) {
+	w := g.wired
+	hasUnread := g.m.IsOverdue() && rawio.HasUnread(w.wire.raw) // a system call, and with replicas each batch comes here
+	if g.m.Advance(now, lastByteAt, hasUnread) {
 		g.cut(w, os.ErrDeadlineExceeded)
 	}
 }

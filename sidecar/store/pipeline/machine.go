@@ -286,6 +286,9 @@ func (m *Machine) TakeRedirects() Redirects {
 // Next is when Advance is due.
 func (m *Machine) Next() int64 { return m.next }
 
+// IsOverdue reports whether the connection is to be cut at the next Advance, unless a reply has come.
+func (m *Machine) IsOverdue() bool { return m.isUp && m.liveness == overdue }
+
 // IsOver reports whether each operation has its result, after Finish.
 func (m *Machine) IsOver() bool { return m.isFinishing && !m.hasQueued() && (!m.isUp || m.isIdle()) }
 
