@@ -57,7 +57,7 @@ func TestScaleOneLock(t *testing.T) {
 				if most := 3.1 + c.Refreshes; c.Scripts > most {
 					t.Errorf("%v: %.1f scripts for each turn, more than %.1f", p, c.Scripts, most)
 				}
-				if most := 1.25; c.Messages > most {
+				if most := 1.2; c.Messages > most {
 					t.Errorf("%v: %.1f messages for each turn, more than %.1f", p, c.Messages, most)
 				}
 				if longest := p.LongestTurn(); 1/c.Turns > longest {
@@ -93,8 +93,8 @@ func TestScaleGrantCostsTheSameForAnyNumberOfHosts(t *testing.T) {
 		t.Log(c)
 		checkOrder(t, c)
 		least, most = min(least, c.Turns), max(most, c.Turns)
-		if c.Cost > 60 {
-			t.Errorf("%d hosts: a grant to another host takes %.0f µs of Redis, want 60", hosts, c.Cost)
+		if c.Turns < 3000 || c.Cost > 60 {
+			t.Errorf("%d hosts: %.0f grants a second to another host, %.0f µs of Redis each, want 3,000 and 60 µs", hosts, c.Turns, c.Cost)
 		}
 	}
 	if least < 0.8*most {

@@ -12,7 +12,7 @@ var holdPhaseNames = [...]string{
 
 func (p HoldPhase) String() string { return holdPhaseNames[p] }
 
-// Text describes all that the table has of one lock, for whoever reads a test's failure or a trace: a line
+// Text describes all that the table has of one lock, for failures of tests and for traces: a line
 // for each of its parts. Times are from now. "": the table does not know the lock.
 func (t *Table) Text(now int64, name string) string {
 	l := t.byName[name]

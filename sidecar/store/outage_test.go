@@ -128,7 +128,7 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 				t.Error("the same Redis is said to have lost data")
 			}
 		default:
-			t.Error("nobody said that the connection was lost")
+			t.Error("the loss of the connection was not reported")
 		}
 	}
 	t.Logf("outcomes: %v", counts)

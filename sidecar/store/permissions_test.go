@@ -207,7 +207,7 @@ func TestLeastPermissions(t *testing.T) {
 	}
 	r.Subscribe(0, "a")
 	recv(t, r.subscribed, "subscription")
-	// Without INFO nobody can tell whether it is the same data.
+	// Without INFO it is not known whether it is the same data.
 	s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
 	r.one(takeOp("a", 1))
 	if !r.up().lost {

@@ -25,7 +25,7 @@ func TestKeepOfALockWithoutAnExpiryGivesItOne(t *testing.T) {
 			t.Errorf("got %+v, ttl %v", res[0], b.admin.PTTL(ctx, "a").Val())
 		}
 		if res[1].Outcome != redisop.HeldByOther || res[1].TTLMS != -1 {
-			t.Errorf("a lock of somebody else that never expires: got %+v, want TTL -1", res[1])
+			t.Errorf("another owner's lock that never expires: got %+v, want TTL -1", res[1])
 		}
 	})
 }

@@ -13,7 +13,7 @@ var stateNames = [...]string{
 
 func (s State) String() string { return stateNames[s] }
 
-// Text describes the claim for whoever reads a test's failure or a trace. Times are from now.
+// Text describes the claim for failures of tests and for traces. Times are from now.
 func (c *Claim) Text(now int64) string {
 	text := c.state.String()
 	if c.state != Absent {

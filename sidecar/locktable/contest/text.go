@@ -11,7 +11,7 @@ var (
 	subscriptionNames = [...]string{unsubscribed: "not subscribed", subscribing: "subscribing", subscribed: "subscribed"}
 )
 
-// Text describes the contest for whoever reads a test's failure or a trace. Times are from now.
+// Text describes the contest for failures of tests and for traces. Times are from now.
 func (c *Contest) Text(now int64) string {
 	text := phaseNames[c.phase] + ", " + c.place.String() + ", " + subscriptionNames[c.sub]
 	if c.remote.isKnown {

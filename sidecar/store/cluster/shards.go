@@ -7,7 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// Owner returns the shard that has a slot; 0: none has. It may be called at any time, by anybody.
+// Owner returns the shard that has a slot; 0: none has. It may be called at any time, from any goroutine.
 func (m *Map) Owner(slot uint16) redisop.Shard { return redisop.Shard(m.owners[slot].Load()) }
 
 // get returns a shard; nil: it is none.

@@ -15,7 +15,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// A netConn is the socket under a link. It can be cut at any time by anybody.
+// A netConn is the socket under a link. Any goroutine can cut it at any time.
 type netConn struct {
 	net.Conn
 	socket   net.Conn

@@ -26,7 +26,7 @@ func New(cfg Config, d *Dialer) *Link {
 		done:   make(chan struct{}),
 		why:    d.NotYet(),
 	}
-	held := &l.behindMu // nobody else knows the link yet
+	held := &l.behindMu // no other goroutine has the link yet
 	held.link, held.armed = l, math.MaxInt64
 	held.m = pipeline.New(pipeline.Config{
 		UUID: cfg.UUID, Keys: d.Keys, IsNode: d.IsNode, Replicas: cfg.Replicas,

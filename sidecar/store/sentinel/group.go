@@ -47,7 +47,7 @@ func (g *Group) Members() (members []*Member) {
 }
 
 // Answered takes in a round of answers, for which so many Sentinels were asked at a time. isCut: the round ended because
-// nobody needs it any more. It returns the answers that count, and what they say.
+// it is not needed any more. It returns the answers that count, and what they say.
 func (g *Group) Answered(now, began int64, asked int, isCut bool, views []View) ([]View, Verdict) {
 	for i := range views {
 		if v := &views[i]; v.Denied != nil && !g.isDenied {

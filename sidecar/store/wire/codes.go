@@ -5,7 +5,7 @@ import "github.com/locksidecar/locksidecar/sidecar/redisop"
 // What the scripts, the encoder and the decoder agree on.
 
 // RunMax is how many operations one run of a script carries out. Redis runs a script
-// to its end before anybody else is served: at 1 to 3 µs each, this is well below 1 ms.
+// to its end before it serves another client: at 1 to 3 µs each, this is well below 1 ms.
 const RunMax = redisop.RenewalGroupSize
 
 // StatusCode says which status an array is. The files of the scripts say when they return it.
