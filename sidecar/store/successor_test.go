@@ -200,7 +200,7 @@ func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
 	recv(t, r.subscribed, "subscription")
 	s.signal(syscall.SIGSTOP)
 	var ops []redisop.Op
-	for i := range 2000 {
+	for i := range 20_000 { // most of them wait behind those in flight
 		ops = append(ops, takeOp(fmt.Sprint(i), 1))
 	}
 	r.Do(ops)

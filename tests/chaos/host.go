@@ -75,6 +75,8 @@ func (h *host) stop(ctx context.Context, sig syscall.Signal) error {
 	select {
 	case <-exited:
 	case <-time.After(eventTimeout):
+		h.signal(syscall.SIGQUIT) // the log gets the stacks
+		<-exited
 		return fmt.Errorf("%s: the daemon did not end within %v of signal %v; its log: %s", h.name, eventTimeout, sig, h.log)
 	case <-ctx.Done():
 		return errInterrupted

@@ -33,6 +33,13 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
 	},
 	{
+		rule: "a link that closes without a connection ends when what waited is refused",
+		in:   "sidecar/store/link (*Link).check",
+		find: "if over = held.m.IsOver(); over {",
+		put:  "if over = held.m.IsOver() && w != nil; over {",
+		by:   test("sidecar/store/link", "TestLinkIsOverWhenWhatWaitedIsRefused"),
+	},
+	{
 		rule: "the send time of an operation is from before it was written",
 		in:   "sidecar/store/pipeline (*Machine).onRun",
 		find: "Sent: cl.sent",

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 	"github.com/locksidecar/locksidecar/tests/harness"
@@ -151,5 +152,23 @@ func TestEndpointWithAReplicaAmongItsAddresses(t *testing.T) {
 	}
 	if _, _, _, err := trial.Try(t.Context()); err != nil {
 		t.Errorf("the other address is not used: %v", err)
+	}
+}
+
+// The danger: Close has cut the connection to a silent server, what waited has its results, and nothing wakes Run any more.
+func TestLinkIsOverWhenWhatWaitedIsRefused(t *testing.T) {
+	d, err := Parse(Settings{URL: "redis://127.0.0.1:1", UUID: ourUUID, Timeout: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := 0
+	l := New(Config{
+		UUID: ourUUID, Log: slog.New(slog.DiscardHandler), Shared: NewShared(),
+		Hand: func(d *pipeline.Delivery) { results += len(d.Results) },
+	}, d)
+	l.Do([]redisop.Op{{Kind: redisop.Drop, Name: "a", HoldID: 1}})
+	l.With((*pipeline.Machine).Finish)
+	if _, over := l.check(); !over || results != 1 {
+		t.Errorf("over: %v, with %d results; want true, with 1", over, results)
 	}
 }

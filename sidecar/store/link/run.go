@@ -60,15 +60,14 @@ func (l *Link) Run() {
 func (l *Link) check() (next time.Duration, over bool) {
 	held := l.lock()
 	w := held.wired
-	over = held.m.IsOver()
-	switch {
-	case over:
+	if w == nil {
+		held.m.Refuse(l.why)
+	} else {
+		held.advance(protocol.Now(), w.lastByteAt.Load())
+	}
+	if over = held.m.IsOver(); over { // after Refuse: without a connection nothing else has check be called again
 		held.closed = true
 		held.m.Refuse("the sidecar is stopping")
-	case w == nil:
-		held.m.Refuse(l.why)
-	default:
-		held.advance(protocol.Now(), w.lastByteAt.Load())
 	}
 	held.armed = held.m.Next()
 	var deliveries []pipeline.Delivery
