@@ -163,12 +163,12 @@ func TestConfirmIsAnsweredAfterRedisHasExecutedTheRelease(t *testing.T) {
 		}
 		id := a.confirm("x")
 		a.ping()
-		b.refused(b.acquire("x", 0), protocol.Timeout, "") // the answer to the release says nothing of Redis
+		b.refused(b.try("x"), protocol.Timeout, "") // the answer to the release says nothing of Redis
 		a.ping()
 		g.set(false)
 		a.answer(id, new(protocol.ConfirmOK))
 		var got protocol.AcquireOK
-		b.answer(b.acquire("x", 0), &got)
+		b.answer(b.try("x"), &got)
 		b.release(got.Hold)
 		b.answer(b.confirm("x"), new(protocol.ConfirmOK))
 	}
@@ -260,7 +260,7 @@ func TestConfirmIsAnsweredBySuccessor(t *testing.T) {
 		a.id++
 		a.ask(protocol.Confirm{ID: a.id, Name: "x"}, new(protocol.ConfirmOK))
 		b := greeted(t, there.cfg.Socket)
-		b.answer(b.acquire("x", 0), new(protocol.AcquireOK))
+		b.answer(b.try("x"), new(protocol.AcquireOK))
 	}
 }
 

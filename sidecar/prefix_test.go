@@ -97,7 +97,7 @@ func TestStateOfAnotherKeyPrefixIsNotTakenOver(t *testing.T) {
 	if c, m := h.hello(true, first.Ticket); m.Resumed || m.Sidecar == first.Sidecar {
 		t.Errorf("back at the first prefix, its session was resumed: %+v", m)
 	} else {
-		c.refused(c.acquire("x", 0), protocol.Timeout, "not on this host")
+		c.refused(c.try("x"), protocol.Timeout, "not on this host")
 	}
 }
 

@@ -39,6 +39,7 @@ type wire struct {
 	frames *protocol.Reader
 	dec    protocol.ReplyDecoder
 	id     uint64
+	peeked protocol.Received // the next frame, if it was read; nil: it was not
 }
 
 func connect(t *testing.T, socket string) *wire {
@@ -80,6 +81,10 @@ func (c *wire) send(m protocol.Request) {
 // next is the next frame that is no lease event: a slow test may be sent any number of these.
 func (c *wire) next() protocol.Received {
 	c.Helper()
+	if m := c.peeked; m != nil {
+		c.peeked = nil
+		return m
+	}
 	c.awaited()
 	for {
 		body, err := c.frames.Next()
@@ -133,6 +138,20 @@ func (c *wire) acquire(name string, waitMS int64) uint64 {
 	c.id++
 	c.send(protocol.Acquire{ID: c.id, Name: name, WaitMS: waitMS})
 	return c.id
+}
+
+// try asks for a lock without waiting for it, and again while Redis is too slow to say whether it is free. It returns the id
+// of the request whose answer is the next frame.
+func (c *wire) try(name string) uint64 {
+	c.Helper()
+	for {
+		id := c.acquire(name, 0)
+		c.peeked = c.next()
+		if e, ok := c.peeked.(*protocol.Err); !ok || e.ID != id || e.Code != protocol.Unavailable {
+			return id
+		}
+		c.peeked = nil
+	}
 }
 
 func (c *wire) hold(name string) protocol.AcquireOK {
