@@ -73,7 +73,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *redisop.Message) {
 	case isLive && !l.holders.isHeld() && q.contest.IsProof(m):
 		t.stats.Handoffs[HandoffTransfer]++
 		validSince := q.contest.OnTransferred(c.State().IsOurs(), m)
-		busySince := now - moment.MS(m.PassedMS) - t.contests.Way()
+		busySince := now - moment.MS(m.PassedMS) - t.contests.Way(now)
 		c.Transfer(now, validSince+claim.Validity(m.LeaseMS), busySince, m)
 		c.SetRenewAt(t.renewalAfter(validSince, moment.MS(m.LeaseMS), t.renewalGroup(l)))
 	default:

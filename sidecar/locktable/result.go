@@ -17,7 +17,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 	}
 	t.shardAt(r.Shard).onResult(now)
 	if r.Outcome < redisop.NotSent {
-		t.contests.NoteAnswer(now - r.Sent)
+		t.contests.NoteAnswer(now, now-r.Sent)
 		t.stats.Scripts.Observe(ShortTimes, time.Duration(now-r.Sent))
 	}
 	if r.Kind == redisop.Renew {

@@ -182,7 +182,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		}
 	}
 	d.Number(t.lastNum)
-	contest.DescribeShared(d, &t.contests)
+	contest.DescribeShared(d, now, &t.contests)
 	l := t.byName[name]
 	if len(t.locks) != int(bit(l != nil)) {
 		panic("locktable: the table knows another lock")

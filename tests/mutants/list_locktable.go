@@ -1716,16 +1716,23 @@ var locktableMutants = []mutant{
 	{
 		rule: `the time without a free moment adds up over hosts`,
 		in:   "sidecar/locktable (*Table).onTransferred",
-		find: "now - moment.MS(m.PassedMS) - t.contests.Way()",
-		put:  "now - t.contests.Way()",
+		find: "now - moment.MS(m.PassedMS) - t.contests.Way(now)",
+		put:  "now - t.contests.Way(now)",
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
 	{
 		rule: `the time that a lock is on its way to the next host has no free moment either`,
 		in:   "sidecar/locktable (*Table).onTransferred",
-		find: "now - moment.MS(m.PassedMS) - t.contests.Way()",
+		find: "now - moment.MS(m.PassedMS) - t.contests.Way(now)",
 		put:  "now - moment.MS(m.PassedMS)",
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
+	},
+	{
+		rule: `an old answer does not say how long a lock is on its way now`,
+		in:   "sidecar/locktable/contest (*Shared).Way",
+		find: "now-s.answeredAt > int64(s.cfg.QuietTime)",
+		put:  "false",
+		by:   test("sidecar/locktable/contest", "TestOldAnswerDoesNotSayHowLongALockIsOnItsWay"),
 	},
 	{
 		rule: `a lock that is left free is not looked at if clients are subscribed`,

@@ -93,7 +93,9 @@ type Shared struct {
 	rng     *rand.Rand
 	polling int   // locks that are polled because their subscription does not work
 	trip    int64 // a short round trip to Redis, ns; see NoteAnswer
-	latency int64 // how long Redis takes to answer now, ns; 0: it is not known
+	latency int64 // how long Redis took to answer at answeredAt, ns; 0: it is not known
+
+	answeredAt int64
 
 	hot     recentTimes // until when locks that were released here are hot
 	pollers recentTimes // of locks that a foreign client had which is not subscribed
@@ -113,14 +115,21 @@ func NewShared(cfg Config, lease time.Duration, rng *rand.Rand) Shared {
 func (s *Shared) RoundTrip() time.Duration { return time.Duration(s.trip) }
 
 // Way is for how long a lock that another host passed on was on its way: for about as long as an answer of
-// Redis takes now. An answer that an outage delayed counts little. 0: it is not known.
-func (s *Shared) Way() int64 { return min(s.latency, s.longestWay()) }
+// Redis takes now. An answer that an outage delayed counts little. If the last answer is old, a short round trip counts:
+// of a thousand hosts that ask at one time, each waits once for all others. 0: it is not known.
+func (s *Shared) Way(now int64) int64 {
+	if now-s.answeredAt > int64(s.cfg.QuietTime) {
+		return min(s.latency, s.trip)
+	}
+	return min(s.latency, s.longestWay())
+}
 
 // longestWay is the longest time, ns, that counts as a round trip to Redis and not as an outage.
 func (s *Shared) longestWay() int64 { return 2*s.trip + int64(time.Millisecond) }
 
 // NoteAnswer notes how long Redis took to answer, ns.
-func (s *Shared) NoteAnswer(d int64) {
+func (s *Shared) NoteAnswer(now, d int64) {
+	s.answeredAt = now
 	s.noteTrip(d)
 	s.noteLatency(d)
 }

@@ -24,10 +24,13 @@ func Clone(c *Contest, memory *Memory) Contest {
 }
 
 // DescribeShared describes what the contests share.
-func DescribeShared(d Description, s *Shared) {
+func DescribeShared(d Description, now int64, s *Shared) {
 	d.Value(uint64(s.polling))
 	d.Value(uint64(s.trip))
 	d.Value(uint64(s.latency))
+	if s.latency > s.trip { // else its age makes no difference: see Way
+		d.Value(uint64(min(now-s.answeredAt, int64(s.cfg.QuietTime)+1)))
+	}
 }
 
 // DescribeMemory describes what a host remembers of a lock.

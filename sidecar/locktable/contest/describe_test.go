@@ -12,7 +12,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Shared](), 9},
+		{reflect.TypeFor[Shared](), 10},
 		{reflect.TypeFor[Memory](), 5},
 		{reflect.TypeFor[Contest](), 9},
 		{reflect.TypeFor[Remote](), 6},
