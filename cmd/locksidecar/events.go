@@ -184,7 +184,7 @@ func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	switch e.Kind {
 	case locksidecar.EventGranted:
 		waited := e.Waited.Milliseconds()
-		v.WaitedMS = &waited
+		v.WaitedMS, v.Msg = &waited, users.Named(e.Message)
 	case locksidecar.EventLost, locksidecar.EventReleased, locksidecar.EventCrashed:
 		held := e.Held.Milliseconds()
 		v.HeldMS = &held

@@ -62,7 +62,10 @@ func findHolders(ctx context.Context, sidecar *locksidecar.Client, locks []lockV
 			if err != nil {
 				return
 			}
-			if known && row.State == locksidecar.LockHeld {
+			switch {
+			case known && state(&row) == stateKept:
+				l.isKeptThere = true
+			case known && row.State == locksidecar.LockHeld:
 				l.RemotePID, l.RemoteCmd = row.PID, row.Cmd
 			}
 		}
