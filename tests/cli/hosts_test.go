@@ -119,6 +119,15 @@ func TestLsAllListsEveryHost(t *testing.T) {
 
 	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "1 lock of 2 hosts by waiters", "LOCK  HOST  WAITERS", "job   db-7        0  ")
 
+	d7.Suspend()
+	for _, args := range [][]string{{"hosts"}, {"ls", "--all"}, {"ls", "--all", "--by", "user"}} {
+		got := d1.Run(args...).Stdout
+		harness.CheckContains(t, got, "host db-7 did not answer within 500ms")
+		if strings.Contains(got, "force-release") || strings.Contains(got, "cannot") {
+			t.Errorf("%v says more of the host that is silent:\n%s", args, got)
+		}
+	}
+	harness.CheckContains(t, d1.Run("force-release", "--host", "db-7", "job").Stderr, "host db-7 did not answer within 500ms; the force-release may have been executed")
 	d7.Kill()
 	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "NO ANSWER from db-7; 0 locks of 1 host by waiters")
 	harness.Eventually(t, "db-7 does not answer", func() bool { return list()["db-7"].Error != "" })
