@@ -338,7 +338,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 		line(label, "%s. %s, for %s", strconv.Itoa(i+1), placeName(&p), display.Duration(ms(p.WaitedMS)))
 	}
 	if more := v.Queued - len(v.Queue); more > 0 {
-		line("", "… %d more hosts", more)
+		line("", "… %s", display.Count(more, "more host"))
 	}
 }
 
