@@ -105,7 +105,7 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		}
 		isBacklog = false
 		if dropped > 0 {
-			printErr("%d older events were dropped: the daemon keeps the newest 1,024 of each class; see locksidecar events --help", dropped)
+			printErr("the daemon has dropped %s: it keeps the newest 1,024 of each class; see locksidecar events --help", display.Count(int(dropped), "older event"))
 		}
 		if !c.Follow {
 			return p.end()
@@ -184,7 +184,7 @@ func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	switch e.Kind {
 	case locksidecar.EventGranted:
 		waited := e.Waited.Milliseconds()
-		v.WaitedMS = &waited
+		v.WaitedMS, v.Msg = &waited, users.Named(e.Message)
 	case locksidecar.EventLost, locksidecar.EventReleased, locksidecar.EventCrashed:
 		held := e.Held.Milliseconds()
 		v.HeldMS = &held
@@ -227,7 +227,7 @@ func (p *eventPrinter) end() error {
 // describe describes an event for people.
 func (v *eventView) describe() string {
 	if v.Kind == kindMissed {
-		return fmt.Sprintf("%d events came faster than they were read", v.Count)
+		return display.Count(int(v.Count), "event") + " came faster than this command read"
 	}
 	e := v.text()
 	return e.Text()

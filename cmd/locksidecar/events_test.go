@@ -104,14 +104,14 @@ func TestEventsLeaveOutOtherLocksAndShortWaits(t *testing.T) {
 
 func TestEventsAreReadToTheNewest(t *testing.T) {
 	f := startFake(t)
-	out := expectExit(t, start(t, f, "events"), 0, "locksidecar: 7 older events were dropped")
+	out := expectExit(t, start(t, f, "events"), 0, "locksidecar: the daemon has dropped 7 older events")
 	if n := strings.Count(out, "\n"); n != 2 || !strings.Contains(out, "a  by pid 1 (first) of root") || !strings.Contains(out, "b  by pid 1 (second) of root") {
 		t.Errorf("printed\n%s", out)
 	}
-	if out := expectExit(t, start(t, f, "events", "nothing"), 0, "7 older events were dropped"); out != "no events of locks that match \"nothing\"\n" {
+	if out := expectExit(t, start(t, f, "events", "nothing"), 0, "has dropped 7 older events"); out != "no events of locks that match \"nothing\"\n" {
 		t.Errorf("of no lock: %q", out)
 	}
-	if out := expectExit(t, start(t, f, "events", "--json", "nothing"), 0, "7 older events were dropped"); out != "" {
+	if out := expectExit(t, start(t, f, "events", "--json", "nothing"), 0, "has dropped 7 older events"); out != "" {
 		t.Errorf("as JSON, of no lock: %q", out)
 	}
 }

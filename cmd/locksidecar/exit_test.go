@@ -82,7 +82,7 @@ func TestCommandLinesWithoutACommandAreExplained(t *testing.T) {
 		{nil, "Serve locks to the processes of this host"},
 		{[]string{"run"}, "run takes a lock and a command: locksidecar run invoice:42 -- ./report.sh"},
 		{[]string{"run", "x"}, "run takes a lock and a command: locksidecar run invoice:42 -- ./report.sh"},
-		{[]string{"--socket", "/run/s.sock"}, "locksidecar: "},
+		{[]string{"--socket", "/run/s.sock"}, "Usage: locksidecar <command>"},
 		{[]string{"--socket", "/run/s.sock", "version"}, "unknown flag --socket"},
 	} {
 		var out, errs strings.Builder

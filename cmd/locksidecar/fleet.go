@@ -79,7 +79,7 @@ type fleetStatus struct {
 func viewHost(h *locksidecar.HostInfo, s *locksidecar.Status, err error) fleetView {
 	v := fleetView{Host: h.Host, Sidecar: h.Sidecar, Version: h.Version, PID: h.PID, Started: h.Started.UTC(), State: "ok"}
 	if err != nil {
-		v.State, v.Why = "silent", err.Error()
+		v.State, v.Why = "silent", silence(h, err)
 		return v
 	}
 	v.Version = s.Version

@@ -26,6 +26,20 @@ func TestHostsShowWhatIsWrong(t *testing.T) {
 	}
 }
 
+// A host is asked by the uuid of its sidecar, and people know it by its name.
+func TestHostThatIsSilentIsNamedOnce(t *testing.T) {
+	row := locksidecar.HostInfo{Host: "db-7", Sidecar: "285475da-9152-4c83-822a-67ee2f116a79"}
+	for text, want := range map[string]string{
+		"locksidecar: cannot ask for the status of host " + row.Sidecar + ": host " + row.Sidecar + " did not answer within 500ms": "host db-7 did not answer within 500ms",
+		"locksidecar: cannot list the locks of host " + row.Sidecar + ": the sidecar of host " + row.Sidecar + " does not run":     "the sidecar of host db-7 does not run",
+		"not asked: all hosts together took longer than 10s":                                                                       "not asked: all hosts together took longer than 10s",
+	} {
+		if got := silence(&row, errors.New(text)); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestHostsAreATable(t *testing.T) {
 	row := locksidecar.HostInfo{Host: "db-7", Sidecar: "285475da-9152-4c83-822a-67ee2f116a79", Version: "0.1.0", PID: 812, Started: readAt.Add(-26 * time.Hour)}
 	busy := locksidecar.Status{

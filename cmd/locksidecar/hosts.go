@@ -62,7 +62,10 @@ func findHolders(ctx context.Context, sidecar *locksidecar.Client, locks []lockV
 			if err != nil {
 				return
 			}
-			if known && row.State == locksidecar.LockHeld {
+			switch {
+			case known && state(&row) == stateKept:
+				l.isKeptThere = true
+			case known && row.State == locksidecar.LockHeld:
 				l.RemotePID, l.RemoteCmd = row.PID, row.Cmd
 			}
 		}
@@ -109,6 +112,15 @@ func askHosts(ctx context.Context, sidecar *locksidecar.Client) ([]hostLocks, er
 	return hosts, nil
 }
 
+// silence says why a host did not answer. It was asked by the uuid of its sidecar, because two hosts may have one name.
+func silence(h *locksidecar.HostInfo, err error) string {
+	text := err.Error()
+	if _, why, found := strings.Cut(text, "host "+h.Sidecar+": "); found {
+		text = why
+	}
+	return strings.ReplaceAll(strings.TrimPrefix(text, programName), "host "+h.Sidecar, "host "+h.Host)
+}
+
 // listHosts prints every host with its locks.
 func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out io.Writer) error {
 	asked, err := askHosts(ctx, sidecar)
@@ -120,7 +132,7 @@ func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out 
 		h := &asked[i]
 		v := hostView{Host: h.Host, Sidecar: h.Sidecar, Version: h.Version, PID: h.PID, Started: h.Started.UTC(), Locks: []lockView{}}
 		if h.err != nil {
-			v.Error = h.err.Error()
+			v.Error = silence(&h.HostInfo, h.err)
 		} else {
 			v.Locks = viewLocks(h.locks, c.filter(), nil)
 		}

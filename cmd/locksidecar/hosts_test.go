@@ -38,6 +38,7 @@ func TestHolderOnAnotherHost(t *testing.T) {
 		{lockView{RemoteField: "uuid:1"}, "held elsewhere: uuid:1"},
 		{lockView{RemoteField: "uuid:1", RemoteHost: "db-7"}, "held on host db-7: uuid:1"},
 		{lockView{RemoteField: "uuid:1", RemoteHost: "db-7", RemotePID: 4711, RemoteCmd: "worker.py"}, "held on host db-7 by pid 4711 (worker.py)"},
+		{lockView{RemoteField: "uuid:1", RemoteHost: "db-7", isKeptThere: true}, "kept on host db-7: released; its --keep lasts"},
 	} {
 		if got := elsewhere(&tt.lock); got != tt.want {
 			t.Errorf("printed %q, want %q", got, tt.want)

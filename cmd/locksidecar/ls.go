@@ -207,7 +207,8 @@ type lockView struct {
 	Waiting     int                   `json:"waiting"`
 	Waiters     []waiterView          `json:"waiters"`
 
-	isHidden bool // the holder, by the policy
+	isHidden    bool // the holder, by the policy
+	isKeptThere bool // on RemoteHost
 }
 
 type waiterView struct {
@@ -232,6 +233,9 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
 		if v.isHidden = isHolderHidden(row); !v.isHidden {
 			v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
+		}
+		if state(row) == stateKept {
+			v.PID = 0 // it may be that of another process by now
 		}
 		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &held, &left, row.Lease.Milliseconds(), row.Absent, row.Orphan
 		v.AbsentMS, v.AbsentLeft = row.AbsentFor.Milliseconds(), row.AbsentLeft.Milliseconds()

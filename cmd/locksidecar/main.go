@@ -77,6 +77,7 @@ func main() {
 
 // dispatch runs one command line and returns the exit code.
 func dispatch(args []string, stdout, stderr io.Writer) int {
+	args = socketLast(args)
 	if len(args) == 0 { // the list of commands is the most helpful error
 		_, _ = newParser(&cli{}, stderr, stderr, kong.Exit(func(int) {})).Parse([]string{"--help"})
 		return exitUsage
@@ -84,7 +85,6 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 	if args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
-	args = socketLast(args)
 	parser := newParser(&cli{}, stdout, stderr)
 	parsed, err := parser.Parse(args)
 	if err != nil {
@@ -103,7 +103,8 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 	return exitCode(err)
 }
 
-// socketLast moves --socket from before the command, where people write it, to after it, where it belongs.
+// socketLast moves --socket from before the command, where people write it, to after it, where it belongs. Without a
+// command it returns nothing.
 func socketLast(args []string) []string {
 	n := 0
 	for n < len(args) {
@@ -116,7 +117,7 @@ func socketLast(args []string) []string {
 		}
 	}
 	if n == 0 || n == len(args) {
-		return args
+		return args[n:]
 	}
 	return slices.Concat(args[n:n+1], args[:n], args[n+1:])
 }

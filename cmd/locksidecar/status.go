@@ -124,6 +124,7 @@ type holderView struct {
 	User        string                `json:"user,omitempty"`
 	Cmd         string                `json:"cmd,omitempty"`
 	HeldMS      int64                 `json:"held_ms,omitempty"`
+	KeepLeftMS  int64                 `json:"keep_left_ms,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
 	RemoteHost  string                `json:"remote_host,omitempty"`
 	isHidden    bool
@@ -187,6 +188,8 @@ func viewOldest(r *locksidecar.Oldest, users display.UserNames) *oldestView {
 func viewHolder(row *locksidecar.LockInfo, users display.UserNames) *holderView {
 	v := &holderView{State: row.State, RemoteField: row.RemoteField, RemoteHost: row.RemoteHost}
 	switch {
+	case state(row) == stateKept:
+		v.KeepLeftMS = row.KeepLeft.Milliseconds()
 	case isHolderHidden(row):
 		v.HeldMS, v.isHidden = row.Held.Milliseconds(), true
 	case row.State == locksidecar.LockHeld:
@@ -327,7 +330,7 @@ func (v *statusView) findOldest(ctx context.Context, sidecar *locksidecar.Client
 	var hold, waiter *locksidecar.Oldest
 	for i := range rows {
 		r := &rows[i]
-		if r.State == locksidecar.LockHeld && !isHolderHidden(r) && (hold == nil || r.Held > hold.Age) {
+		if r.State == locksidecar.LockHeld && state(r) != stateKept && !isHolderHidden(r) && (hold == nil || r.Held > hold.Age) {
 			hold = &locksidecar.Oldest{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, Age: r.Held}
 		}
 		if len(r.Waiters) == 0 {
@@ -350,13 +353,14 @@ func (h *holderView) describe() string {
 	if h.isHidden {
 		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), hiddenHolder)
 	}
-	switch h.State {
-	case locksidecar.LockHeld:
+	switch {
+	case h.KeepLeftMS > 0:
+		return fmt.Sprintf("kept for another %s: %s", display.Duration(ms(h.KeepLeftMS)), keptCommand)
+	case h.State == locksidecar.LockHeld:
 		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), display.Client(h.PID, h.Cmd, h.User))
-	case locksidecar.LockRemote:
+	case h.State == locksidecar.LockRemote:
 		return display.Elsewhere(h.RemoteHost, h.RemoteField)
-	}
-	if h.State == locksidecar.LockFree { // it is waited for, so it is not
+	case h.State == locksidecar.LockFree: // it is waited for, so it is not
 		return "held by an owner that is not known here; locksidecar who asks all hosts"
 	}
 	return string(h.State)

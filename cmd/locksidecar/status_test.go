@@ -42,6 +42,12 @@ func statuses() map[string]*statusView {
 	memberView := viewStatus(&member, now, users)
 	memberView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockHeld, Held: ms(61_200)}, users)
 
+	// A run has ended, and its --keep keeps the lock.
+	kept := idleStatus(now)
+	kept.Held, kept.Waiting, kept.OldestWaiter = 1, 1, busy.OldestWaiter
+	keptView := viewStatus(&kept, now, users)
+	keptView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockHeld, PID: 4711, UID: 1000, Cmd: "locksidecar run", Held: ms(61_200), Orphan: true, KeepLeft: ms(12_000)}, users)
+
 	cluster := busy
 	cluster.Redis, cluster.Degraded, cluster.RedisAddress = "2 of 3 masters of the Cluster are connected; Redis at 10.0.0.8:6379 refuses connections", true, "10.0.0.7:6379,10.0.0.8:6379"
 	cluster.RedisRunID = ""
@@ -61,7 +67,7 @@ func statuses() map[string]*statusView {
 	large.ShardCount = 200
 
 	idle := idleStatus(now)
-	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "idle": viewStatus(&idle, now, users), "cluster": viewStatus(&cluster, now, users), "large": viewStatus(&large, now, users)}
+	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "kept": keptView, "idle": viewStatus(&idle, now, users), "cluster": viewStatus(&cluster, now, users), "large": viewStatus(&large, now, users)}
 }
 
 // idleStatus is that of a sidecar that was just started.

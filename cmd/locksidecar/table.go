@@ -122,6 +122,9 @@ func lockRow(l lockView) []string {
 
 // elsewhere describes the holder of a lock that this host does not have.
 func elsewhere(l *lockView) string {
+	if l.isKeptThere {
+		return fmt.Sprintf("kept on host %s: %s", l.RemoteHost, keptCommand)
+	}
 	if l.RemotePID == 0 {
 		return display.Elsewhere(l.RemoteHost, l.RemoteField)
 	}

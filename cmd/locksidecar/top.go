@@ -474,14 +474,15 @@ func (m *topModel) tableLines() []string {
 	rows := m.shown[min(m.offset, len(m.shown)):min(m.offset+max(0, m.room()), len(m.shown))]
 	lines := strings.Split(strings.TrimSuffix(m.table(rows, max(1, m.width-len(marked))), "\n"), "\n")
 	for i := range lines {
+		var style ansi.Style
+		if i > 0 && rows[i-1].lock.Waiting > 0 {
+			style = waitingColour
+		}
 		if i > 0 && m.offset+i-1 == m.cursor {
 			line := cut(marked+lines[i], m.width)
-			lines[i] = "\x1b[7m" + line + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))) + "\x1b[m"
+			lines[i] = style.Reverse(true).Styled(line + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))))
 		} else {
-			lines[i] = cut(unmarked+lines[i], m.width)
-			if i > 0 && rows[i-1].lock.Waiting > 0 {
-				lines[i] = waitingColour.Styled(lines[i])
-			}
+			lines[i] = style.Styled(cut(unmarked+lines[i], m.width))
 		}
 	}
 	return lines

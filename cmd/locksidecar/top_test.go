@@ -88,7 +88,7 @@ func (m *topModel) names() string {
 }
 
 // unmarked removes the colours of the marked row.
-var unmarked = strings.NewReplacer("\x1b[7m", "", "\x1b[31m", "", "\x1b[33m", "", "\x1b[m", "")
+var unmarked = strings.NewReplacer("\x1b[7m", "", "\x1b[33;7m", "", "\x1b[31m", "", "\x1b[33m", "", "\x1b[m", "")
 
 // fits checks that a screen has no more than these lines and columns, and returns it without its colours.
 func fits(t *testing.T, m *topModel) string {
@@ -132,6 +132,16 @@ func TestTopOnASmallTerminalFits(t *testing.T) {
 			fits(t, m)
 			m.press("end")
 			fits(t, m)
+		}
+	}
+}
+
+// The row that is selected at first is that with the most waiters.
+func TestTopColoursLocksThatAreWaitedFor(t *testing.T) {
+	screen := topOn(80, 24).screen()
+	for _, want := range []string{"\n\x1b[33;7m> invoice:42 ", "\n\x1b[33m  hot ", "\n  nightly "} {
+		if !strings.Contains(screen, want) {
+			t.Errorf("no row begins with %q:\n%q", want, screen)
 		}
 	}
 }

@@ -302,6 +302,8 @@ func (v *whoView) stateHere() string {
 	switch {
 	case h == nil, h.State == locksidecar.LockFree && h.Waiting == 0: // which says nothing of other hosts
 		return "not known: no process of this host holds it or waits for it"
+	case h.state() == stateKept:
+		return fmt.Sprintf("kept on this host for another %s: %s", display.Duration(ms(h.KeepLeftMS)), keptCommand)
 	case h.HeldMS != nil:
 		user, cmd := h.holderOf()
 		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), namedUser(user), cmd)
@@ -336,7 +338,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 		line(label, "%s. %s, for %s", strconv.Itoa(i+1), placeName(&p), display.Duration(ms(p.WaitedMS)))
 	}
 	if more := v.Queued - len(v.Queue); more > 0 {
-		line("", "… %d more hosts", more)
+		line("", "… %s", display.Count(more, "more host"))
 	}
 }
 

@@ -106,15 +106,15 @@ func (e *Event) requester() string {
 	return e.client() + " on host " + e.RemoteHost
 }
 
-// Client describes a process by its pid, its command and its user. pid is 0 if the process is not
-// visible, and user "" if it is not known.
+// Client describes a process by its pid, its command and its user, as UserNames.Name returned it. pid is 0 if the
+// process is not visible, and user "" if it is not known.
 func Client(pid int, cmd, user string) string {
 	text := "a process that is not visible from here"
 	if pid != 0 {
 		text = fmt.Sprintf("pid %d (%s)", pid, cmd)
 	}
 	if user != "" {
-		text += " of " + user
+		text += " of " + Shown(user)
 	}
 	return text
 }

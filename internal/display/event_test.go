@@ -15,9 +15,11 @@ func TestEventsAreDescribedWithAndWithoutTheirLock(t *testing.T) {
 		"job  by pid 7 (sh) of app, held for 1m00s since Mar  7 01:59:00; 1 request waited": {At: at, Kind: protocol.EventReleased, Name: "job", PID: 7, Cmd: "sh", User: "app", Held: time.Minute, Count: 1},
 		"by pid 7 (sh), held for 2m00s since Mar  7 01:58:00":                               {At: at, Kind: protocol.EventReleased, PID: 7, Cmd: "sh", Held: 2 * time.Minute},
 		"job  by a process that is not visible from here on host db-7":                      {Kind: protocol.EventForced, Name: "job", RemoteHost: "db-7"},
-		"job  of a later sidecar":                   {Kind: "renamed", Name: "job", Msg: "of a later sidecar"},
-		"Redis cannot be used: it is away":          {Kind: protocol.EventRedisDown, Msg: "it is away"},
-		"Redis refuses what locks need: it is full": {Kind: protocol.EventRedisDegraded, Msg: "it is full"},
+		"job  by pid 7 (sh) of root on host db-7":                                           {Kind: protocol.EventForced, Name: "job", PID: 7, Cmd: "sh", User: "0", RemoteHost: "db-7"},
+		"job  by pid 7 (sh) of uid 1000 on host db-7":                                       {Kind: protocol.EventForced, Name: "job", PID: 7, Cmd: "sh", User: "1000", RemoteHost: "db-7"},
+		"job  of a later sidecar":                                                           {Kind: "renamed", Name: "job", Msg: "of a later sidecar"},
+		"Redis cannot be used: it is away":                                                  {Kind: protocol.EventRedisDown, Msg: "it is away"},
+		"Redis refuses what locks need: it is full":                                         {Kind: protocol.EventRedisDegraded, Msg: "it is full"},
 	} {
 		if got := e.Text(); got != want {
 			t.Errorf("%s: %q, want %q", e.Kind, got, want)

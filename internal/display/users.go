@@ -3,6 +3,7 @@ package display
 import (
 	"os/user"
 	"strconv"
+	"strings"
 )
 
 // UserNames maps the uids of users of this host to their names. It keeps each name that Name has
@@ -38,4 +39,15 @@ func (u UserNames) Name(uid int) string {
 	}
 	u[uid] = name
 	return name
+}
+
+// Named returns the daemon's description of a process, which ends with its uid, with the name of the user instead.
+func (u UserNames) Named(process string) string {
+	const mark = " of uid "
+	if i := strings.LastIndex(process, mark); i >= 0 {
+		if uid, err := strconv.Atoi(process[i+len(mark):]); err == nil {
+			return process[:i] + " of " + Shown(u.Name(uid))
+		}
+	}
+	return process
 }

@@ -33,6 +33,21 @@ func TestUsersOfOtherHostsAreShownAsUIDs(t *testing.T) {
 	}
 }
 
+func TestProcessIsShownWithTheNameOfItsUser(t *testing.T) {
+	users := display.UserNames{0: "root", 1000: "app", 4242: "4242"}
+	for text, want := range map[string]string{
+		"pid 7 (su -c x of uid 0) of uid 1000":             "pid 7 (su -c x of uid 0) of app",
+		"a process that is not visible from here of uid 0": "a process that is not visible from here of root",
+		"pid 7 of uid 4242":                                "pid 7 of uid 4242",
+		"a process of another user":                        "a process of another user",
+		"pid 7 (echo of uid 0)":                            "pid 7 (echo of uid 0)",
+	} {
+		if got := users.Named(text); got != want {
+			t.Errorf("%q is shown as %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestNilUserNamesLookUpNoName(t *testing.T) {
 	if got := display.UserNames(nil).Name(0); got != "0" {
 		t.Errorf("uid 0 of another host is %q", got)

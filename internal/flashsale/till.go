@@ -51,11 +51,11 @@ type tillReport struct {
 
 // A goTill is what a till in Go knows.
 type goTill struct {
-	setup      tillSetup
-	store      *redis.Client
-	locks      *locksidecar.Client
-	toldToHold atomic.Bool
-	report     func(tillReport)
+	setup   tillSetup
+	store   *redis.Client
+	locks   *locksidecar.Client
+	holdsOn atomic.Bool // with the next grant, until it is killed
+	report  func(tillReport)
 }
 
 // RunTill is the whole life of a till in Go.
@@ -90,7 +90,7 @@ func RunTill(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			return nil // the sale is over
 		}
 		if o.Order == orderHold {
-			t.toldToHold.Store(true)
+			t.holdsOn.Store(true)
 			continue
 		}
 		<-idle
@@ -140,7 +140,7 @@ func (t *goTill) sellLocked(ctx context.Context) (tillReport, error) {
 		return tillReport{}, err
 	}
 	granted := protocol.Now()
-	if t.toldToHold.Load() {
+	if t.holdsOn.Load() {
 		t.report(tillReport{Kind: "holding", Token: lock.Token()})
 		select {} // until the kill
 	}

@@ -327,7 +327,7 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 			floor = uint64(o.birth)
 		}
 		// The slot left the shard and came back, and the host of this draw did not learn that before.
-		isUnseen := w.plan.cluster && max(o.clockAt, o.toldAt) < name.cameAt
+		isUnseen := w.plan.cluster && max(o.clockAt, o.movedAt) < name.cameAt
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock, or were when the host
 		// read it last, after they were drawn: hundreds were drawn from a new counter in fewer

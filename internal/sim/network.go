@@ -28,7 +28,7 @@ type operation struct {
 	birth    int64           // a new counter begins above it
 	known    int64           // of its connection
 	clockAt  int64           // the same
-	toldAt   int64           // when the table was told last that another shard has its lock
+	movedAt  int64           // when the table was told last that another shard has its lock
 	at       int64           // when Redis executed it
 	outcome  redisop.Outcome // what Redis returned then
 	issuedAt int64           // when the table issued it
@@ -275,7 +275,7 @@ func (w *world) sendFirst(h *host, s redisop.Shard, bytes []byte) (rest []byte) 
 		}
 		o := &w.ops[record]
 		o.via, o.isAsking, o.isRefused, o.executed = s, cmd.isAsking, false, false
-		o.floor, o.birth, o.known, o.clockAt, o.toldAt = cmd.Run.Floor, cmd.Run.Birth, c.known, c.clockAt, h.locks[n].movedAt
+		o.floor, o.birth, o.known, o.clockAt, o.movedAt = cmd.Run.Floor, cmd.Run.Birth, c.known, c.clockAt, h.locks[n].movedAt
 		if o.floor >= redis.MaxToken {
 			o.clockAt = w.now
 		}

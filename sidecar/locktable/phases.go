@@ -25,11 +25,11 @@ func (p Peer) String() string {
 	return fmt.Sprintf("pid %d (%s)", p.PID, commandInSentence(p.Cmd))
 }
 
-// OfUser describes the process and its user.
+// OfUser describes the process, and its user by the uid at the end: what shows it to people has the names.
 func (p Peer) OfUser() string {
 	switch {
 	case p.PID == 0:
-		return fmt.Sprintf("a process of uid %d that is not visible from here", p.UID)
+		return fmt.Sprintf("a process that is not visible from here of uid %d", p.UID)
 	case p.Cmd == "":
 		return fmt.Sprintf("pid %d of uid %d", p.PID, p.UID)
 	}

@@ -294,6 +294,30 @@ func TestSurveyCountsHoldsThatLastLongerThanExpected(t *testing.T) {
 	survey(1, 2)
 }
 
+// A lock that is kept has no process any more: it is neither the oldest hold nor overdue.
+func TestSurveyLeavesKeptLocksOutOfTheHolds(t *testing.T) {
+	r := newRigOf(t, locktable.Config{Expected: []locktable.ExpectedHold{{Names: "*", Most: time.Second}}})
+	r.acquire(1, "a", keep(time.Hour))
+	r.answerAll()
+	hold := r.lastHold()
+	r.pass(time.Second)
+	r.acquire(2, "b")
+	r.answerAll()
+	survey := func(wantOldest string, wantOverdue int) {
+		t.Helper()
+		var v locktable.Survey
+		for r.tb.Survey(r.now, &v, 1) {
+		}
+		if got := v.Groups[0].OldestHold.Name; got != wantOldest || v.Overdue[0] != wantOverdue || v.Groups[0].Holds != 2 {
+			t.Errorf("of %d holds %q is the oldest, and %d are overdue; want %q and %d", v.Groups[0].Holds, got, v.Overdue[0], wantOldest, wantOverdue)
+		}
+	}
+	r.pass(10 * time.Millisecond)
+	survey("a", 1)
+	r.release(1, hold)
+	survey("b", 0)
+}
+
 func TestSurveyListsTheMostWaitedAndTheLongestHeldLocks(t *testing.T) {
 	r := newRig(t)
 	for i := range 60 {

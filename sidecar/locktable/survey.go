@@ -145,10 +145,12 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 		for h := range l.holders.each {
 			g.Holds++
 			s.Holds++
-			g.OldestHold.take(h.granted, l, h.session)
 			v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
-			if i := t.overdue(l.name, time.Duration(now-h.granted)); i >= 0 {
-				v.Overdue[i]++
+			if h.phase != HoldKept { // a kept one has ended for its client, and lasts for as long as that asked
+				g.OldestHold.take(h.granted, l, h.session)
+				if i := t.overdue(l.name, time.Duration(now-h.granted)); i >= 0 {
+					v.Overdue[i]++
+				}
 			}
 			if h.isRenewed() && l.claim.ValidUntil()-now < int64(t.cfg.Lease)/2 {
 				v.RenewalsLate++

@@ -128,6 +128,9 @@ func newEvents(rows []foldedEvent, now int64, isFolded bool) events {
 			Waited: time.Duration(r.WaitedMS) * time.Millisecond, Held: time.Duration(r.HeldMS) * time.Millisecond,
 			Reason: r.Reason, RemoteField: r.RemoteField, RemoteHost: r.RemoteHost, Count: uint64(r.Count), Msg: r.Msg,
 		}
+		if r.Kind == protocol.EventGranted {
+			e.Msg = users.Named(r.Msg)
+		}
 		switch {
 		case r.Session != 0:
 			e.User = users.Name(int(r.UID))

@@ -212,7 +212,7 @@ func facts(s *sidecar.Stats, server *sidecar.Server) []fact {
 		{"Oldest waiter", oldest(&v.OldestWaiter)},
 		{"Oldest hold", oldest(&v.OldestHold)},
 		{"Renewals that are late", strconv.Itoa(s.Survey.RenewalsLate)},
-		{"Taken over at the start", strconv.FormatUint(s.TakenOver, 10) + " holds"},
+		{"Taken over at the start", display.Count(int(s.TakenOver), "hold")},
 	}
 }
 

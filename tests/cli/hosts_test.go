@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -52,6 +53,31 @@ func TestOtherHostsAreNamed(t *testing.T) {
 	harness.CheckContains(t, rows[0].Cmd, "locksidecar")
 }
 
+// The process whose --keep lasts is gone, and its pid may be that of another one.
+func TestKeptLockNamesNoProcess(t *testing.T) {
+	t.Parallel()
+	d7, d1 := twoHosts(t)
+	awaitHosts(t, d1, 2)
+	run := harness.StartRun(t, d7, "nightly", "true", "--keep", "1m")
+	run.Wait()
+	harness.StartRun(t, d7, "nightly", "true")
+	harness.StartRun(t, d1, "nightly", "true")
+	harness.Eventually(t, "both hosts wait", func() bool {
+		return harness.Waiters(t, d7, "nightly") == 1 && harness.Waiters(t, d1, "nightly") == 1
+	})
+	harness.Eventually(t, "ls of web-1 says that it is kept on db-7", func() bool {
+		return strings.Contains(d1.Run("ls").Stdout, "kept on host db-7: released; its --keep lasts")
+	})
+	harness.CheckContains(t, d7.Run("status").Stdout, "held      1\n", `"nightly" is kept for another `)
+	for _, d := range []*harness.Daemon{d7, d1} {
+		for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"who", "nightly"}, {"who", "--json", "nightly"}, {"status"}, {"status", "--json"}, {"ls", "--by", "process"}} {
+			if got := d.Run(args...).Stdout; strings.Contains(got, strconv.Itoa(run.PID())) {
+				t.Errorf("%v names the process that ended, %d:\n%s", args, run.PID(), got)
+			}
+		}
+	}
+}
+
 type hostRow struct {
 	Host  string  `json:"host"`
 	PID   int     `json:"pid"`
@@ -93,6 +119,15 @@ func TestLsAllListsEveryHost(t *testing.T) {
 
 	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "1 lock of 2 hosts by waiters", "LOCK  HOST  WAITERS", "job   db-7        0  ")
 
+	d7.Suspend()
+	for _, args := range [][]string{{"hosts"}, {"ls", "--all"}, {"ls", "--all", "--by", "user"}} {
+		got := d1.Run(args...).Stdout
+		harness.CheckContains(t, got, "host db-7 did not answer within 500ms")
+		if strings.Contains(got, "force-release") || strings.Contains(got, "cannot") {
+			t.Errorf("%v says more of the host that is silent:\n%s", args, got)
+		}
+	}
+	harness.CheckContains(t, d1.Run("force-release", "--host", "db-7", "job").Stderr, "host db-7 did not answer within 500ms; the force-release may have been executed")
 	d7.Kill()
 	harness.CheckContains(t, d1.Run("top", "--all", "--interval", "1s").Stdout, "NO ANSWER from db-7; 0 locks of 1 host by waiters")
 	harness.Eventually(t, "db-7 does not answer", func() bool { return list()["db-7"].Error != "" })
@@ -123,7 +158,7 @@ func TestForceReleaseOnAnotherHost(t *testing.T) {
 	d1.Log.AwaitWords(t, "client forced the release of a lock on another host", "lock=stuck", "on_host=db-7", "uid="+me)
 	harness.Eventually(t, "the events of db-7 name who asked", func() bool {
 		text := d7.Run("events", "stuck").Stdout
-		return strings.Contains(text, "forced      stuck  by pid ") && strings.Contains(text, "(locksidecar force-release --host db-7 stuck) of "+me+" on host web-1")
+		return strings.Contains(text, "forced      stuck  by pid ") && strings.Contains(text, "(locksidecar force-release --host db-7 stuck) of "+display.Shown(me)+" on host web-1")
 	})
 	harness.Eventually(t, "the events of web-1 have it too", func() bool {
 		text := d1.Run("events", "stuck").Stdout

@@ -2325,6 +2325,13 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestHoldWithoutASessionEnds"),
 	},
 	{
+		rule: "a kept lock is not the oldest hold, and not overdue",
+		in:   "sidecar/locktable (*Table).Survey",
+		find: "h.phase != HoldKept",
+		put:  "true",
+		by:   tableTest("TestSurveyLeavesKeptLocksOutOfTheHolds"),
+	},
+	{
 		rule: "a lock whose keep lasts is kept after its release",
 		in:   "sidecar/locktable (*Table).leave",
 		find: "if now >= t.keepUntil(h) {",

@@ -12,9 +12,10 @@ import (
 )
 
 // What a reader can bear. A decision, or a kind of lock, has pages of its own and raises maxWords by
-// their length; the other two stay.
+// their length; the others stay.
 const (
 	maxWords         = 55_130 // in all pages, but for generated ones
+	maxReadme        = 900    // words
 	maxLongSentences = 0.03   // the share of sentences with more than 25 words
 	maxRow           = 300    // characters of a bullet, or of a row of a table
 )
@@ -54,6 +55,9 @@ func TestDocumentsAreShort(t *testing.T) {
 	t.Logf("%6d words, %d sentences, %.1f %% of them with more than 25 words", sum, sentences, 100*share)
 	if sum > maxWords {
 		t.Errorf("the pages have %d words, and at most %d are wanted: say it in fewer, or where it is said already", sum, maxWords)
+	}
+	if words["README.md"] > maxReadme {
+		t.Errorf("README.md has %d words, and at most %d are wanted", words["README.md"], maxReadme)
 	}
 	if share > maxLongSentences {
 		t.Errorf("%.1f %% of the sentences have more than 25 words, and at most %.0f %% are wanted", 100*share, 100*maxLongSentences)

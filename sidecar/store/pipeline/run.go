@@ -211,7 +211,7 @@ func (m *Machine) refuse(r *redisop.Result, text string, of int) {
 		m.deliveries = append(m.deliveries, Delivery{Kind: TryAgain, Redirect: wire.Redirect{Slot: m.cfg.Keys.SlotOf(r.Name)}})
 	}
 	r.Msg = m.Server.Answered(r.Name, text)
-	if wire.EndsSession(word) {
+	if wire.EndsConnection(word) {
 		m.drain(r.Msg)
 	}
 }

@@ -64,7 +64,7 @@ func (m *Machine) onChannels(now int64, answer *wire.Reply) error {
 	}
 	word := wire.Code(answer.Text)
 	moved := m.noteRedirect(answer.Text)
-	if wire.EndsSession(word) {
+	if wire.EndsConnection(word) {
 		m.drain(fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", m.Server.Address, wire.Clip(answer.Text)))
 	}
 	halves, denied := m.channels.onRefusal(r, moved || wire.OutcomeOf(word) == redisop.Retryable)

@@ -24,8 +24,8 @@ type Encoder struct {
 	Declares  bool // each key that a script may make is among its KEYS: the queues and the signs of locks, too
 	IsSharded bool // the channels of locks are sharded
 
-	turns [turns][]redisop.Op // of the operations that are being arranged
-	text  []byte              // to be used again
+	sections [argSections][]redisop.Op // of the operations that are being arranged
+	text     []byte                    // to be used again
 }
 
 // Params is what the arguments of a script that is no run of operations depend on.
@@ -57,7 +57,8 @@ const (
 	setLate
 	dropped
 	retaken // by two operations, a drop and a take pipelined after it
-	turns
+
+	argSections = iota // how many there are
 )
 
 func ArgSectionOf(op *redisop.Op) argSection {
@@ -86,27 +87,27 @@ func retakes(ops []redisop.Op) bool {
 // orderArgs puts ops, which one run executes, into the order of its script.
 func (e *Encoder) orderArgs(ops []redisop.Op) {
 	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.Has(redisop.AfterPendingDrop) }) {
-		// Each of those follows its drop, if that is among ops, and makes one turn with it,
+		// Each of those follows its drop, if that is among ops, and goes into one section with it,
 		// unless it is set: then it goes first, and the drop finds a later hold.
 		slices.SortStableFunc(ops, func(a, b redisop.Op) int {
 			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(ArgSectionOf(&a), ArgSectionOf(&b)))
 		})
 	}
-	for i := range e.turns {
-		e.turns[i] = e.turns[i][:0]
+	for i := range e.sections {
+		e.sections[i] = e.sections[i][:0]
 	}
 	for i := 0; i < len(ops); {
 		t, n := ArgSectionOf(&ops[i]), 1
 		if retakes(ops[i:]) {
 			t, n = retaken, 2
 		}
-		e.turns[t] = append(e.turns[t], ops[i:i+n]...)
+		e.sections[t] = append(e.sections[t], ops[i:i+n]...)
 		i += n
 	}
 	ops = ops[:0]
-	for i := range e.turns {
-		ops = append(ops, e.turns[i]...)
-		clear(e.turns[i])
+	for i := range e.sections {
+		ops = append(ops, e.sections[i]...)
+		clear(e.sections[i])
 	}
 }
 
@@ -114,9 +115,9 @@ func (e *Encoder) orderArgs(ops []redisop.Op) {
 // first token of a new counter is above birth, µs.
 func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.Op) []byte {
 	e.orderArgs(ops)
-	counts := [turns]int{}
-	for i := range e.turns {
-		counts[i] = len(e.turns[i])
+	counts := [argSections]int{}
+	for i := range e.sections {
+		counts[i] = len(e.sections[i])
 	}
 	switch r.Script {
 	case Renew:

@@ -57,10 +57,10 @@ func OutcomeOf(code string) redisop.Outcome {
 	return redisop.Refused
 }
 
-// EndsSession reports whether a connection that replies with code must be made again: the server
+// EndsConnection reports whether a connection that replies with code must be made again: the server
 // has become a replica, and the address may lead to another one by now; or the user is no longer
 // known. A server that loads while it is connected replaces its data by those of its master.
-func EndsSession(code string) bool {
+func EndsConnection(code string) bool {
 	return code == "READONLY" || code == "MASTERDOWN" || code == "LOADING" || code == "NOAUTH"
 }
 
