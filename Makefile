@@ -326,6 +326,8 @@ topology: redis venv redisson ## the scripts, Cluster, Sentinel and durability w
 			go test -count 1 -timeout 10m ./sidecar/store -run '^(TestRealCluster|TestDropThatFindsNothingIsWrittenForReplicas)$$' || exit 1; \
 		[ $$s = redis-6.2 ] || PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
 			go test -count 1 -timeout 10m ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$/^redis$$' || exit 1; \
+		PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
+			go test -count 1 -timeout 10m ./internal/sim/server -run '^TestModelAnswersAsRedis$$' || exit 1; \
 	done
 
 # One lock may not have two owners; in the configurations without a guarantee, some must have had.

@@ -47,6 +47,14 @@ type Server struct {
 	// PushesLast: what a command publishes to its own connection comes after its reply.
 	PushesLast bool
 
+	// AsksUnsubscribe: a SUNSUBSCRIBE is answered with ASK while its slot is on its way to another node, and ends nothing, as
+	// in Redis 7.4 to 8.2.
+	AsksUnsubscribe bool
+
+	// AsksForAny: while its slot is on its way to another node, a run of which one key is missing is answered with ASK, as in
+	// Redis 6.2, and not with TRYAGAIN because others are here.
+	AsksForAny bool
+
 	world   World
 	scripts [4]bool // of wire.Scripts, that it knows
 	conns   []*Conn // in the order in which they were made
@@ -379,6 +387,8 @@ func (s *Server) subscribe(c *Conn, words []string) answer {
 			return failed(slot.redirect("MOVED", s.Keys.SlotOf(nameOf(s.Keys, words[1]))))
 		} else if slot.Place == Nowhere {
 			return failed(clusterDown)
+		} else if slot.Place == Migrating && ends && s.AsksUnsubscribe {
+			return failed(slot.redirect("ASK", s.Keys.SlotOf(nameOf(s.Keys, words[1]))))
 		}
 	}
 	for _, channel := range words[1:] {

@@ -75,7 +75,7 @@ func (s *Server) redirect(r *Run, wasAsking bool) string {
 		return clusterDown
 	case slot.Place == Elsewhere, slot.Place == Importing && !wasAsking:
 		return slot.redirect("MOVED", first)
-	case slot.Place == Migrating && isMissing && exists, slot.Place == Importing && isMissing && keys > 1:
+	case slot.Place == Migrating && isMissing && exists && !s.AsksForAny, slot.Place == Importing && isMissing && keys > 1:
 		return "TRYAGAIN Multiple keys request during rehashing of slot"
 	case slot.Place == Migrating && isMissing:
 		return slot.redirect("ASK", first)

@@ -7,6 +7,7 @@ package server_test
 //	go test ./internal/sim/server -run 'TestModelAnswersAsRedis' -two.steps=100000    search for a difference
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -127,7 +128,8 @@ func TestModelAnswersAsRedis(t *testing.T) {
 				}
 			}
 			for _, what := range kind.least {
-				if w.seen[what] == 0 {
+				isSharded := what == "ssubscribe" || what == "sunsubscribe by itself"
+				if w.seen[what] == 0 && (!isSharded || w.links[0].redis.HasShardedChannels()) {
 					t.Errorf("%s never occurred: %v", what, w.seen)
 				}
 			}
@@ -150,10 +152,14 @@ func (w *two) beginSingle() {
 
 func (w *two) beginReplicated() {
 	master, all := harness.StartReplicas(w.t, 1, "--repl-ping-replica-period", "3600")
-	w.coversAll = isOlder(wire.InfoFields(master.Info(w.t.Context(), "server").Val())["redis_version"], 7, 2)
+	w.coversAll = isOlder(versionOf(master), 7, 2)
 	w.names, w.durable, w.replica = []string{"a", "b", "c"}, true, all[1]
 	w.addLink(master, pipeline.Config{Replicas: 1}, false)
 	w.links[0].server.Replicas = 1
+}
+
+func versionOf(r *harness.Redis) string {
+	return wire.InfoFields(r.Info(context.Background(), "server").Val())["redis_version"]
 }
 
 // isOlder reports whether a version is below another one.
@@ -172,6 +178,30 @@ func (w *two) beginCluster() {
 	for i, name := range w.names {
 		w.owner[name] = i / 3
 	}
+	for i, l := range w.links {
+		l.server.AsksUnsubscribe = w.asksUnsubscribe(l, i)
+		l.server.AsksForAny = isOlder(versionOf(l.redis), 7, 0)
+	}
+}
+
+// asksUnsubscribe reports whether the node answers a SUNSUBSCRIBE with ASK while its slot is on its way.
+func (w *two) asksUnsubscribe(l *link, i int) bool {
+	masters := w.cluster.Masters()
+	if !masters[i].HasShardedChannels() {
+		return false
+	}
+	slot, channel := masters[i].Slots()[0], ""
+	for n := 0; channel == ""; n++ {
+		if text := strconv.Itoa(n); int(wire.SlotOf(text)) == slot {
+			channel = text
+		}
+	}
+	c := w.connect(l, 1)
+	defer c.close()
+	w.exchange(c, "ssubscribe", channel)
+	masters[i].MustDo("CLUSTER", "SETSLOT", slot, "MIGRATING", masters[1-i].ID)
+	defer masters[i].MustDo("CLUSTER", "SETSLOT", slot, "STABLE")
+	return w.exchange(c, "sunsubscribe", channel)[0].Kind == '-'
 }
 
 func (w *two) addLink(r *harness.Redis, c pipeline.Config, isSharded bool) {
@@ -793,6 +823,10 @@ func (w *two) isNear(real, model int64) bool {
 func (w *two) isEqualText(real, model string) bool {
 	if strings.HasPrefix(real, "# ") && strings.HasPrefix(model, "# ") {
 		return true // INFO
+	}
+	if _, rest, isOfScript := strings.Cut(real, "@user_script: "); isOfScript { // Redis 6.2 has no code there
+		_, rest, _ = strings.Cut(rest, ": ")
+		real = "ERR " + rest
 	}
 	a, b := strings.Fields(real), strings.Fields(model)
 	if isError := len(a) > 1 && len(b) > 0 && strings.ToUpper(a[0]) == a[0] && a[0] > "A"; isError {

@@ -52,7 +52,9 @@ func (m *Machine) onChannels(now int64, answer *wire.Reply) error {
 	r := m.calls.front().request
 	if r.endsWithPing() {
 		if answer.Kind == '-' && !strings.Contains(strings.ToLower(answer.Text), "'ping'") {
-			m.noteRedirect(answer.Text) // of the SUNSUBSCRIBE; that of the PING follows
+			// Of the SUNSUBSCRIBE; that of the PING follows. ASK, which Redis 7.4 to 8.2 answer while the slot is on its way,
+			// ends nothing: what is published there until the slot has left is ignored.
+			m.noteRedirect(answer.Text)
 			return nil
 		}
 		m.channels.onPinged(r)
