@@ -111,7 +111,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a move ends an attempt to connect to the old master",
 		in:   "sidecar/store/link (*sentinels).move",
-		find: "if s.attempt.cancel != nil && s.attempt.address != address {",
+		find: "if w.attempt.cancel != nil && w.attempt.address != address {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestMoveEndsAnAttemptToConnect"),
 	},
@@ -217,7 +217,7 @@ var topologyMutants = []mutant{
 		rule: "the messages of all Sentinels are received",
 		in:   "sidecar/store/link (*sentinels).notListened",
 		find: "if !a.isListened {",
-		put:  "if !a.isListened && len(s.asked)%2 == 1 {",
+		put:  "if !a.isListened && len(w.asked)%2 == 1 {",
 		by:   test("sidecar/store", "TestMessagesOfAllSentinelsAreReceived"),
 	},
 	{
@@ -502,7 +502,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a host learns how many hosts there are when it announces itself",
 		in:   "sidecar/store (*Store).Announce",
-		find: "s.masters.setHosts(hosts)",
+		find: "m.Hosts(hosts)",
 		put:  "_ = hosts",
 		by:   test("sidecar/store", "TestRealCluster"),
 	},

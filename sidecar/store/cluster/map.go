@@ -200,6 +200,9 @@ func (m *Map) Hosts(n int) { m.schedule.hosts = n }
 // Close has no shard be added any more.
 func (m *Map) Close() { m.isClosed = true }
 
+// IsClosed reports whether Close was called.
+func (m *Map) IsClosed() bool { return m.isClosed }
+
 // --- Outputs ---
 
 // FloorAt is the largest floor of all nodes at a time, µs; 0: none is known.
