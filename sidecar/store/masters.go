@@ -21,7 +21,7 @@ func newMasters(cfg Config, d *link.Dialer, shared *link.Shared, connect func(*s
 	if _, rest, isTagged := strings.Cut(cfg.KeyPrefix, "{"); isTagged && strings.Contains(rest, "}") && cfg.Log != nil {
 		cfg.Log.Info("the key prefix has a hash tag: all locks of this host are in one slot, so one master of the Cluster has all of them")
 	}
-	c := cluster.Config{Place: d.Address, Keys: d.Keys, NotYet: d.NotYet(), Last: cfg.Last, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	c := cluster.Config{Place: d.Address, Slots: redisop.Slots, SlotOf: d.Keys.SlotOf, Tagged: d.Keys.Tagged, NotYet: d.NotYet(), Last: cfg.Last, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 	m := cluster.New(c, d.Nodes)
 	ms := &masters{cfg: cfg, keys: d.Keys, shared: shared, connect: connect, wake: make(chan struct{}, 1), owner: m.Owner, behindMu: guarded{Map: m, login: d}}
 	ms.shards.Store(&[]*shard{nil})
