@@ -451,6 +451,13 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
 	{
+		rule: "a host's floor of tokens is the largest of all nodes",
+		in:   "sidecar/store/cluster (*Map).Raised",
+		find: "!m.floor.Known() || floor > m.floor.Above(now)",
+		put:  "!m.floor.Known()",
+		by:   simulation,
+	},
+	{
 		rule: "the floor of a connection that is taken into use is lifted again",
 		in:   "sidecar/store/link (*Link).liftIdentity",
 		find: "floor > id.Above(now)",
