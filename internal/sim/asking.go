@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
@@ -34,20 +33,18 @@ type openSlot struct {
 
 // keysOf returns the keys of a lock that exist.
 func (w *world) keysOf(n int) (keys keySet) {
-	name := &w.redis.names[n]
-	if name.key.Owner != redis.NoOwner || name.overwritten {
+	name, shared := &w.redis.names[n], &w.redis.names[w.counterOf(n)]
+	if name.overwritten {
 		keys |= lockKey
 	}
-	if c := &w.redis.names[w.counterOf(n)]; c.counter.Exists && !c.counter.HasExpired(w.now) || c.brokenCounter {
+	if shared.brokenCounter {
 		keys |= counterKey
 	}
-	if len(name.queue.Tickets) > 0 {
-		keys |= queueKey
+	l := server.Lock{Key: name.key, Queue: *name.queue}
+	if !shared.counter.HasExpired(w.now) {
+		l.Counter = shared.counter
 	}
-	if len(name.queue.Signs) > 0 {
-		keys |= signsKey
-	}
-	return keys
+	return keys | l.Keys()
 }
 
 // keysThere returns the keys of a lock that are at the node to which its slot migrates.

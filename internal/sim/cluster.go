@@ -54,21 +54,10 @@ type view struct {
 	epoch     uint64 // the largest
 }
 
-var (
-	wholeRedis   = [...]nodeID{0}
-	clusterNodes = [...]nodeID{1, 2, 3}
-)
+var clusterNodes = [...]nodeID{1, 2, 3}
 
 // longestNews is how long it takes at most until a node has a new view.
 const longestNews = 5 * sec
-
-// nodes returns the nodes of the world.
-func (w *world) nodes() []nodeID {
-	if w.plan.cluster {
-		return clusterNodes[:]
-	}
-	return wholeRedis[:]
-}
 
 // anyNode returns a node in which something is to fail.
 func (w *world) anyNode() nodeID {
@@ -169,12 +158,10 @@ func (w *world) isDown(n int) bool {
 
 // isEachDown reports whether no node has a master.
 func (w *world) isEachDown() bool {
-	for _, x := range w.nodes() {
-		if !w.redis.nodes[x].down {
-			return false
-		}
+	if !w.plan.cluster {
+		return w.redis.nodes[0].down
 	}
-	return true
+	return !slices.ContainsFunc(clusterNodes[:], func(x nodeID) bool { return !w.redis.nodes[x].down })
 }
 
 // stallLeft returns for how long a node will execute nothing.

@@ -105,9 +105,9 @@ func (w *world) publish(name int) {
 // reaches reports whether a node counts a host as a receiver of what is published to it: its
 // connection, or one that Redis does not know to be gone.
 func (w *world) reaches(h *host, x nodeID) bool {
-	for s := range h.conns {
+	for s := range h.shards {
 		c := &h.conns[s]
-		if c.node == x && !h.mayNotSubscribe && (c.isListening && !c.dead && w.isAtMaster(h, redisop.Shard(s)) || w.now < c.receivesUntil) {
+		if c.node == x && !h.mayNotSubscribe && (c.isListening && !c.dead && w.isAtMaster(h, s) || w.now < c.receivesUntil) {
 			return true
 		}
 	}

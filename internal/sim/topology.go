@@ -71,7 +71,7 @@ func (w *world) noteTrouble(h *host, o *operation) {
 
 // bootConnections begins the connections of a new process.
 func (w *world) bootConnections(h *host) {
-	h.shards = 1
+	h.shards = max(h.shards, 1)
 	if !w.plan.cluster {
 		w.newConnection(h, 0, "")
 		w.connectIn(h, 0, w.random.below(10*ms))
