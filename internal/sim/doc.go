@@ -1,4 +1,4 @@
-// Package sim simulates the lock table: several hosts with a real table and real Machines of
+// Package sim simulates the lock table: several hosts with a real table and real Machines and Maps of
 // the store, their clients, one Redis, and everything that fails between them, in virtual time.
 // One seed decides what happens, so a run that fails can be replayed.
 //
