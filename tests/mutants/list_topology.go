@@ -595,7 +595,7 @@ var topologyMutants = []mutant{
 		rule: "the lock of a probe is one of the node",
 		in:   "sidecar/store/cluster (*Map).chooseProbeLock",
 		find: "m.Owner(m.cfg.SlotOf(name)) == n",
-		put:  "m.Owner(keys.SlotOf(name)) != n",
+		put:  "m.Owner(m.cfg.SlotOf(name)) != n",
 		by:   test("sidecar/store", "TestProbeLockIsOneOfTheNode"),
 	},
 	{
