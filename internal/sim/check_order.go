@@ -52,7 +52,7 @@ func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
 			if q.kind != reqAcquire || int(q.name) != n || q.arrived > o.sentAt || q.isArrivalKnown {
 				continue
 			}
-			if q.reached, q.isArrivalKnown = w.time(o.via), isKnown; q.reachedFirst == 0 {
+			if q.reached, q.isArrivalKnown = w.time(o.node), isKnown; q.reachedFirst == 0 {
 				q.reachedFirst = q.reached
 			}
 		}

@@ -326,14 +326,15 @@ func (w *world) checkDraw(n int, first, last uint64, o *operation, made bool) {
 		if made || o.floor >= redis.MaxToken {
 			floor = uint64(o.birth)
 		}
-		// The slot left the shard and came back, and the host of this draw did not learn that before.
+		// The slot left the node and came back, and the host of this draw did not learn that before.
 		isUnseen := w.plan.cluster && max(o.clockAt, o.movedAt) < name.cameAt
 		// The host of this draw has seen none of those that are larger, and Redis, whose
 		// clock was set back, has forgotten them. Or they are ahead of its clock, or were when the host
 		// read it last, after they were drawn: hundreds were drawn from a new counter in fewer
-		// microseconds, or the clock of another shard is ahead.
-		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > w.time(o.via) ||
-			name.drawnAt < o.clockAt && int64(name.drawn) > w.time(o.via)-(w.now-o.clockAt)/µs
+		// microseconds, or the clock of another node is ahead.
+		clock := w.time(o.node)
+		isAhead := w.redis.jumpedBack > 0 || int64(name.drawn) > clock ||
+			name.drawnAt < o.clockAt && int64(name.drawn) > clock-(w.now-o.clockAt)/µs
 		if !name.counterLost || !isAhead && !isUnseen || floor >= name.drawn {
 			w.violation(invariant.TokensGrow, n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
@@ -357,7 +358,7 @@ func (w *world) checkWakeUp(n int) {
 	}
 	for _, g := range w.hosts {
 		l := &g.locks[n]
-		bound, since := longest, max(name.freedAt, g.troubleOf(n), l.refusedAt, l.endedAt, w.redis.shards[w.redis.owners[n]].stalledUntil)
+		bound, since := longest, max(name.freedAt, g.troubleOf(n), l.refusedAt, l.endedAt, w.redis.nodes[w.redis.owners[n]].stalledUntil)
 		if l.wantsMessages && !l.subscribed && l.deafSince > 0 && !l.getsMessage {
 			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, l.deafSince)
@@ -403,7 +404,7 @@ func (w *world) checkFirstListens(n int) {
 		return
 	}
 	w.check.meet(FirstListened)
-	if !slices.Contains(w.channelAt(w.redis.shards[w.redis.owners[n]].server, n).Subscribers, int32(h.index)) {
+	if !slices.Contains(w.channelAt(w.redis.nodes[w.redis.owners[n]].server, n).Subscribers, int32(h.index)) {
 		w.violation(invariant.WakeUps, n, "ticket %d of host %d is the first since %s, a program has the lock since %s, and the host is not subscribed",
 			t.Num, h.index, clockString(name.firstSince), clockString(name.programAt))
 	}

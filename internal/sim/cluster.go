@@ -1,38 +1,41 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
-	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
-// A Cluster. Each lock has a slot of its own, and each slot one of two shards. A third shard, the
-// spare, has none until it takes over those of another. A host has a connection to each shard that
-// it believes to have slots. It learns that a slot has moved when a shard answers MOVED, or from a
-// topology answer, some time later.
+// A Cluster. Each lock has a slot of its own, and each slot one of two nodes. A third node, the spare, has none until it
+// takes over those of another. What a host knows of that is in topology.go.
 //
 // Kinds of moves differ in what they excuse:
 //
-//   - A slot is migrated with all its data, at once, on the replicas too. That excuses nothing.
+//   - A slot is migrated with all its data, at once, on the replicas too. That excuses nothing. Now and then the node
+//     that gives it up does so before the other one takes it: for that time each of both names the other one.
 //   - A slot is migrated key by key (asking.go). Until that ends, its locks can mostly neither be taken nor
 //     released.
-//   - The spare takes over all slots of a shard whose server dies. It has the data of that
+//   - The spare takes over all slots of a node whose server dies. It has the data of that
 //     server, or what had been replicated. What is missing is excused like what a Redis lost that
 //     restarted, and in a durable world nothing is.
 //
-// In some worlds the clocks of the shards differ by up to an hour: what TIME returns, from which tokens
+// Each node has a view of the Cluster, which may be old: it answers MOVED and CLUSTER NODES by it. A server that starts
+// may have another address than the one before.
+//
+// In some worlds the clocks of the nodes differ by up to an hour: what TIME returns, from which tokens
 // and the scores of tickets come. Leases last as long everywhere: a key that moves takes what is left of
-// its own with it. Names have their state in redisServer.names, whichever shard has them.
+// its own with it. Names have their state in redisServer.names, whichever node has them.
 
-// maxShards is the number of shards, with shard 0: the Redis that is no Cluster, or the one that is
-// no master.
-const maxShards = 4
+// nodeID is a node. Each host has a number of its own for it: see topology.
+type nodeID int8
 
-// shard is the server of some locks.
-type shard struct {
+// worldNodes is the number of nodes, with node 0: the Redis that is no Cluster, or the one that is no master.
+const worldNodes = 4
+
+// node is the server of some locks.
+type node struct {
 	down         bool // it has no master
 	run          int  // run id of the master
 	server       *server.Server
@@ -42,301 +45,246 @@ type shard struct {
 	skew         int64            // of its clock, against that of the world
 }
 
-var (
-	wholeRedis    = [...]redisop.Shard{0}
-	clusterShards = [...]redisop.Shard{1, 2, 3}
-)
-
-// longestNews is how long it takes at most until a host has a new topology.
-const longestNews = 5 * sec
-
-// shards returns the shards of the world.
-func (w *world) shards() []redisop.Shard {
-	if w.plan.cluster {
-		return clusterShards[:]
-	}
-	return wholeRedis[:]
+// view is what a node knows of the Cluster.
+type view struct {
+	owners    [maxNames]nodeID   // of slots; 0: none
+	epochs    [worldNodes]uint64 // when a node got slots last
+	addresses [worldNodes]string
+	failed    [worldNodes]bool
+	epoch     uint64 // the largest
 }
 
-// anyShard returns a shard in which something is to fail.
-func (w *world) anyShard() redisop.Shard {
+var clusterNodes = [...]nodeID{1, 2, 3}
+
+// longestNews is how long it takes at most until a node has a new view.
+const longestNews = 5 * sec
+
+// anyNode returns a node in which something is to fail.
+func (w *world) anyNode() nodeID {
 	switch {
 	case !w.plan.cluster:
 		return 0
-	case w.plan.oneShardFails:
-		return failingShard
+	case w.plan.oneNodeFails:
+		return failingNode
 	}
-	return clusterShards[w.random.below(int64(len(clusterShards)))]
+	return clusterNodes[w.random.below(int64(len(clusterNodes)))]
 }
 
-// failingShard is where everything fails in a world with plan.oneShardFails.
-const failingShard redisop.Shard = 1
+// failingNode is where everything fails in a world with plan.oneNodeFails.
+const failingNode nodeID = 1
 
-// shardString names a shard for people, in a Cluster.
-func (w *world) shardString(s redisop.Shard) string {
+// nodeString names a node for people, in a Cluster.
+func (w *world) nodeString(x nodeID) string {
 	if !w.plan.cluster {
 		return ""
 	}
-	return [maxShards]string{" of no shard", " of shard 1", " of shard 2", " of shard 3"}[s]
+	return [worldNodes]string{" of no node", " of node 1", " of node 2", " of node 3"}[x]
 }
 
-// newServer gives a shard another server. What was sent to the one before is not executed any more, unless it is a
+// newServer gives a node another server. What was sent to the one before is not executed any more, unless it is a
 // replica now.
-func (w *world) newServer(s redisop.Shard) {
+func (w *world) newServer(x nodeID) {
 	r := &w.redis
 	r.runs++
-	shard := &r.shards[s]
-	shard.run, shard.down = r.runs, false
-	shard.server = server.New(w)
-	shard.server.Keys, shard.server.Prefixes, shard.server.IsNode = w.reader.Keys, w.prefixes, w.plan.cluster
-	shard.server.Address, shard.server.PushesLast = addressOf(s), w.plan.pushesLast
-	shard.server.Replicas, shard.server.Items = btoi(w.plan.durable), &w.items
+	n := &r.nodes[x]
+	n.run, n.down = r.runs, false
+	n.server = server.New(w)
+	n.server.Keys, n.server.Prefixes, n.server.IsNode = w.reader.Keys, w.prefixes, w.plan.cluster
+	n.server.Address, n.server.PushesLast = r.bus.addresses[x], w.plan.pushesLast
+	n.server.Replicas, n.server.Items = btoi(w.plan.durable), &w.items
 }
 
-// newProcess gives a shard another server, because the one before has ended.
-func (w *world) newProcess(s redisop.Shard) {
-	w.newServer(s)
-	w.redis.shards[s].oldest, w.redis.shards[s].former = w.redis.shards[s].run, nil
+// newProcess gives a node another server, because the one before has ended. It may have another address.
+func (w *world) newProcess(x nodeID) {
+	r := &w.redis
+	if w.plan.cluster && r.addresses < maxConns-1 && (r.bus.addresses[x] == "" || w.random.oneIn(w.plan.newAddresses)) {
+		r.addresses++
+		r.bus.addresses[x] = fmt.Sprintf("10.0.0.%d:7000", r.addresses)
+		w.spread(x)
+	}
+	w.newServer(x)
+	r.nodes[x].oldest, r.nodes[x].former = r.nodes[x].run, nil
 }
 
-// initCluster gives each slot a shard. The last shard is the spare.
+// initCluster gives each slot a node. The last node is the spare.
 func (w *world) initCluster() {
 	r := &w.redis
-	for i, s := range clusterShards {
-		w.newProcess(s)
-		r.shards[s].skew = w.plan.clocks[i]
+	for i, x := range clusterNodes {
+		w.newProcess(x)
+		r.nodes[x].skew = w.plan.clocks[i]
+		r.bus.epoch = uint64(x)
+		r.bus.epochs[x] = uint64(x)
 	}
-	r.spare = clusterShards[len(clusterShards)-1]
-	r.shards[r.spare].down = true
+	r.spare = clusterNodes[len(clusterNodes)-1]
+	r.nodes[r.spare].down, r.bus.failed[r.spare] = true, true
 	for n := range w.plan.names {
-		r.owners[n] = 1 + redisop.Shard(w.random.below(2))
+		r.owners[n] = 1 + nodeID(w.random.below(2))
 		if c := w.counterOf(n); c != n {
 			r.owners[n] = r.owners[c]
 		}
+	}
+	r.bus.owners = r.owners
+	for x := range r.views {
+		r.views[x] = r.bus
 	}
 }
 
 // slotOf is the slot of a lock: names that share a counter share it.
 func (w *world) slotOf(name string) uint16 { return uint16(w.counterOf(nameIndex(name))) }
 
-// isDown reports whether a lock cannot be asked for at present.
-func (w *world) isDown(n int) bool {
-	s := w.redis.owners[n]
-	return w.plan.cluster && (s == 0 || w.isOpen(n)) || w.redis.shards[s].down || w.stallLeft(s) > 0
+// nodeAt is the node at an address; 0: there is none.
+func (w *world) nodeAt(address string) nodeID {
+	if address == "" {
+		return 0
+	}
+	return nodeID(max(0, slices.Index(w.redis.bus.addresses[:], address)))
 }
 
-// isEachDown reports whether no shard has a master.
-func (w *world) isEachDown() bool {
-	for _, s := range w.shards() {
-		if !w.redis.shards[s].down {
-			return false
+// nodeOf is the node that has a server; 0: none has it any more.
+func (w *world) nodeOf(s *server.Server) nodeID {
+	for x := range w.redis.nodes {
+		if w.redis.nodes[x].server == s {
+			return nodeID(x)
 		}
 	}
-	return true
+	return 0
 }
 
-// stallLeft returns for how long a shard will execute nothing.
-func (w *world) stallLeft(s redisop.Shard) int64 {
-	return max(0, w.redis.shards[s].stalledUntil-w.now)
+// isDown reports whether a lock cannot be asked for at present.
+func (w *world) isDown(n int) bool {
+	x := w.redis.owners[n]
+	return w.plan.cluster && (x == 0 || w.isOpen(n)) || w.redis.nodes[x].down || w.stallLeft(x) > 0
 }
 
-// connOf returns the connection with which a host asks for a lock.
-func (h *host) connOf(n int) *connection { return &h.conns[h.routes[n]] }
-
-// isReached reports whether a host reaches the shard that has a lock, as far as it knows, and that has all keys.
-func (w *world) isReached(h *host, n int) bool {
-	c := h.connOf(n)
-	return !w.isOpen(n) && c.up && !c.dead && h.routes[n] == w.redis.owners[n]
-}
-
-// troubleOf returns when something last failed between a host and a lock in Redis.
-func (h *host) troubleOf(n int) int64 {
-	return max(h.troubleAt, h.connOf(n).troubleAt, h.locks[n].movedAt)
-}
-
-// noteTrouble notes an operation that failed, or took long.
-func (w *world) noteTrouble(h *host, o *operation) {
-	if n := int(o.name); o.isRefused || o.isAsking || o.op.Shard != h.routes[n] {
-		h.locks[n].movedAt = w.now // other locks are not concerned
-	} else {
-		h.conns[o.op.Shard].troubleAt = w.now
+// isEachDown reports whether no node has a master.
+func (w *world) isEachDown() bool {
+	if !w.plan.cluster {
+		return w.redis.nodes[0].down
 	}
+	return !slices.ContainsFunc(clusterNodes[:], func(x nodeID) bool { return !w.redis.nodes[x].down })
 }
+
+// stallLeft returns for how long a node will execute nothing.
+func (w *world) stallLeft(x nodeID) int64 { return max(0, w.redis.nodes[x].stalledUntil-w.now) }
 
 // isLossless reports whether the plan has no faults for a lock.
 func (w *world) isLossless(n int) bool {
-	return w.lossless && (!w.plan.oneShardFails || w.redis.owners[n] != failingShard)
+	return w.lossless && (!w.plan.oneNodeFails || w.redis.owners[n] != failingNode)
 }
 
 // isOrdered reports whether a lock is one of those that the check of strict order is about.
 func (w *world) isOrdered(n int) bool { return w.ordered && w.isLossless(n) }
 
-// bootConnections begins the connections of a new process.
-func (w *world) bootConnections(h *host) {
-	for _, s := range w.shards() {
-		c := &h.conns[s]
-		c.up, c.upKnown, c.isTried = false, false, false
-		c.gen++
-		c.m = w.newMachine(h)
+// hasClocks reports whether the clocks of the nodes differ.
+func (w *world) hasClocks() bool { return w.plan.clocks != [worldNodes - 1]int64{} }
+
+// spread has each node learn the present state of the Cluster, some of them at once and the others at times of their
+// own.
+func (w *world) spread(atOnce ...nodeID) {
+	for _, x := range clusterNodes {
+		if slices.Contains(atOnce, x) {
+			w.onSpread(x)
+		} else {
+			w.after(w.random.magnitude(ms, longestNews), event{kind: evSpread, arg: int32(x)})
+		}
 	}
-	at := w.random.below(10 * ms)
-	if w.plan.cluster {
-		h.routes = [maxNames]redisop.Shard{}
-		w.after(at, event{kind: evTopology, host: int16(h.index)})
-		return
-	}
-	h.conns[0].isTried = true
-	w.after(at, event{kind: evConnect, host: int16(h.index), gen: h.conns[0].gen})
 }
 
-// endConnections forgets the connections of a process that has ended.
-func (w *world) endConnections(h *host) {
-	for s := range h.conns {
-		c := &h.conns[s]
-		*c = connection{gen: c.gen + 1, receivesUntil: c.receivesUntil, troubleAt: c.troubleAt}
-	}
-	h.conns[0].run = h.journal.run
-}
-
-// hasClocks reports whether the clocks of the shards differ.
-func (w *world) hasClocks() bool { return w.plan.clocks != [maxShards - 1]int64{} }
-
-// isWanted reports whether a host is to be connected to a shard.
-func (w *world) isWanted(h *host, s redisop.Shard) bool {
-	if !w.plan.cluster {
-		return true
-	}
+// onSpread is when a node learns the state of the Cluster. Of a slot that it is to take, it learns when it does so.
+func (w *world) onSpread(x nodeID) {
+	r := &w.redis
+	before := r.views[x].owners
+	r.views[x] = r.bus
 	for n := range w.plan.names {
-		if h.routes[n] == s {
-			return true
-		}
-	}
-	return false
-}
-
-// onRedirect handles that a shard does not have a slot.
-func (w *world) onRedirect(h *host, from redisop.Shard, r *wire.Redirect) {
-	for n := range w.plan.names {
-		if w.slots[n] == r.Slot {
-			w.onMoved(h, n, from, shardAt(r.Address))
+		if r.bus.owners[n] == x && r.owners[n] != x {
+			r.views[x].owners[n] = before[n]
 		}
 	}
 }
 
-// onMoved has a host learn from an answer that another shard has a slot, unless it has learned since
-// that the one which answered does not have it.
-func (w *world) onMoved(h *host, n int, from, to redisop.Shard) {
-	if to == 0 || h.routes[n] != from {
-		return
-	}
-	w.drain(h) // what the table did before it knew: a result may be of the same reply as others
-	w.sharers(n, func(n int) { w.noteRoute(h, n, to) })
-	slot := uint16(w.counterOf(n))
-	w.route(h, []redisop.SlotRange{{First: slot, Last: slot, Shard: to}})
-}
-
-// learnTopology has a host learn which shards have the slots.
-func (w *world) learnTopology(h *host) {
-	if h.isDown() {
-		return
-	}
-	w.drainDeferred(h) // what the table did before it knew
-	var ranges []redisop.SlotRange
-	for n := range w.plan.names {
-		if owner := w.redis.owners[n]; h.routes[n] != owner {
-			slot := uint16(w.counterOf(n))
-			ranges = append(ranges, redisop.SlotRange{First: slot, Last: slot, Shard: owner})
-			w.noteRoute(h, n, owner)
+// describe is what a node answers to CLUSTER NODES.
+func (w *world) describe(x nodeID) string {
+	v := &w.redis.views[x]
+	var text []byte
+	for _, y := range clusterNodes {
+		flags := "master"
+		if v.failed[y] {
+			flags = "master,fail"
 		}
-	}
-	if len(ranges) > 0 {
-		w.route(h, ranges)
-	}
-}
-
-// noteRoute notes that the table of a host gets a route, which says which shard has a lock.
-func (w *world) noteRoute(h *host, n int, s redisop.Shard) {
-	l := &h.locks[n]
-	for _, i := range [...]int32{l.inFlight, l.dropPending, l.arriving} {
-		if i != noOp {
-			w.ops[i].isOutdated = true
-			w.check.meet(RoutedInFlight)
-		}
-	}
-	was := h.routes[n]
-	to := &h.conns[s]
-	to.known = max(to.known, h.floor.now(h.clock(w.now)))
-	h.routes[n] = s
-	h.revokeTokens(n, false)
-	l.dataLostAt, l.movedAt, l.movedFrom = w.now, w.now, was
-	w.check.meetIf(RoutedHold, l.hold.state == live && was != 0)
-	if w.trace.on {
-		w.trace.add(w, n, h, "shard %d has the lock, no more shard %d", s, was)
-	}
-}
-
-// route tells the table of a host which shards have slots, and has the host connect to them.
-func (w *world) route(h *host, ranges []redisop.SlotRange) {
-	now := h.clock(w.now)
-	for s := redisop.Shard(1); s < maxShards; s++ {
-		if slices.ContainsFunc(ranges, func(r redisop.SlotRange) bool { return r.Shard == s }) {
-			h.conns[s].m.Lift(now, h.raised.now(now), true)
-			if h.conns[s].ok {
-				w.send(h, s)
+		text = fmt.Appendf(text, "node-%d %s@1 %s - 0 0 %d connected", y, v.addresses[y], flags, v.epochs[y])
+		for n := range w.plan.names {
+			if v.owners[n] == y {
+				text = fmt.Appendf(text, " %d", n)
+			}
+			if to := w.redis.open[n].to; y == x && to != 0 && w.redis.owners[n] == x {
+				text = fmt.Appendf(text, " [%d->-node-%d]", n, to)
 			}
 		}
+		text = append(text, '\n')
 	}
-	h.table.Route(h.clock(w.now), ranges)
-	w.afterInput(h)
-	for _, r := range ranges {
-		if c := &h.conns[r.Shard]; r.Shard != 0 && !c.ok && !c.isTried {
-			c.isTried = true
-			w.after(w.random.below(ms), event{kind: evConnect, host: int16(h.index), gen: c.gen, shard: int8(r.Shard)})
-		}
-	}
+	return string(text)
 }
 
-// announce has each host learn the present topology, at a time of its own.
-func (w *world) announce() {
-	for _, h := range w.hosts {
-		w.after(w.random.magnitude(ms, longestNews), event{kind: evTopology, host: int16(h.index)})
-	}
-}
-
-// migrate moves a slot to another shard, with its data.
+// migrate moves a slot to another node, with its data.
 func (w *world) migrate() {
 	slot := w.counterOf(int(w.random.below(int64(w.plan.names))))
 	from := w.redis.owners[slot]
 	if w.isDown(slot) {
 		return
 	}
-	to := clusterShards[w.random.below(int64(len(clusterShards)))]
-	if to == from || w.redis.shards[to].down || w.stallLeft(to) > 0 {
+	to := clusterNodes[w.random.below(int64(len(clusterNodes)))]
+	if to == from || w.redis.nodes[to].down || w.stallLeft(to) > 0 {
 		return
 	}
 	w.check.meet(SlotMigrated)
-	w.moveSlot(slot, to)
+	w.moveSlot(slot, to, w.random.oneIn(w.plan.disagreements))
 }
 
-// moveSlot gives a slot to another shard, with its data.
-func (w *world) moveSlot(slot int, to redisop.Shard) {
-	from := w.redis.owners[slot]
+// moveSlot gives a slot to another node, with its data. isLater: that takes it some time after this one gave it up.
+func (w *world) moveSlot(slot int, to nodeID, isLater bool) {
+	r := &w.redis
+	from := r.owners[slot]
+	r.bus.epoch++
+	r.bus.epochs[to] = r.bus.epoch
 	w.sharers(slot, func(n int) {
 		if w.trace.on {
-			w.trace.add(w, n, nil, "the slot is migrated from shard %d to shard %d", from, to)
+			w.trace.add(w, n, nil, "the slot is migrated from node %d to node %d", from, to)
 		}
 		w.endRedissonWaits(n)
-		w.redis.owners[n], w.redis.names[n].cameAt = to, w.now
-		w.redis.shards[from].server.EndSlot(lockNames[n])
-		w.redis.keepSnapshotOf(n)
+		r.owners[n], r.bus.owners[n], r.names[n].cameAt = to, to, w.now
+		if isLater {
+			r.owners[n] = 0
+		}
+		r.nodes[from].server.EndSlot(lockNames[n])
+		r.keepSnapshotOf(n)
 	})
-	w.announce()
+	w.spread(from, to)
+	if isLater {
+		w.after(w.random.magnitude(ms, 2*sec), event{kind: evTaken, name: int8(slot), arg: int32(to)})
+	}
 }
 
-// promote has the spare take over the slots of a shard whose server dies.
-func (w *world) promote(s redisop.Shard) {
+// onTaken is when a node takes a slot that another one gave up.
+func (w *world) onTaken(slot int, to nodeID) {
 	r := &w.redis
-	if r.spare == 0 || r.spare == s || r.shards[s].down {
+	switch {
+	case r.owners[slot] != 0 || r.bus.owners[slot] != to: // another node has taken over
+		return
+	case r.nodes[to].down:
+		w.after(100*ms, event{kind: evTaken, name: int8(slot), arg: int32(to)})
+		return
+	}
+	w.sharers(slot, func(n int) { r.owners[n], r.names[n].cameAt = to, w.now })
+	if w.trace.on {
+		w.trace.add(w, slot, nil, "node %d takes the slot", to)
+	}
+	w.onSpread(to)
+}
+
+// promote has the spare take over the slots of a node whose server dies. Until then the others still name that, or none.
+func (w *world) promote(x nodeID) {
+	r := &w.redis
+	if r.spare == 0 || r.spare == x || r.nodes[x].down {
 		return
 	}
 	mode := dataKept
@@ -344,63 +292,71 @@ func (w *world) promote(s redisop.Shard) {
 		mode = dataOlder
 	}
 	if w.trace.on {
-		w.trace.add(w, -1, nil, "the server of shard %d dies; shard %d is to take over with data that is %s", s, r.spare, []string{"the same", "", "older"}[mode])
+		w.trace.add(w, -1, nil, "the server of node %d dies; node %d is to take over with data that is %s", x, r.spare, []string{"the same", "", "older"}[mode])
 	}
-	w.stopServer(s)
-	w.changeData(s, mode)
-	w.check.meet(ShardTakenOver)
+	w.stopServer(x)
+	w.changeData(x, mode)
+	w.check.meet(NodeTakenOver)
+	isForgotten := w.random.oneIn(3)
 	for n := range w.plan.names {
-		if r.owners[n] == s {
-			r.owners[n] = 0
+		if r.owners[n] == x {
+			if r.owners[n] = 0; isForgotten {
+				r.bus.owners[n] = 0
+			}
 		}
 	}
-	w.announce()
-	w.after(w.random.magnitude(ms, 3*sec), event{kind: evPromoted, shard: int8(r.spare)})
-	r.spare, r.former = 0, s
+	r.bus.failed[x] = true
+	w.spread()
+	w.after(w.random.magnitude(ms, 3*sec), event{kind: evPromoted, arg: int32(r.spare)})
+	r.spare, r.former = 0, x
 }
 
-// onPromoted is when the spare has taken over. The shard before is the spare from now on.
-func (w *world) onPromoted(s redisop.Shard) {
+// onPromoted is when the spare has taken over. The node before is the spare from now on.
+func (w *world) onPromoted(x nodeID) {
 	r := &w.redis
-	w.newProcess(s)
+	w.newProcess(x)
+	r.bus.failed[x] = false
+	r.bus.epoch++
+	r.bus.epochs[x] = r.bus.epoch
 	for n := range w.plan.names {
-		if r.owners[n] == 0 {
-			r.owners[n] = s
+		if of := r.bus.owners[n]; r.owners[n] == 0 && (of == 0 || of == r.former) {
+			r.owners[n], r.bus.owners[n] = x, x
 		}
 	}
-	r.keepSnapshot(s)
+	r.keepSnapshot(x)
 	r.spare = r.former
 	if w.trace.on {
-		w.trace.add(w, -1, nil, "shard %d has taken over from shard %d", s, r.former)
+		w.trace.add(w, -1, nil, "node %d has taken over from node %d", x, r.former)
 	}
-	w.announce()
+	w.spread(x)
 }
 
-// stall has a shard execute nothing for a time. What is sent to it waits.
-func (w *world) stall(s redisop.Shard, d int64) {
+// stall has a node execute nothing for a time. What is sent to it waits.
+func (w *world) stall(x nodeID, d int64) {
 	until := w.now + d
-	w.redis.shards[s].stalledUntil = until
-	w.check.meet(ShardStalled)
+	w.redis.nodes[x].stalledUntil = until
+	w.check.meet(NodeStalled)
 	if w.trace.on {
-		w.trace.add(w, -1, nil, "shard %d stalls until %s", s, clockString(until))
+		w.trace.add(w, -1, nil, "node %d stalls until %s", x, clockString(until))
 	}
 	for _, h := range w.hosts {
-		c := &h.conns[s]
-		c.lastExec = max(c.lastExec, until+1) // after what is on its way
-		c.troubleAt = max(c.troubleAt, until)
+		for c := range h.connsTo(x) {
+			c.lastExec = max(c.lastExec, until+1) // after what is on its way
+			c.troubleAt = max(c.troubleAt, until)
+		}
 	}
 }
 
-// flush deletes everything that a shard has.
-func (w *world) flush(s redisop.Shard) {
+// flush deletes everything that a node has.
+func (w *world) flush(x nodeID) {
 	for n := range w.plan.names {
-		if w.redis.shardOf(n, lockKey) == s {
+		if w.redis.nodeOfKey(n, lockKey) == x {
 			w.destroy(n, "FLUSHALL")
 		}
-		if w.redis.shardOf(n, counterKey) == s {
+		if w.redis.nodeOfKey(n, counterKey) == x {
 			w.loseCounter(n, redis.Counter{})
 		}
-		if w.redis.shardOf(n, queueKey) == s {
+		if w.redis.nodeOfKey(n, queueKey) == x {
 			w.loseQueue(n)
 		}
 	}

@@ -1,4 +1,4 @@
-// Package sim simulates the lock table: several hosts with a real table and real Machines of
+// Package sim simulates the lock table: several hosts with a real table and real Machines and Maps of
 // the store, their clients, one Redis, and everything that fails between them, in virtual time.
 // One seed decides what happens, so a run that fails can be replayed.
 //
@@ -10,10 +10,11 @@
 //     connection (network.go), with its subscriptions (pubsub.go), to Redis (redis.go), which
 //     Redisson clients use too (redisson.go). A pipeline.Machine makes the bytes of a connection,
 //     and the model of a server (internal/sim/server) executes them. One world in four is a Cluster (cluster.go): each
-//     lock is in one of two shards, to each of which a host has a connection; slots move with
-//     their data, or to a shard that takes over from one that died; and each host learns of that
-//     at its own time. In half of these worlds the clocks of the shards differ by up to an hour, and
-//     in half of them slots migrate key by key: shards answer ASK and TRYAGAIN (asking.go).
+//     lock is at one of two nodes; slots move with their data, or to a node that takes over from one that died; each
+//     node learns of that at its own time, and answers by what it knows. What a host knows is in a cluster.Map of the
+//     store (topology.go). Two nodes may name each other, answers come late, and servers get other addresses. In half
+//     of these worlds the clocks of the nodes differ by up to an hour, and in half of them slots migrate key by key:
+//     nodes answer ASK and TRYAGAIN (asking.go).
 //     Faults (fault.go) break all of them; sidecars
 //     are killed and started again from their journal (restart.go, journal.go), and clients
 //     resume their sessions (resume.go). The checkers (check*.go) compare what clients know

@@ -13,19 +13,21 @@ func (w *world) drawFaults() {
 	w.after(r.magnitude(p.faultEvery>>4, 2*p.faultEvery), event{kind: evFault})
 	h := w.hosts[r.below(int64(len(w.hosts)))]
 	if r.oneIn(p.commandBreaks) && !h.isDown() {
-		w.breakConnection(h, w.anyShard(), false)
-	}
-	if r.oneIn(p.redisRestarts) {
-		if s := w.anyShard(); !w.redis.shards[s].down {
-			w.restartRedis(s)
+		for _, s := range h.connsTo(w.anyNode()) {
+			w.breakConnection(h, s, false)
 		}
 	}
-	if r.oneIn(p.roleChanges) && !w.redis.shards[0].down {
+	if r.oneIn(p.redisRestarts) {
+		if x := w.anyNode(); !w.redis.nodes[x].down {
+			w.restartRedis(x)
+		}
+	}
+	if r.oneIn(p.roleChanges) && !w.redis.nodes[0].down {
 		w.changeRoles()
 	}
 	if r.oneIn(p.flushes) {
-		if s := w.anyShard(); !w.redis.shards[s].down {
-			w.flush(s)
+		if x := w.anyNode(); !w.redis.nodes[x].down {
+			w.flush(x)
 		}
 	}
 	if r.oneIn(p.deletions) && !w.isEachDown() {
@@ -74,8 +76,8 @@ func (w *world) drawFaults() {
 		w.jumpClock(d)
 	}
 	if p.redisRestarts|p.promotions > 0 {
-		if s := w.anyShard(); !w.redis.shards[s].down && r.oneIn(3) {
-			w.redis.keepSnapshot(s)
+		if x := w.anyNode(); !w.redis.nodes[x].down && r.oneIn(3) {
+			w.redis.keepSnapshot(x)
 		}
 	}
 	if p.cluster {
@@ -105,11 +107,11 @@ func (w *world) drawClusterFaults() {
 		w.openMigration()
 	}
 	if r.oneIn(p.promotions) {
-		w.promote(w.anyShard())
+		w.promote(w.anyNode())
 	}
-	if r.oneIn(p.shardStalls) {
-		if s := w.anyShard(); !w.redis.shards[s].down && w.stallLeft(s) == 0 {
-			w.stall(s, r.magnitude(ms, 5*sec))
+	if r.oneIn(p.nodeStalls) {
+		if x := w.anyNode(); !w.redis.nodes[x].down && w.stallLeft(x) == 0 {
+			w.stall(x, r.magnitude(ms, 5*sec))
 		}
 	}
 }

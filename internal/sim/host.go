@@ -48,7 +48,9 @@ type host struct {
 
 	undrained  bool                    // the table has effects that were not carried out yet
 	hasRevoked bool                    // a lock has tokens that were revoked since
-	conns      [maxShards]connection   // by the shard that they lead to
+	topology   topology                // of a Cluster
+	conns      [maxConns]connection    // by the shard that they lead to; of no Cluster, the first one
+	shards     redisop.Shard           // above all of them
 	routes     [maxNames]redisop.Shard // which shard has the slot of a lock, as the table was told
 	floor      tokenFloor              // what the host has seen of tokens
 	raised     tokenFloor              // what its store knows of them, over all shards

@@ -273,7 +273,7 @@ var Mutants = []Mutant{
 		mutate: func(t *mutantTable) {
 			t.onDown = func(now int64, s redisop.Shard, why string) {
 				t.Table.Down(now, s, why)
-				for _, other := range clusterShards {
+				for other := redisop.Shard(1); other < worldNodes; other++ {
 					if s != 0 && other != s {
 						t.Table.Down(now, other, why)
 					}

@@ -10,6 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/cluster"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
@@ -38,6 +39,7 @@ type operation struct {
 	settled  bool // the table has its result
 
 	via        redisop.Shard // the shard that it was sent to: that of the Op, or one that was named by ASK
+	node       nodeID        // to which that leads
 	isAsking   bool          // it is behind ASKING
 	isRefused  bool          // the shard answered that it does not have the lock, or not all of its keys
 	isOutdated bool          // the table was told since that another shard has its lock
@@ -66,6 +68,9 @@ type reply struct {
 
 type connection struct {
 	gen       uint32
+	address   string            // that it leads to, in a Cluster,
+	node      nodeID            // and the node that has that now, or had it last
+	attempt   int32             // to connect, of which only the last one counts
 	m         *pipeline.Machine // of the process
 	peer      *server.Conn      // what the server has; nil: there was none yet
 	ok        bool              // the store believes that it works
@@ -97,7 +102,8 @@ type connection struct {
 	aheadTo int64      // the largest token that was ahead of it
 
 	isListening   bool  // Redis has its subscription of the host's own channel
-	isTried       bool  // the store tries to connect, or is connected
+	isConnecting  bool  // the server has it already, or will soon
+	isIdle        bool  // the node has no slots
 	receivesUntil int64 // until then Redis counts a connection of this host that is gone as a receiver
 
 	up          bool  // as the table was told
@@ -205,17 +211,17 @@ func (w *world) recordOf(h *host, n int, kind redisop.OpKind) int32 {
 
 // giveOps gives the store what the table has issued in one step of the loop.
 func (w *world) giveOps(h *host) {
-	for s := range h.conns {
+	for s := range h.shards {
 		c := &h.conns[s]
 		if len(c.ops) == 0 {
 			continue
 		}
 		if c.ok && w.random.oneIn(w.plan.unsent) {
-			w.breakConnection(h, redisop.Shard(s), false)
+			w.breakConnection(h, s, false)
 		}
 		c.m.Do(h.clock(w.now), c.ops)
 		c.ops = c.ops[:0]
-		w.send(h, redisop.Shard(s))
+		w.send(h, s)
 	}
 }
 
@@ -274,7 +280,7 @@ func (w *world) sendFirst(h *host, s redisop.Shard, bytes []byte) (rest []byte) 
 			w.violation(invariant.Contract, n, "the store of host %d sends an operation that the table has not issued: %s", h.index, opString(*op))
 		}
 		o := &w.ops[record]
-		o.via, o.isAsking, o.isRefused, o.executed = s, cmd.isAsking, false, false
+		o.via, o.node, o.isAsking, o.isRefused, o.executed = s, c.node, cmd.isAsking, false, false
 		o.floor, o.birth, o.known, o.clockAt, o.movedAt = cmd.Run.Floor, cmd.Run.Birth, c.known, c.clockAt, h.locks[n].movedAt
 		if o.floor >= redis.MaxToken {
 			o.clockAt = w.now
@@ -320,7 +326,7 @@ func (w *world) freeCommand(i int32) {
 
 // hostOf returns whose a connection of a server is, and to which shard.
 func (w *world) hostOf(c *server.Conn) (*host, redisop.Shard) {
-	return w.hosts[c.ID/maxShards], redisop.Shard(c.ID % maxShards)
+	return w.hosts[c.ID/maxConns], redisop.Shard(c.ID % maxConns)
 }
 
 // arrive handles a command that reaches its server.
@@ -332,7 +338,7 @@ func (w *world) arrive(i int32) {
 	if c.peer == cmd.conn {
 		wait = max(wait, c.blocked)
 	}
-	wait = max(wait, w.redis.shards[s].stalledUntil) // before what is sent during the stall
+	wait = max(wait, w.redis.nodes[w.nodeOf(cmd.conn.Server)].stalledUntil) // before what is sent during the stall
 	if wait > w.now && !cmd.isLost {
 		w.after(wait-w.now, event{kind: evExec, arg: i})
 		return
@@ -376,7 +382,7 @@ func (w *world) Send(peer *server.Conn, r wire.Reply) {
 	}
 	next := reply{Reply: r}
 	if isReply && cmd.Words[0] == "time" && cmd.conn == peer {
-		next.clock, next.clockAt = w.time(s), w.now
+		next.clock, next.clockAt = w.time(w.nodeOf(peer.Server)), w.now
 	}
 	c.lastReply = max(c.lastReply, w.now+w.lag(), c.blocked)
 	next.at = c.lastReply
@@ -397,7 +403,7 @@ func (w *world) noteRefusal(cmd *command, text string) {
 		o := &w.ops[record]
 		o.isRefused = isMoved || code == "ASK" || code == "TRYAGAIN"
 		if w.trace.on {
-			w.trace.add(w, int(o.name), w.hosts[o.host], "Redis%s answers %s to %s", w.shardString(o.via), text, opString(o.op))
+			w.trace.add(w, int(o.name), w.hosts[o.host], "Redis%s answers %s to %s", w.nodeString(o.node), text, opString(o.op))
 		}
 	}
 }
@@ -495,11 +501,10 @@ func (w *world) hand(h *host, s redisop.Shard, deliveries []pipeline.Delivery) {
 }
 
 func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
-	now := h.clock(w.now)
 	switch d.Kind {
 	case pipeline.Results:
 		if d.Raised != nil {
-			h.raised.raise(now, d.Raised.Above(now))
+			w.noteRaised(h, d.Raised)
 		}
 		for i := range d.Results {
 			w.deliver(h, s, &d.Results[i])
@@ -520,11 +525,16 @@ func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
 		for _, name := range d.Names {
 			w.onUnsubscribed(h, nameIndex(name), s)
 		}
-		if c := &h.conns[s]; d.Kind == pipeline.SlotLeft && c.ok {
-			w.advanceAt(h, s, w.now+w.lag()) // the store subscribes again
+		if d.Kind == pipeline.SlotLeft {
+			if h.conns[s].ok {
+				w.advanceAt(h, s, w.now+w.lag()) // the store subscribes again
+			}
+			w.update(h, func(m *cluster.Map, now int64) { m.SlotLeft(now) })
 		}
 	case pipeline.Moved:
-		w.onRedirect(h, s, &d.Redirect)
+		w.update(h, func(m *cluster.Map, now int64) { m.Moved(now, w.redirect(d.Redirect)) })
+	case pipeline.TryAgain:
+		w.update(h, func(m *cluster.Map, now int64) { m.Blocked(now, w.redirect(d.Redirect).Slot) })
 	case pipeline.Asked:
 		w.askThere(h, d)
 	}
@@ -579,14 +589,24 @@ func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
 		w.check.meet(FloorRaised)
 		c.aheadTo = token
 	}
-	if to := h.routes[n]; token != 0 && to != via && to != 0 { // a token that another shard drew, after the route
-		h.conns[to].m.Lift(now, token, false)
-		w.send(h, to)
+	if w.plan.cluster && token != 0 && h.topology.m.Owner(w.slotOf(r.Name)) != r.Shard {
+		w.update(h, func(m *cluster.Map, now int64) { m.Drew(now, r.Shard, r.Name, r.Token) })
 	}
 	h.table.Result(now, *r)
 	if r.Kind == redisop.Arrive && l.inFlight != noOp {
 		w.drain(h) // the other result of the lock may be in the same batch
 	}
+}
+
+// noteRaised notes the floor of tokens of a connection, which is up, or whose floor a token raised.
+func (w *world) noteRaised(h *host, id *wire.Identity) {
+	now := h.clock(w.now)
+	if w.plan.cluster {
+		all := h.topology.m.Raised(now, id)
+		h.raised = tokenFloor{all.Floor, all.FloorAt}
+		return
+	}
+	h.raised.raise(now, id.Above(now))
 }
 
 // checkContract checks that a result says what Redis did: docs/invariants.md, S2 to S4.
@@ -630,7 +650,7 @@ func (w *world) breakConnection(h *host, s redisop.Shard, serverDied bool) {
 		return
 	}
 	if w.trace.on {
-		w.trace.add(w, -1, h, "the connection%s breaks", w.shardString(s))
+		w.trace.add(w, -1, h, "the connection%s breaks", w.nodeString(c.node))
 	}
 	if !serverDied && c.isListening && w.isAtMaster(h, s) && w.random.oneIn(2) {
 		// Redis does not know that the connection is gone.
@@ -691,7 +711,7 @@ func (w *world) onConnectionLost(h *host, s redisop.Shard, gen uint32) {
 	} else {
 		w.after(w.random.below(w.failsWithin(back)), event{kind: evFailInFlight, host: int16(h.index), gen: gen, shard: int8(s)})
 	}
-	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: gen, shard: int8(s)})
+	w.connectIn(h, s, back+2*ms)
 }
 
 // failsWithin is when the operations that a dead connection carried have their results at the latest,
@@ -717,9 +737,15 @@ func (w *world) handHeld(h *host, s redisop.Shard) {
 
 func (w *world) reportDown(h *host, s redisop.Shard) {
 	if w.trace.on {
-		w.trace.add(w, -1, h, "down%s", w.shardString(s))
+		w.trace.add(w, -1, h, "down%s", w.nodeString(h.conns[s].node))
 	}
 	h.conns[s].up, h.conns[s].upKnown = false, true
+	if w.plan.cluster {
+		life := h.life
+		if w.update(h, func(m *cluster.Map, now int64) { m.Down(now, s) }); h.isDown() || h.life != life {
+			return
+		}
+	}
 	h.table.Down(h.clock(w.now), s, "Redis cannot be reached")
 	w.drain(h)
 }
@@ -736,25 +762,42 @@ func (w *world) newMachine(h *host) *pipeline.Machine {
 	return pipeline.New(cfg)
 }
 
-// connect tries to connect to a shard.
-func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
+// connectIn tries to connect to a shard after a time.
+func (w *world) connectIn(h *host, s redisop.Shard, d int64) {
 	c := &h.conns[s]
-	if h.isDown() || gen != c.gen || c.ok {
+	c.attempt++
+	w.after(d, event{kind: evConnect, host: int16(h.index), gen: c.gen, arg: c.attempt, shard: int8(s)})
+}
+
+// connectAgain does so after an attempt that failed: to a node without slots, much later.
+func (w *world) connectAgain(h *host, s redisop.Shard) {
+	d := w.random.between(10*ms, 300*ms)
+	if h.conns[s].isIdle {
+		d = 30 * sec
+	}
+	w.connectIn(h, s, d)
+}
+
+// connect tries to connect to a shard.
+func (w *world) connect(h *host, s redisop.Shard, e event) {
+	c := &h.conns[s]
+	if h.isDown() || e.gen != c.gen || e.arg != c.attempt || c.ok {
 		return
 	}
-	if !w.isWanted(h, s) {
-		c.isTried = false
-		return
+	if w.plan.cluster {
+		c.node = w.nodeAt(c.address)
 	}
-	shard := &w.redis.shards[s]
-	if shard.down {
+	node := &w.redis.nodes[c.node]
+	if node.down || w.plan.cluster && c.node == 0 {
 		if !c.upKnown {
 			w.reportDown(h, s)
 		}
-		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: gen, shard: int8(s)})
+		if c.gen == e.gen && !h.isDown() {
+			w.connectAgain(h, s)
+		}
 		return
 	}
-	id := int32(h.index)*maxShards + int32(s)
+	id := int32(h.index)*maxConns + int32(s)
 	if w.plan.killsOld {
 		for i := range w.commands {
 			if cmd := &w.commands[i]; cmd.conn != nil && cmd.conn.ID == id {
@@ -763,26 +806,39 @@ func (w *world) connect(h *host, s redisop.Shard, gen uint32) {
 		}
 	}
 	w.handHeld(h, s) // if it has not been done yet
-	if c = &h.conns[s]; h.isDown() || gen != c.gen {
+	if h.isDown() || e.gen != c.gen {
 		return
 	}
 	c.gen++
+	c.isConnecting = true
 	c.m.Connecting()
 	now := h.clock(w.now)
-	c.clock, c.clockAt, c.aheadTo = tokenFloor{w.time(s), now}, w.now, 0
-	c.nextRun = shard.run
-	c.peer = shard.server.Connect(id, redis.Owner(h.index), h.user)
+	c.clock, c.clockAt, c.aheadTo = tokenFloor{w.time(c.node), now}, w.now, 0
+	c.nextRun = node.run
+	c.peer = node.server.Connect(id, redis.Owner(h.index), h.user)
 	if w.plan.loads {
-		shard.server.Learn()
+		node.server.Learn()
 	}
 	c.dead, c.late, c.inRedis, c.isListening, c.isRefusing = false, false, true, !h.mayNotSubscribe, false
 	if c.isListening {
-		c.peer.SubscribeOwn(shard.server.OwnChannel(redis.Owner(h.index)))
+		c.peer.SubscribeOwn(node.server.OwnChannel(redis.Owner(h.index)))
 	}
 	c.lastExec, c.lastReply, c.blocked, c.armedAt, c.armedFor = w.now, w.now, 0, math.MaxInt64, math.MaxInt64
 	c.made, c.reaches, c.isAsking = 0, 0, false
 	c.sent, c.toHost = c.sent[:0], c.toHost[:0]
-	w.after(w.lag()+w.stallLeft(s), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
+	w.after(w.lag()+w.stallLeft(c.node), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
+}
+
+// liftIdentity has the floor of a connection be above what the host knows.
+func (w *world) liftIdentity(h *host, id *wire.Identity) {
+	now := h.clock(w.now)
+	floor := h.raised.now(now)
+	if w.plan.cluster {
+		floor = h.topology.m.FloorAt(now)
+	}
+	if floor > id.Above(now) {
+		id.Floor, id.FloorAt = floor, now
+	}
 }
 
 // onConnected handles that the store has connected.
@@ -792,11 +848,12 @@ func (w *world) onConnected(h *host, e event) {
 	if h.isDown() || e.gen != c.gen {
 		return
 	}
-	if shard := &w.redis.shards[s]; shard.down || c.nextRun < shard.oldest || c.dead {
+	c.isConnecting = false
+	if node := &w.redis.nodes[c.node]; node.down || c.nextRun < node.oldest || c.dead {
 		c.dead, c.inRedis, c.isListening = true, false, false
 		c.peer.Disconnect()
 		w.send(h, s) // what waits is refused
-		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen, shard: int8(s)})
+		w.connectAgain(h, s)
 		return
 	}
 	w.drainDeferred(h)
@@ -806,7 +863,7 @@ func (w *world) onConnected(h *host, e event) {
 	c.up, c.upKnown = true, true
 	c.troubleAt = w.now
 	if w.trace.on {
-		w.trace.add(w, -1, h, "up%s, dataLost=%v", w.shardString(s), dataLost)
+		w.trace.add(w, -1, h, "up%s, dataLost=%v", w.nodeString(c.node), dataLost)
 	}
 	if dataLost {
 		for n := range h.locks {
@@ -821,7 +878,7 @@ func (w *world) onConnected(h *host, e event) {
 	c.known = h.floor.now(now)
 	g := pipeline.Greeting{
 		Server: wire.Server{Address: c.peer.Server.Address, Keys: w.reader.Keys, IsNode: w.plan.cluster}, At: c.peer.Server.Address,
-		ID: wire.Identity{RunID: runID(c.nextRun), Floor: c.clock.token, FloorAt: c.clock.at}, Number: c.gen*maxShards + uint32(s),
+		ID: wire.Identity{RunID: runID(c.nextRun), Floor: c.clock.token, FloorAt: c.clock.at}, Number: c.gen*maxConns + uint32(s),
 		Clock: c.clock.token, ClockAt: c.clock.at, HasQueues: !w.plan.deniedQueues, IsSharded: w.plan.cluster, Loads: w.plan.loads,
 	}
 	if !w.plan.namelessServers {
@@ -830,20 +887,23 @@ func (w *world) onConnected(h *host, e event) {
 	if w.plan.durable {
 		g.Replication = pipeline.Replication{Replicas: 1, Tells: true}
 	}
-	known := h.raised.now(now)
-	if id := c.m.Identity(); id.Known() {
-		known = max(known, id.Above(now))
+	if id := c.m.Identity(); id.Known() && id.Above(now) > g.ID.Above(now) {
+		g.ID.Floor, g.ID.FloorAt = id.Above(now), now
 	}
-	if known > g.ID.Above(now) {
-		g.ID.Floor, g.ID.FloorAt = known, now
+	w.liftIdentity(h, &g.ID)
+	if w.plan.cluster {
+		if w.update(h, func(m *cluster.Map, now int64) { m.Up(now, s, &g.ID) }); h.isDown() || e.gen != c.gen {
+			return
+		}
 	}
-	h.raised.raise(now, g.ID.Above(now))
+	w.noteRaised(h, &g.ID)
 	h.table.Up(now, s, dataLost, c.isListening)
 	w.drain(h)
 	if c = &h.conns[s]; h.isDown() || e.gen != c.gen {
 		return
 	}
 	c.lastByte = now
+	w.liftIdentity(h, &g.ID) // the floor may have risen
 	c.m.Up(now, &g)
 	w.send(h, s)
 	if len(c.toHost) > 0 {

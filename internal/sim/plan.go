@@ -33,10 +33,10 @@ type plan struct {
 	oneScriptPerBatch bool
 	sharedCounters    bool // the first two names have one counter and one channel
 	durable           bool // a replica confirms operations, and no failover excuses anything
-	cluster           bool // each lock is in one of two shards
-	oneShardFails     bool // in a Cluster: all faults are in shard 1, and no slot moves
+	cluster           bool // each lock is in one of two nodes
+	oneNodeFails      bool // in a Cluster: all faults are in node 1, and no slot moves
 
-	clocks [maxShards - 1]int64 // of the shards of a Cluster: how far they are ahead of the world's
+	clocks [worldNodes - 1]int64 // of the nodes of a Cluster: how far they are ahead of the world's
 
 	// What clients do.
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
@@ -67,8 +67,9 @@ type plan struct {
 	unsynced                                                     int64 // of the WAITs in a durable world: the replica does not confirm
 	lateOps                                                      bool  // what a broken connection carried may still reach Redis
 	killsOld                                                     bool  // a host that connects ends its former connection
+	disagreements, newAddresses, lateAnswers                     int64 // in a Cluster: of the moves of slots, the servers that start, and the answers of nodes
 	openings                                                     int64 // in a Cluster, the same: a slot begins to migrate key by key
-	migrations, promotions, shardStalls                          int64 // in a Cluster, of the times at which faults are drawn: a slot is migrated; the spare takes over a shard; a shard stalls
+	migrations, promotions, nodeStalls                           int64 // in a Cluster, of the times at which faults are drawn: a slot is migrated; the spare takes over a node; a node stalls
 
 	// Restarts of sidecars.
 	longHolds     bool          // clients hold many locks, and for long
@@ -170,6 +171,7 @@ func drawPlan(seed uint64, r *random) plan {
 		p.drawCluster(seed)
 		p.drawClocks(seed)
 		p.drawOpenings(seed)
+		p.drawNodes(seed)
 		p.drawStore(seed)
 		return p // a world without faults
 	}
@@ -228,6 +230,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.drawCluster(seed)
 	p.drawClocks(seed)
 	p.drawOpenings(seed)
+	p.drawNodes(seed)
 	p.drawStore(seed)
 	return p
 }
@@ -305,14 +308,14 @@ func (p *plan) drawCluster(seed uint64) {
 	if !r.oneIn(4) {
 		return
 	}
-	wasOrdered := p.isOrdered() // and is, at the shard that does not fail
+	wasOrdered := p.isOrdered() // and is, at the node that does not fail
 	p.cluster = true
 	p.roleChanges, p.namelessServers, p.olderHost = 0, false, false
 	if p.faultEvery == 0 {
 		p.faultEvery = r.magnitude(20*ms, 5*sec)
 		if r.oneIn(2) || wasOrdered {
-			p.oneShardFails = true
-			p.commandBreaks, p.redisRestarts, p.shardStalls = r.magnitude(1, 8), r.magnitude(1, 20), r.magnitude(1, 20)
+			p.oneNodeFails = true
+			p.commandBreaks, p.redisRestarts, p.nodeStalls = r.magnitude(1, 8), r.magnitude(1, 20), r.magnitude(1, 20)
 			return
 		}
 	}
@@ -323,7 +326,7 @@ func (p *plan) drawCluster(seed uint64) {
 		p.promotions = r.magnitude(2, 20)
 	}
 	if r.oneIn(4) {
-		p.shardStalls = r.magnitude(2, 20)
+		p.nodeStalls = r.magnitude(2, 20)
 	}
 	if p.names == 1 && r.oneIn(2) {
 		p.names = 2
@@ -338,10 +341,28 @@ const openingsStream = 0x61736b75 // in the pinned seeds, no slot migrates key b
 func (p *plan) drawOpenings(seed uint64) {
 	var r random
 	r.Seed(seed, openingsStream)
-	if r.oneIn(2) || !p.cluster || p.oneShardFails {
+	if r.oneIn(2) || !p.cluster || p.oneNodeFails {
 		return
 	}
 	p.openings = r.magnitude(1, 8)
+}
+
+const nodesStream = 0x6e6f6465
+
+// drawNodes has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawNodes(seed uint64) {
+	var r random
+	r.Seed(seed, nodesStream)
+	if !p.cluster || p.oneNodeFails {
+		return
+	}
+	draw := func() int64 {
+		if r.oneIn(2) {
+			return 0
+		}
+		return r.magnitude(1, 8)
+	}
+	p.disagreements, p.newAddresses, p.lateAnswers = draw(), draw(), draw()
 }
 
 // drawClocks has random numbers of its own, like drawRoleChanges.
@@ -380,12 +401,12 @@ func (p *plan) drawRoleChanges(seed uint64) {
 }
 
 // isLossless reports whether every message arrives, so that no host ever has to find by
-// polling that a lock is free. With oneShardFails, that is so for the locks of the other shard.
+// polling that a lock is free. With oneNodeFails, that is so for the locks of the other node.
 func (p *plan) isLossless() bool {
-	if p.oneShardFails {
+	if p.oneNodeFails {
 		return true
 	}
-	return p.openings|p.migrations|p.promotions|p.shardStalls|p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
+	return p.openings|p.migrations|p.promotions|p.nodeStalls|p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|p.unsynced|
 		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
 		!p.deafHost && !p.deniedQueues
 }

@@ -58,7 +58,7 @@ func (w *world) onSubscribed(h *host, n int, s redisop.Shard) {
 	}
 	l.subscribed = true
 	if w.trace.on {
-		w.trace.add(w, n, h, "subscribed%s", w.shardString(s))
+		w.trace.add(w, n, h, "subscribed%s", w.nodeString(h.conns[s].node))
 	}
 	h.table.Subscribed(h.clock(w.now), s, lockNames[n])
 	w.afterInput(h)
@@ -72,7 +72,7 @@ func (w *world) onUnsubscribed(h *host, n int, s redisop.Shard) {
 	}
 	l.subscribed, l.deafSince = false, w.now
 	if w.trace.on {
-		w.trace.add(w, n, h, "unsubscribed%s", w.shardString(s))
+		w.trace.add(w, n, h, "unsubscribed%s", w.nodeString(h.conns[s].node))
 	}
 	h.table.Unsubscribed(h.clock(w.now), s, lockNames[n])
 	w.drain(h)
@@ -87,41 +87,46 @@ func (w *world) channelAt(s *server.Server, n int) *redis.Channel {
 		isSubscribed := false
 		w.sharers(n, func(n int) { isSubscribed = isSubscribed || conn.IsSubscribed(w.channels[n]) })
 		if isSubscribed {
-			c.Subscribers = append(c.Subscribers, conn.ID/maxShards)
+			c.Subscribers = append(c.Subscribers, conn.ID/maxConns)
 		}
 	}
-	if s == w.redis.shards[w.redis.owners[n]].server {
+	if s == w.redis.nodes[w.redis.owners[n]].server {
 		c.Subscribers = append(c.Subscribers, w.redis.waiting[w.counterOf(n)].Subscribers...)
 	}
 	return c
 }
 
-// publish publishes the release of a lock, at the shard that has it.
+// publish publishes the release of a lock, at the node that has it.
 func (w *world) publish(name int) {
-	s := w.redis.shards[w.redis.owners[name]].server
+	s := w.redis.nodes[w.redis.owners[name]].server
 	w.sharers(name, func(n int) { s.PublishLock(lockNames[n], w.plan.cluster) })
 }
 
-// reaches reports whether a shard counts a host as a receiver of what is published to it: its
+// reaches reports whether a node counts a host as a receiver of what is published to it: its
 // connection, or one that Redis does not know to be gone.
-func (w *world) reaches(h *host, s redisop.Shard) bool {
-	c := &h.conns[s]
-	return !h.mayNotSubscribe && (c.isListening && !c.dead && w.isAtMaster(h, s) || w.now < c.receivesUntil)
+func (w *world) reaches(h *host, x nodeID) bool {
+	for s := range h.shards {
+		c := &h.conns[s]
+		if c.node == x && !h.mayNotSubscribe && (c.isListening && !c.dead && w.isAtMaster(h, s) || w.now < c.receivesUntil) {
+			return true
+		}
+	}
+	return false
 }
 
 // Publish brings what a server published on the channel of a sidecar to those servers that are its replicas now, and to
-// the other shards of a Cluster. None of them counts as a receiver.
+// the other nodes of a Cluster. None of them counts as a receiver.
 func (w *world) Publish(from *server.Server, channel, text string) {
 	isTransfer := strings.HasPrefix(text, "transfer")
-	for i := range w.redis.shards {
-		shard := &w.redis.shards[i]
-		for _, s := range shard.former {
-			if shard.server == from && s.Receivers(channel) > 0 {
+	for i := range w.redis.nodes {
+		node := &w.redis.nodes[i]
+		for _, s := range node.former {
+			if node.server == from && s.Receivers(channel) > 0 {
 				w.check.meetIf(TransferReplicated, isTransfer)
 				s.PublishOwn(channel, text)
 			}
 		}
-		if s := shard.server; w.plan.cluster && s != nil && s != from && !shard.down && s.Receivers(channel) > 0 {
+		if s := node.server; w.plan.cluster && s != nil && s != from && !node.down && s.Receivers(channel) > 0 {
 			w.check.meetIf(TransferPassedOn, isTransfer)
 			s.PublishOwn(channel, text)
 		}

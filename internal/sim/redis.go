@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
@@ -18,14 +19,17 @@ const counterExpiry = 7 * 24 * 3600 * sec
 
 // redisServer is Redis.
 type redisServer struct {
-	shards     [maxShards]shard
-	owners     [maxNames]redisop.Shard // which shard has the slot of a lock
-	open       [maxNames]openSlot      // slots that migrate
-	runs       int                     // run ids that were given
-	spare      redisop.Shard           // that has no slots; 0: it is being promoted
-	former     redisop.Shard           // from which it takes over then
-	skew       int64                   // of its clock
-	jumpedBack int64                   // by how much its clock was set back, in all
+	nodes      [worldNodes]node
+	owners     [maxNames]nodeID   // which node has the slot of a lock; 0: none
+	bus        view               // what all nodes know in the end
+	views      [worldNodes]view   // what each knows
+	addresses  int                // that nodes had so far
+	open       [maxNames]openSlot // slots that migrate
+	runs       int                // run ids that were given
+	spare      nodeID             // that has no slots; 0: it is being promoted
+	former     nodeID             // from which it takes over then
+	skew       int64              // of its clock
+	jumpedBack int64              // by how much its clock was set back, in all
 	names      [maxNames]redisName
 	snapshot   [maxNames]redisName     // what a replica has
 	waiting    [maxNames]redis.Channel // Redisson clients that are subscribed
@@ -62,7 +66,7 @@ type redisName struct {
 	unannounced bool         // and no message was published
 	ghost       bool         // the key was written by an operation that its table had given up, or was restored from a replica
 	counterLost bool         // since the last draw
-	cameAt      int64        // when its slot was migrated to the shard that has it
+	cameAt      int64        // when its slot was migrated to the node that has it
 }
 
 // passed is tokens that went with a lock to another host.
@@ -93,17 +97,17 @@ func (w *world) initRedis() {
 	r.keepSnapshot(0)
 }
 
-// keepSnapshot has the replica of a shard catch up.
-func (r *redisServer) keepSnapshot(s redisop.Shard) {
+// keepSnapshot has the replica of a node catch up.
+func (r *redisServer) keepSnapshot(x nodeID) {
 	for n := range r.snapshot {
-		if r.shardOf(n, lockKey) == s {
+		if r.nodeOfKey(n, lockKey) == x {
 			r.keepSnapshotOf(n)
 		}
 	}
 }
 
-// shardOf returns the shard that has a key of a lock, or had it last.
-func (r *redisServer) shardOf(n int, key keySet) redisop.Shard {
+// nodeOfKey returns the node that has a key of a lock, or had it last.
+func (r *redisServer) nodeOfKey(n int, key keySet) nodeID {
 	if r.open[n].there&key != 0 {
 		return r.open[n].to
 	}
@@ -121,9 +125,9 @@ func (w *world) loseQueue(n int) {
 	w.redis.names[n].queue = new(redis.Queue)
 }
 
-// time is what TIME returns at a shard, in µs.
-func (w *world) time(s redisop.Shard) int64 {
-	return 1_700_000_000_000_000 + (w.now+w.redis.skew+w.redis.shards[s].skew)/µs
+// time is what TIME returns at a node, in µs.
+func (w *world) time(x nodeID) int64 {
+	return 1_700_000_000_000_000 + (w.now+w.redis.skew+w.redis.nodes[x].skew)/µs
 }
 
 // jumpClock sets Redis's clock, which is the wall clock of its machine: keys and counters
@@ -269,36 +273,39 @@ func (w *world) destroy(name int, why string) {
 	}
 }
 
-// restartRedis restarts a shard with its data, without, or with the data of a replica that
+// restartRedis restarts a node with its data, without, or with the data of a replica that
 // was behind.
-func (w *world) restartRedis(s redisop.Shard) {
-	w.stopServer(s)
+func (w *world) restartRedis(x nodeID) {
+	w.stopServer(x)
 	mode := w.random.below(3)
 	if w.trace.on {
-		w.trace.add(w, -1, nil, "Redis%s restarts, its data is %s", w.shardString(s), []string{"kept", "lost", "that of a replica that was behind"}[mode])
+		w.trace.add(w, -1, nil, "Redis%s restarts, its data is %s", w.nodeString(x), []string{"kept", "lost", "that of a replica that was behind"}[mode])
 	}
-	w.changeData(s, dataMode(mode))
-	w.after(w.random.magnitude(ms, 3*sec), event{kind: evRedisUp, shard: int8(s)})
+	w.changeData(x, dataMode(mode))
+	w.after(w.random.magnitude(ms, 3*sec), event{kind: evRedisUp, arg: int32(x)})
 }
 
-// stopServer ends the server of a shard, with its connections.
-func (w *world) stopServer(s redisop.Shard) {
-	w.redis.shards[s].down = true
-	w.abandonAll(s)
+// stopServer ends the server of a node, with its connections.
+func (w *world) stopServer(x nodeID) {
+	n := &w.redis.nodes[x]
+	n.down = true
+	w.abandonAll(x)
 	for i := range w.commands {
-		if cmd := &w.commands[i]; cmd.conn != nil && cmd.conn.ID%maxShards == int32(s) {
+		if cmd := &w.commands[i]; cmd.conn != nil && (cmd.conn.Server == n.server || slices.Contains(n.former, cmd.conn.Server)) {
 			cmd.isLost = true
 		}
 	}
 	for _, h := range w.hosts {
 		if !h.isDown() {
-			h.conns[s].late = false
-			w.breakConnection(h, s, true)
+			for c, s := range h.connsTo(x) {
+				c.late = false
+				w.breakConnection(h, s, true)
+			}
 		}
 	}
 }
 
-// dataMode is what becomes of the data of a shard whose server changes.
+// dataMode is what becomes of the data of a node whose server changes.
 type dataMode uint8
 
 const (
@@ -307,11 +314,11 @@ const (
 	dataOlder // that of a replica which was behind
 )
 
-// changeData changes the data of a shard whose server changes.
-func (w *world) changeData(s redisop.Shard, mode dataMode) {
+// changeData changes the data of a node whose server changes.
+func (w *world) changeData(x nodeID, mode dataMode) {
 	r := &w.redis
 	for n := range w.plan.names {
-		if r.owners[n] != s {
+		if r.owners[n] != x {
 			continue
 		}
 		name := &r.names[n]
@@ -338,7 +345,7 @@ func (w *world) changeData(s redisop.Shard, mode dataMode) {
 			name.queue = old.queue
 		}
 	}
-	r.keepSnapshot(s)
+	r.keepSnapshot(x)
 }
 
 // failOver gives a lock of a durable world the key that the replica has. Whatever a client was sent was
@@ -377,14 +384,14 @@ func (w *world) Confirmed(peer *server.Conn, replicas int) int {
 		return 0
 	}
 	peer.HasWritten = false
-	w.redis.keepSnapshot(s)
+	w.redis.keepSnapshot(w.nodeOf(peer.Server))
 	return replicas
 }
 
-func (w *world) onRedisUp(s redisop.Shard) {
-	w.newProcess(s)
+func (w *world) onRedisUp(x nodeID) {
+	w.newProcess(x)
 	if w.trace.on {
-		w.trace.add(w, -1, nil, "Redis%s is up", w.shardString(s))
+		w.trace.add(w, -1, nil, "Redis%s is up", w.nodeString(x))
 	}
 }
 
@@ -398,9 +405,9 @@ func (w *world) changeRoles() {
 		h.conns[0].troubleAt = w.now
 		h.conns[0].receivesUntil = 0
 	}
-	shard := &w.redis.shards[0]
-	shard.server.IsReplica = true
-	shard.former = append(shard.former, shard.server)
+	node := &w.redis.nodes[0]
+	node.server.IsReplica = true
+	node.former = append(node.former, node.server)
 	w.newServer(0)
 	w.check.meet(RolesChanged)
 	for _, h := range w.hosts {
@@ -410,9 +417,10 @@ func (w *world) changeRoles() {
 	}
 }
 
-// isAtMaster reports whether the server of a host's connection to a shard is the master.
+// isAtMaster reports whether the server of a host's connection to a node is the master.
 func (w *world) isAtMaster(h *host, s redisop.Shard) bool {
-	return h.conns[s].nextRun == w.redis.shards[s].run
+	c := &h.conns[s]
+	return c.nextRun == w.redis.nodes[c.node].run
 }
 
 // executeAtReplica executes an operation at a server that was the master before.
@@ -456,7 +464,8 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 		now, clock := w.Now(conn.Server)
 		return w.redis.probes.Execute(conn, r, i, now, clock)
 	}
-	h, s := w.hostOf(conn)
+	h, _ := w.hostOf(conn)
+	x := w.nodeOf(conn.Server)
 	record := w.commands[w.executing].records[i]
 	o := &w.ops[record]
 	o.executed, o.at = true, w.now
@@ -464,46 +473,39 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	if o.settled && o.res.Outcome == redisop.NotSent {
 		w.violation(invariant.Contract, int(o.name), "the store of host %d said that it did not send %s, which Redis executes", h.index, opString(o.op))
 	}
-	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(s))
+	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(x))
 	if conn.Server.IsReplica {
 		reply = w.executeAtReplica(h, o, &w.command)
 	} else {
-		reply = w.execute(h, s, o, conn, r, &w.command)
+		reply = w.execute(h, x, o, conn, r, &w.command)
 	}
 	w.ops[record].outcome = reply.Outcome
 	return reply, w.fieldOf(&reply, &w.redis.names[w.ops[record].name])
 }
 
-// receiversOf is how many connections a shard counts that receive what is published to a sidecar: the one that executes
+// receiversOf is how many connections a node counts that receive what is published to a sidecar: the one that executes
 // an operation.
 func (w *world) receiversOf(sidecar redis.Owner) int32 {
 	return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar], w.publishing)))
 }
 
 // Now is the time, and what TIME returns at a server.
-func (w *world) Now(s *server.Server) (now, clock int64) {
-	for i := range w.redis.shards {
-		if w.redis.shards[i].server == s {
-			return w.now, w.time(redisop.Shard(i))
-		}
-	}
-	return w.now, w.time(0)
-}
+func (w *world) Now(s *server.Server) (now, clock int64) { return w.now, w.time(w.nodeOf(s)) }
 
-// execute executes an operation at the master of a shard.
-func (w *world) execute(h *host, s redisop.Shard, o *operation, conn *server.Conn, r *server.Run, c *redis.Command) redis.Reply {
+// execute executes an operation at the master of a node.
+func (w *world) execute(h *host, x nodeID, o *operation, conn *server.Conn, r *server.Run, c *redis.Command) redis.Reply {
 	n := int(o.name)
 	w.expire(n)
 	name := &w.redis.names[n]
 	before, keysBefore := name.key, w.keysOf(n)
 	channel := w.channelAt(conn.Server, n)
-	if w.redis.owners[n] != s {
+	if w.redis.owners[n] != x {
 		w.check.meet(ExecutedAsking)
 		w.check.meetIf(PassedAsking, o.op.Kind != redisop.Renew && o.op.Kind != redisop.Check && o.op.Kind != redisop.Arrive)
 	}
 	c.Denied, c.Queue = w.denied(n), name.queue
 	c.ArrivesByClock, c.LowersLateScores = w.arrivesByClock, w.lowersLateScores
-	w.publishing, c.Receivers = s, w.receivers
+	w.publishing, c.Receivers = x, w.receivers
 	shared := &w.redis.names[w.counterOf(n)]
 	if shared.counter.HasExpired(w.now) { // also if what draws from it is a lock that passes on
 		w.loseCounter(w.counterOf(n), redis.Counter{})
@@ -537,7 +539,7 @@ func (w *world) execute(h *host, s redisop.Shard, o *operation, conn *server.Con
 		reply = c.Run(&name.key, counter, channel)
 	}
 	if w.isOpen(n) {
-		w.setKeysThere(n, w.keysOf(n)&^keysBefore, w.redis.open[n].to == s)
+		w.setKeysThere(n, w.keysOf(n)&^keysBefore, w.redis.open[n].to == x)
 	}
 	switch reply.Change {
 	case redis.Remove:
@@ -558,7 +560,7 @@ func (w *world) execute(h *host, s redisop.Shard, o *operation, conn *server.Con
 	w.noteFirst(n)
 	w.check.meetIf(FirstNotified, o.op.Kind == redisop.Drop && reply.Publication == redis.NotPublished && !reply.Passed && len(reply.Sent) > 0)
 	if reply.Publication != redis.NotPublished {
-		name.unannounced = w.redis.owners[n] != s
+		name.unannounced = w.redis.owners[n] != x
 		w.sharers(n, func(other int) {
 			if other != n {
 				conn.Server.PublishLock(lockNames[other], w.plan.cluster)
@@ -567,7 +569,7 @@ func (w *world) execute(h *host, s redisop.Shard, o *operation, conn *server.Con
 	}
 	if reply.Token != 0 {
 		w.check.meetIf(CounterLifted, w.hasClocks() && !reply.Made && drawnBefore < c.Floor && drawnBefore > 0)
-		w.check.meetIf(CounterBeganAboveClock, reply.Made && o.birth > w.time(s))
+		w.check.meetIf(CounterBeganAboveClock, reply.Made && o.birth > w.time(x))
 		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, o, reply.Made)
 	}
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {

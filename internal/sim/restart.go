@@ -186,7 +186,7 @@ func (w *world) end(h *host) {
 			w.disconnect(h, s)
 		}
 	}
-	for _, s := range w.shards() {
+	for s := range h.shards {
 		w.breakConnection(h, s, false)
 	}
 	for i := range w.ops {

@@ -59,27 +59,30 @@ const (
 	SlotOpened             // to be migrated key by key
 	SlotAbandoned          // whose migration had begun
 	OperationAsked         // an operation was answered ASK
-	AskNotSent             // an operation, because the shard that ASK named is not connected
-	ExecutedAsking         // an operation, by the shard to which its slot migrates
+	AskNotSent             // an operation, because the node that ASK named is not connected
+	ExecutedAsking         // an operation, by the node to which its slot migrates
 	PassedAsking           // the same, a Take or a Drop: all keys of its lock are there
 	TriedAgain             // an operation was answered TRYAGAIN
-	TransferAheadOfClock   // its tokens are not used: they are ahead of the clock of the shard, or below what its host knows
-	CounterLifted          // of a slot that came from a shard whose clock is behind
+	TransferAheadOfClock   // its tokens are not used: they are ahead of the clock of the node, or below what its host knows
+	CounterLifted          // of a slot that came from a node whose clock is behind
 	GrantedLingering       // a lock, which no operation was sent for since its last release
 	GrantedInOrder         // of the acquires of all hosts
 	HandedOverInOrder      // by a host that knows that no other one waits before
 	PassedToItself         // a lock, by a host whose next acquire arrived before those of others
 	TicketMoved            // to the arrival of the next acquire, because the first one is gone
 	GrantedToNone          // a lock, after the acquire that it was taken for was answered
-	SlotMigrated           // to another shard, with its data
-	ShardTakenOver         // by the spare
-	ShardStalled           // for a time
-	OperationMoved         // an operation reached a shard that does not have its lock
-	RoutedInFlight         // a host learned that a slot had moved while an operation was in flight at the shard before
+	OwnersDisagree         // a node answered MOVED, and the node that it names would name this one
+	NumberReused           // that a node had which left the Cluster
+	OldTopology            // a host took in what a node knows that has not learned of the last move
+	SlotMigrated           // to another node, with its data
+	NodeTakenOver          // by the spare
+	NodeStalled            // for a time
+	OperationMoved         // an operation reached a node that does not have its lock
+	RoutedInFlight         // a host learned that a slot had moved while an operation was in flight at the node before
 	RoutedHold             // a host learned that a slot had moved while a client had its lock
-	SubscriptionEnded      // because its slot left the shard
-	TransferPassedOn       // the message, by a shard that did not execute the transfer
-	ClockReported          // of a shard to which slots came
+	SubscriptionEnded      // because its slot left the node
+	TransferPassedOn       // the message, by a node that did not execute the transfer
+	ClockReported          // of a node to which slots came
 	FoundDead              // a connection, because the server was silent for too long
 	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
@@ -185,9 +188,12 @@ var situationNames = [situations]string{
 	PassedToItself:         "passed-to-itself",
 	TicketMoved:            "ticket-moved",
 	GrantedToNone:          "granted-to-none",
+	OwnersDisagree:         "owners-disagree",
+	NumberReused:           "number-reused",
+	OldTopology:            "old-topology",
 	SlotMigrated:           "slot-migrated",
-	ShardTakenOver:         "shard-taken-over",
-	ShardStalled:           "shard-stalled",
+	NodeTakenOver:          "node-taken-over",
+	NodeStalled:            "node-stalled",
 	OperationMoved:         "operation-moved",
 	RoutedInFlight:         "routed-in-flight",
 	RoutedHold:             "routed-hold",

@@ -66,7 +66,7 @@ type world struct {
 	items           server.Items        // the same
 	channel         redis.Channel       // the same
 	command         redis.Command       // the same
-	publishing      redisop.Shard       // that executes an operation
+	publishing      nodeID              // that executes an operation
 	receivers       func(sidecar redis.Owner) int32
 
 	prefixes []string         // of owner fields
@@ -108,9 +108,12 @@ const (
 	evFailInFlight                    // the store fails what the dead connection carried
 	evConnect                         // the store tries to connect
 	evConnected                       // and has done so
-	evTopology                        // the host learns which shards have the slots
+	evTopology                        // the host looks at its Map of the Cluster
+	evAnswered                        // a node answered which nodes have the slots
+	evSpread                          // a node learns the state of the Cluster
+	evTaken                           // a node takes a slot that another one gave up
 	evMoveKey                         // a key of a slot that migrates is moved, or the slot is
-	evPromoted                        // the spare shard has taken over the slots of another
+	evPromoted                        // the spare has taken over the slots of another
 	evClient                          // a client acts
 	evOpen                            // a client connects
 	evRedisson                        // a Redisson client acts
@@ -267,7 +270,7 @@ func (w *world) endPhase(idle bool) {
 func (w *world) handle(e event) {
 	var h *host
 	switch e.kind {
-	case evExec, evRedisson, evFault, evRedisUp, evPromoted, evMoveKey, evRepair, evNothing:
+	case evExec, evRedisson, evFault, evRedisUp, evPromoted, evSpread, evTaken, evMoveKey, evRepair, evNothing:
 	default:
 		h = w.hosts[e.host]
 		if h.suspended && e.kind != evResume {
@@ -291,15 +294,21 @@ func (w *world) handle(e event) {
 			w.handHeld(h, s)
 		}
 	case evConnect:
-		w.connect(h, redisop.Shard(e.shard), e.gen)
+		w.connect(h, redisop.Shard(e.shard), e)
 	case evConnected:
 		w.onConnected(h, e)
 	case evTopology:
-		w.learnTopology(h)
+		w.onTopology(h, e)
+	case evAnswered:
+		w.onAnswered(h, e)
+	case evSpread:
+		w.onSpread(nodeID(e.arg))
+	case evTaken:
+		w.onTaken(int(e.name), nodeID(e.arg))
 	case evMoveKey:
 		w.moveKey(int(e.name))
 	case evPromoted:
-		w.onPromoted(redisop.Shard(e.shard))
+		w.onPromoted(nodeID(e.arg))
 	case evClient:
 		s := &h.sessions[e.arg]
 		if s.gen != e.gen {
@@ -325,7 +334,7 @@ func (w *world) handle(e event) {
 	case evFault:
 		w.drawFaults()
 	case evRedisUp:
-		w.onRedisUp(redisop.Shard(e.shard))
+		w.onRedisUp(nodeID(e.arg))
 	case evRepair:
 		w.repair(int(e.name))
 	case evStart:

@@ -156,10 +156,12 @@ func TestAskNamesANodeThatIsNotKnown(t *testing.T) {
 	ms := mastersOf(t, func(c *Config) {
 		c.on(Results, func(e Event) { got <- e.Results })
 	})
-	for i := range cluster.MaxShards {
-		ms.m.At(0, fmt.Sprintf("127.0.0.1:%d", 1+i))
-	}
-	_ = ms.m.Effects() // they are not connected
+	ms.with(func(m *guarded) {
+		for i := range cluster.MaxShards {
+			m.At(0, fmt.Sprintf("127.0.0.1:%d", 1+i))
+		}
+		_ = m.Effects() // they are not connected
+	})
 	ms.askThere(wire.Redirect{Slot: 1, Address: "127.0.0.2:1"}, []redisop.Op{{Kind: redisop.Take, Name: "a", Shard: 7}})
 	if res := recv(t, got, "results"); len(res) != 1 || res[0].Outcome != redisop.NotSent || res[0].Name != "a" || res[0].Shard != 7 || res[0].Msg == "" {
 		t.Errorf("%+v", res)

@@ -126,10 +126,9 @@ func TestRealCluster(t *testing.T) {
 	})
 
 	t.Run("what hosts publish", func(t *testing.T) {
-		retry := func() time.Duration {
-			r.masters.mu.Lock()
-			defer r.masters.mu.Unlock()
-			return r.masters.m.Retry()
+		retry := func() (d time.Duration) {
+			r.masters.with(func(m *guarded) { d = m.Retry() })
+			return d
 		}
 		if got, want := retry(), redisop.TopologyRetry(0, 3, 3); got != want {
 			t.Errorf("before the first announcement, a node is asked each %v, want %v", got, want)

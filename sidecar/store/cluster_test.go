@@ -51,10 +51,9 @@ func (ms *masters) moved(slot uint16, address string) {
 }
 
 // asksSoon reports whether a node is asked within a second.
-func (ms *masters) asksSoon() bool {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	return ms.m.Next() < protocol.Now()+int64(time.Second)
+func (ms *masters) asksSoon() (is bool) {
+	ms.with(func(m *guarded) { is = m.Next() < protocol.Now()+int64(time.Second) })
+	return is
 }
 
 // refresh has a node asked soon.

@@ -31,7 +31,7 @@ func (s *Store) Announce(h lookup.Host) {
 		}
 		next, hosts, err := lookup.ReadAnnounced(replies)
 		if s.masters != nil {
-			s.masters.setHosts(hosts)
+			s.masters.with(func(m *guarded) { m.Hosts(hosts) })
 		}
 		if err == nil {
 			s.prune(lookup.NewPrune(keys, next))

@@ -21,8 +21,9 @@ func newMasters(cfg Config, d *link.Dialer, shared *link.Shared, connect func(*s
 	if _, rest, isTagged := strings.Cut(cfg.KeyPrefix, "{"); isTagged && strings.Contains(rest, "}") && cfg.Log != nil {
 		cfg.Log.Info("the key prefix has a hash tag: all locks of this host are in one slot, so one master of the Cluster has all of them")
 	}
-	c := cluster.Config{Place: d.Address, Keys: d.Keys, NotYet: d.NotYet(), Last: cfg.Last, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
-	ms := &masters{cfg: cfg, keys: d.Keys, shared: shared, connect: connect, wake: make(chan struct{}, 1), m: cluster.New(c, d.Nodes), login: d}
+	c := cluster.Config{Place: d.Address, Slots: redisop.Slots, SlotOf: d.Keys.SlotOf, Tagged: d.Keys.Tagged, NotYet: d.NotYet(), Last: cfg.Last, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	m := cluster.New(c, d.Nodes)
+	ms := &masters{cfg: cfg, keys: d.Keys, shared: shared, connect: connect, wake: make(chan struct{}, 1), owner: m.Owner, behindMu: guarded{Map: m, login: d}}
 	ms.shards.Store(&[]*shard{nil})
 	ms.ctx, ms.stop = context.WithCancel(context.Background())
 	return ms
@@ -32,17 +33,18 @@ func newMasters(cfg Config, d *link.Dialer, shared *link.Shared, connect func(*s
 // are delivered, by whichever goroutine: the results of operations that were not executed follow.
 func (ms *masters) update(input func(m *cluster.Map, now int64)) {
 	ms.delivering.Lock()
-	ms.mu.Lock()
-	input(ms.m, protocol.Now())
-	effects := ms.m.Effects()
-	if next := ms.m.Next(); next < ms.armed {
-		ms.armed = next
-		select {
-		case ms.wake <- struct{}{}:
-		default:
+	var effects []cluster.Effect
+	ms.with(func(m *guarded) {
+		input(m.Map, protocol.Now())
+		effects = m.Effects()
+		if next := m.Next(); next < m.armed {
+			m.armed = next
+			select {
+			case ms.wake <- struct{}{}:
+			default:
+			}
 		}
-	}
-	ms.mu.Unlock()
+	})
 	var opened, gone []*shard
 	for i := range effects {
 		switch e := &effects[i]; e.Kind {
@@ -134,11 +136,11 @@ func (ms *masters) end(gone []*shard) {
 		s.log.Info("this node has left the Cluster: it is connected no more")
 		ms.cfg.tell(Event{Kind: Down, Shard: s.n, Text: "this master of the Cluster is not connected yet"}) // the next one with this number
 	}
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	for _, s := range gone {
-		ms.m.Ended(s.n)
-	}
+	ms.with(func(m *guarded) {
+		for _, s := range gone {
+			m.Ended(s.n)
+		}
+	})
 }
 
 // run learns which master has which slot, until close.
@@ -152,31 +154,23 @@ func (ms *masters) run() {
 		case <-ms.ctx.Done():
 			return
 		}
-		if ms.isDue() {
+		isDue := false
+		if ms.with(func(m *guarded) { isDue = protocol.Now() >= m.Next() }); isDue {
 			ms.learn()
 		}
-		ms.mu.Lock()
-		ms.armed = ms.m.Next()
-		wait := time.Duration(ms.armed - protocol.Now())
-		ms.mu.Unlock()
-		look.Reset(wait)
+		ms.with(func(m *guarded) {
+			m.armed = m.Next()
+			look.Reset(time.Duration(m.armed - protocol.Now()))
+		})
 	}
-}
-
-func (ms *masters) isDue() bool {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	return protocol.Now() >= ms.m.Next()
 }
 
 // learn asks nodes until one answers, and then the masters of open slots.
 func (ms *masters) learn() {
 	ms.readLogin()
-	ms.mu.Lock()
-	askable := ms.m.Due(protocol.Now())
-	ms.mu.Unlock()
+	var askable, openMasters, reasons []string
+	ms.with(func(m *guarded) { askable = m.Due(protocol.Now()) })
 	why := ""
-	var reasons []string
 	for _, address := range askable {
 		t, err := ms.ask(address)
 		if ms.ctx.Err() != nil {
@@ -197,10 +191,8 @@ func (ms *masters) learn() {
 	if why != "" {
 		ms.update(func(m *cluster.Map, _ int64) { m.NotLearned(strings.Join(reasons, "; ")) })
 	}
-	ms.mu.Lock()
-	masters := ms.m.OpenMasters()
-	ms.mu.Unlock()
-	for _, address := range masters {
+	ms.with(func(m *guarded) { openMasters = m.OpenMasters() })
+	for _, address := range openMasters {
 		_, _ = ms.ask(address)
 	}
 	ms.update(func(m *cluster.Map, now int64) { m.Rest(now) })
@@ -212,9 +204,8 @@ func (ms *masters) ask(address string) (*cluster.Topology, error) {
 	askedAt := protocol.Now()
 	ctx, cancel := context.WithTimeout(ms.ctx, link.TopologyTimeout)
 	defer cancel()
-	ms.mu.Lock()
-	s := ms.get(ms.m.ShardOf(address))
-	ms.mu.Unlock()
+	var s *shard
+	ms.with(func(m *guarded) { s = ms.get(m.ShardOf(address)) })
 	text, isAnswered := "", false
 	var err error
 	if s != nil {
@@ -230,40 +221,37 @@ func (ms *masters) ask(address string) (*cluster.Topology, error) {
 	if err != nil {
 		return nil, wire.Unavailablef("Redis at %s cannot be understood: %v", address, err)
 	}
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	ms.m.Confirmed(protocol.Now(), t, address)
+	ms.with(func(m *guarded) { m.Confirmed(protocol.Now(), t, address) })
 	return t, nil
 }
 
 // at returns the way to a node. Nodes announce IP addresses, for which there are no certificates: the
 // name in the certificate is that of the URL then.
-func (ms *masters) at(address string) *link.Dialer {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	return ms.login.At(address)
+func (ms *masters) at(address string) (d *link.Dialer) {
+	ms.with(func(m *guarded) { d = m.login.At(address) })
+	return d
 }
 
 // relogin returns the way to a node with the user and the password of a URL that was read again, which
 // must name the same Cluster.
-func (ms *masters) relogin(d *link.Dialer, address string) (*link.Dialer, error) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	if !slices.ContainsFunc(d.Nodes, ms.m.Knows) || d.HasTLS() != ms.login.HasTLS() {
-		return nil, namesAnother(d)
-	}
-	ms.login = d
-	ms.m.Seeds(d.Nodes)
-	return d.At(address), nil
+func (ms *masters) relogin(d *link.Dialer, address string) (at *link.Dialer, err error) {
+	ms.with(func(m *guarded) {
+		if !slices.ContainsFunc(d.Nodes, m.Knows) || d.HasTLS() != m.login.HasTLS() {
+			err = namesAnother(d)
+			return
+		}
+		m.login = d
+		m.Seeds(d.Nodes)
+		at = d.At(address)
+	})
+	return at, err
 }
 
 // readLogin reads the user and the password of the Redis URL again, if no node could be asked with those
 // that were read last. A connection to a master does so by itself.
 func (ms *masters) readLogin() {
-	ms.mu.Lock()
-	wasAsked := ms.m.Trouble() == ""
-	ms.mu.Unlock()
-	if wasAsked || ms.cfg.ReadURL == nil {
+	wasAsked := false
+	if ms.with(func(m *guarded) { wasAsked = m.Trouble() == "" }); wasAsked || ms.cfg.ReadURL == nil {
 		return
 	}
 	if d, err := ms.cfg.readAgain(); err == nil {
@@ -297,9 +285,8 @@ func (ms *masters) onDown(n redisop.Shard, err error) error {
 // returns what a successor is to know then.
 func (ms *masters) onResults(results []redisop.Result, raised *wire.Identity) *wire.Identity {
 	if raised != nil {
-		ms.mu.Lock()
-		id := ms.m.Raised(protocol.Now(), raised)
-		ms.mu.Unlock()
+		var id wire.Identity
+		ms.with(func(m *guarded) { id = m.Raised(protocol.Now(), raised) })
 		raised = &id
 	}
 	for i := range results {
@@ -311,17 +298,9 @@ func (ms *masters) onResults(results []redisop.Result, raised *wire.Identity) *w
 }
 
 // floorAt is the largest floor of all nodes.
-func (ms *masters) floorAt(now int64) int64 {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	return ms.m.FloorAt(now)
-}
-
-// setHosts notes how many hosts use this Cluster; 0: it is not known.
-func (ms *masters) setHosts(n int) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	ms.m.Hosts(n)
+func (ms *masters) floorAt(now int64) (floor int64) {
+	ms.with(func(m *guarded) { floor = m.FloorAt(now) })
+	return floor
 }
 
 // do sends operations, each to its shard.
@@ -341,11 +320,11 @@ func (ms *masters) do(ops []redisop.Op) {
 
 // refuse delivers results, from a goroutine of its own.
 func (ms *masters) refuse(results []redisop.Result) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	if !ms.isClosed {
-		ms.done.Go(func() { ms.cfg.tell(Event{Kind: Results, Results: results}) })
-	}
+	ms.with(func(m *guarded) {
+		if !m.IsClosed() {
+			ms.done.Go(func() { ms.cfg.tell(Event{Kind: Results, Results: results}) })
+		}
+	})
 }
 
 // askThere sends operations to the node that has their keys already, although another one has the slot.
@@ -366,11 +345,11 @@ func (ms *masters) shardOf(r wire.Redirect) *shard {
 }
 
 // has reports whether a shard has a slot.
-func (ms *masters) has(n redisop.Shard, slot uint16) bool { return ms.m.Owner(slot) == n }
+func (ms *masters) has(n redisop.Shard, slot uint16) bool { return ms.owner(slot) == n }
 
 // ofKey returns the shard that has the slot of a key; if none has, any.
 func (ms *masters) ofKey(key string) *shard {
-	if s := ms.get(ms.m.Owner(wire.SlotOf(key))); s != nil {
+	if s := ms.get(ms.owner(wire.SlotOf(key))); s != nil {
 		return s
 	}
 	for _, s := range *ms.shards.Load() {
@@ -391,12 +370,7 @@ func (ms *masters) get(n redisop.Shard) *shard {
 
 // close ends all connections, for as long as ctx allows.
 func (ms *masters) close(ctx context.Context) error {
-	ms.delivering.Lock() // what is opened now is among the shards
-	ms.mu.Lock()
-	ms.isClosed = true
-	ms.m.Close()
-	ms.mu.Unlock()
-	ms.delivering.Unlock()
+	ms.update(func(m *cluster.Map, _ int64) { m.Close() }) // what was opened before is among the shards
 	ms.stop()
 	ms.done.Wait()
 	shards := *ms.shards.Load()

@@ -47,9 +47,22 @@ type masters struct {
 
 	delivering sync.Mutex // held while effects are carried out, so that they come in their order; locked before mu and those of links
 
-	mu       sync.Mutex // guards what follows; never held during I/O, a callback or the call of a link
-	m        *cluster.Map
-	armed    int64        // when run looks at the Map again
-	login    *link.Dialer // what the URL says, with the user and the password that were read last
-	isClosed bool         // nothing else is begun
+	owner func(slot uint16) redisop.Shard // of the Map; it may be called at any time
+
+	mu       sync.Mutex // guards what with gives; never held during I/O, a callback or the call of a link
+	behindMu guarded
+}
+
+// guarded is what the mutex of masters guards: only with leads to it.
+type guarded struct {
+	*cluster.Map
+	armed int64        // when run looks at the Map again
+	login *link.Dialer // what the URL says, with the user and the password that were read last
+}
+
+// with gives f what the mutex guards. f does nothing of which the Map makes an effect: that is for update.
+func (ms *masters) with(f func(m *guarded)) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	f(&ms.behindMu)
 }

@@ -25,9 +25,8 @@ func (s *Store) Shards() (shards []ShardState) {
 	if ms == nil {
 		return nil
 	}
-	ms.mu.Lock()
-	all := ms.m.Masters()
-	ms.mu.Unlock()
+	var all []cluster.Master
+	ms.with(func(m *guarded) { all = m.Masters() })
 	for _, m := range all {
 		state := ShardState{Shard: m.Shard, Address: m.Address, Slots: m.Slots}
 		if sh := ms.get(m.Shard); sh != nil {
@@ -43,21 +42,17 @@ func (s *Store) Shards() (shards []ShardState) {
 func (s *Store) Redirects() pipeline.Redirects { return s.shared.Redirected() }
 
 // TopologyChanges: see Redirects.
-func (s *Store) TopologyChanges() uint64 {
-	if s.masters == nil {
-		return 0
+func (s *Store) TopologyChanges() (n uint64) {
+	if s.masters != nil {
+		s.masters.with(func(m *guarded) { n = m.Changes() })
 	}
-	s.masters.mu.Lock()
-	defer s.masters.mu.Unlock()
-	return s.masters.m.Changes()
+	return n
 }
 
 // OpenSlots returns the slots of a Cluster that are open for too long, the smallest first.
-func (s *Store) OpenSlots() []cluster.OpenSlot {
-	if s.masters == nil {
-		return nil
+func (s *Store) OpenSlots() (open []cluster.OpenSlot) {
+	if s.masters != nil {
+		s.masters.with(func(m *guarded) { open = m.OpenSlots(protocol.Now()) })
 	}
-	s.masters.mu.Lock()
-	defer s.masters.mu.Unlock()
-	return s.masters.m.OpenSlots(protocol.Now())
+	return open
 }

@@ -81,9 +81,11 @@ func tryCluster(ctx context.Context, cfg Config, d *link.Dialer) (Found, error) 
 	ms := newMasters(cfg, d, nil, nil)
 	defer ms.stop()
 	defer context.AfterFunc(ctx, ms.stop)()
+	var askable []string
+	ms.with(func(m *guarded) { askable = m.Askable() })
 	var t *cluster.Topology
 	var err error
-	for _, node := range ms.m.Askable() {
+	for _, node := range askable {
 		if t, err = ms.ask(node); err == nil {
 			break
 		}

@@ -111,7 +111,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a move ends an attempt to connect to the old master",
 		in:   "sidecar/store/link (*sentinels).move",
-		find: "if s.attempt.cancel != nil && s.attempt.address != address {",
+		find: "if w.attempt.cancel != nil && w.attempt.address != address {",
 		put:  "if false {",
 		by:   test("sidecar/store", "TestMoveEndsAnAttemptToConnect"),
 	},
@@ -217,7 +217,7 @@ var topologyMutants = []mutant{
 		rule: "the messages of all Sentinels are received",
 		in:   "sidecar/store/link (*sentinels).notListened",
 		find: "if !a.isListened {",
-		put:  "if !a.isListened && len(s.asked)%2 == 1 {",
+		put:  "if !a.isListened && len(w.asked)%2 == 1 {",
 		by:   test("sidecar/store", "TestMessagesOfAllSentinelsAreReceived"),
 	},
 	{
@@ -451,6 +451,13 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestTokensOfTheNewOwnerAreAboveThoseOfTheOneBefore"),
 	},
 	{
+		rule: "a host's floor of tokens is the largest of all nodes",
+		in:   "sidecar/store/cluster (*Map).Raised",
+		find: "!m.floor.Known() || floor > m.floor.Above(now)",
+		put:  "!m.floor.Known()",
+		by:   simulation,
+	},
+	{
 		rule: "the floor of a connection that is taken into use is lifted again",
 		in:   "sidecar/store/link (*Link).liftIdentity",
 		find: "floor > id.Above(now)",
@@ -502,7 +509,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a host learns how many hosts there are when it announces itself",
 		in:   "sidecar/store (*Store).Announce",
-		find: "s.masters.setHosts(hosts)",
+		find: "m.Hosts(hosts)",
 		put:  "_ = hosts",
 		by:   test("sidecar/store", "TestRealCluster"),
 	},
@@ -587,8 +594,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "the lock of a probe is one of the node",
 		in:   "sidecar/store/cluster (*Map).chooseProbeLock",
-		find: "m.Owner(keys.SlotOf(name)) == n",
-		put:  "m.Owner(keys.SlotOf(name)) != n",
+		find: "m.Owner(m.cfg.SlotOf(name)) == n",
+		put:  "m.Owner(m.cfg.SlotOf(name)) != n",
 		by:   test("sidecar/store", "TestProbeLockIsOneOfTheNode"),
 	},
 	{

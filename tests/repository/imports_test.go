@@ -44,8 +44,8 @@ var bans = []ban{
 	},
 	{
 		from: "internal/sim", to: []string{"./..."},
-		except: []string{"./internal/sim/...", "./sidecar/locktable/...", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
-		why:    "the simulation drives the lock table and the Machine of the store: its Redis, network and clients are its own",
+		except: []string{"./internal/sim/...", "./sidecar/locktable/...", "./sidecar/store/cluster", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "the simulation drives the lock table, and the Machine and the Map of the store: its Redis, network and clients are its own",
 	},
 	{
 		from: "internal/sim/explore/pipeline", to: []string{"./..."},

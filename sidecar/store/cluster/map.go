@@ -22,15 +22,15 @@ func (m *Map) Learned(now int64, t *Topology, from string) (why string) {
 			known++
 		}
 	}
-	if t.Covered < redisop.Slots && 2*known <= all && all > 0 || t.Covered == 0 {
-		return fmt.Sprintf("it knows masters of %d of the %d slots only", t.Covered, redisop.Slots)
+	if t.Covered < m.cfg.Slots && 2*known <= all && all > 0 || t.Covered == 0 {
+		return fmt.Sprintf("it knows masters of %d of the %d slots only", t.Covered, m.cfg.Slots)
 	}
 	if !m.isSame(t, from) {
 		return fmt.Sprintf("Redis at %s is a node of another Cluster by now", from)
 	}
 	m.id, m.nodes, m.aliases, m.replicas = t.ID, t.Nodes, t.aliases, t.replicas
-	for slot := range t.owners {
-		address := t.owners[slot]
+	for slot := range m.owners {
+		address := t.owner(slot)
 		epoch := t.Masters[address]
 		owner := m.Owner(uint16(slot))
 		if s := m.get(owner); s != nil && s.isUp && epoch < m.epochs[slot] || m.moves[slot].last > t.askedAt {
@@ -186,7 +186,7 @@ func (m *Map) Raised(now int64, id *wire.Identity) wire.Identity {
 // Drew takes in that a shard drew a token of a lock that another shard has by now: the tokens of that one are to be above
 // it. It came after the route.
 func (m *Map) Drew(now int64, n redisop.Shard, name string, token uint64) {
-	if owner := m.Owner(m.cfg.Keys.SlotOf(name)); owner != n && m.get(owner) != nil {
+	if owner := m.Owner(m.cfg.SlotOf(name)); owner != n && m.get(owner) != nil {
 		m.lifts = append(m.lifts, Effect{Kind: Lift, Shard: owner, Floor: wire.Identity{Floor: int64(token), FloorAt: now}})
 	}
 }
@@ -199,6 +199,9 @@ func (m *Map) Hosts(n int) { m.schedule.hosts = n }
 
 // Close has no shard be added any more.
 func (m *Map) Close() { m.isClosed = true }
+
+// IsClosed reports whether Close was called.
+func (m *Map) IsClosed() bool { return m.isClosed }
 
 // --- Outputs ---
 
@@ -240,7 +243,7 @@ type Master struct {
 
 // Masters returns the masters that have slots, and the slots that have none, by their shards.
 func (m *Map) Masters() (masters []Master) {
-	left := redisop.Slots
+	left := m.cfg.Slots
 	for n, s := range m.shards {
 		if s != nil && s.slots > 0 {
 			left -= s.slots

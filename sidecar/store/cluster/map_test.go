@@ -23,8 +23,8 @@ type testMap struct {
 
 func newMap(t *testing.T) *testMap {
 	t.Helper()
-	rnd := harness.Random(t)
-	c := Config{Place: portAt(1), Keys: wire.NewKeyspace(""), NotYet: "it is not connected yet", Rand: rand.New(rand.NewPCG(rnd.Uint64(), rnd.Uint64()))}
+	rnd, keyspace := harness.Random(t), wire.NewKeyspace("")
+	c := Config{Place: portAt(1), Slots: redisop.Slots, SlotOf: keyspace.SlotOf, NotYet: "it is not connected yet", Rand: rand.New(rand.NewPCG(rnd.Uint64(), rnd.Uint64()))}
 	return &testMap{New(c, []string{portAt(1)}), t, int64(time.Hour)}
 }
 
@@ -287,7 +287,7 @@ func TestFloorIsLiftedBeforeTheRoute(t *testing.T) {
 		t.Errorf("%+v", effects)
 	}
 	name := "lock"
-	slot := m.cfg.Keys.SlotOf(name)
+	slot := m.cfg.SlotOf(name)
 	m.Drew(m.now, m.Owner(slot), name, 7)
 	if effects := m.Effects(); len(effects) != 0 {
 		t.Errorf("the owner drew a token: %+v", effects)

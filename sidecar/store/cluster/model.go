@@ -16,8 +16,10 @@ import (
 
 // Config is what stays for as long as a Map.
 type Config struct {
-	Place  string        // that the first URL names, for people
-	Keys   wire.Keyspace // of the locks
+	Place  string // that the first URL names, for people
+	Slots  int    // of the Cluster: redisop.Slots, or fewer in a simulation
+	SlotOf func(name string) uint16
+	Tagged bool          // all locks have one slot
 	NotYet string        // the sentence for the time before a node was asked
 	Last   wire.Identity // what a successor of an earlier process was given
 	Rand   *rand.Rand    // when and in which order nodes are asked: hosts do not ask in step
@@ -35,7 +37,7 @@ type Config struct {
 // master that is connected; MOVED always does, because the node that answers it does not serve the slot.
 type Map struct {
 	cfg    Config
-	owners [redisop.Slots]atomic.Uint32
+	owners []atomic.Uint32 // by slot
 
 	seeds     []string // the nodes of the URL that was read last
 	shards    []*shard // by redisop.Shard; nil: it is none, as the first one
@@ -45,12 +47,12 @@ type Map struct {
 	nodes     map[string]bool   // the same
 	aliases   map[string]string // the same
 	replicas  []string          // nodes that have no slots, and can be asked
-	epochs    [redisop.Slots]uint64
-	moves     [redisop.Slots]slotMoves
-	floor     wire.Identity // the largest floor of tokens of all nodes
-	isClosed  bool          // no shard is added
-	trouble   string        // why no node can be asked; "": one was
-	changes   uint64        // how often slots got other masters
+	epochs    []uint64          // by slot
+	moves     []slotMoves       // the same
+	floor     wire.Identity     // the largest floor of tokens of all nodes
+	isClosed  bool              // no shard is added
+	trouble   string            // why no node can be asked; "": one was
+	changes   uint64            // how often slots got other masters
 
 	open     openSlots
 	schedule schedule
@@ -164,5 +166,8 @@ const (
 
 // New returns a Map that knows no node but those of the URL.
 func New(c Config, seeds []string) *Map {
-	return &Map{cfg: c, seeds: seeds, shards: []*shard{nil}, byAddress: make(map[string]redisop.Shard), floor: c.Last, trouble: c.NotYet}
+	return &Map{
+		cfg: c, seeds: seeds, shards: []*shard{nil}, byAddress: make(map[string]redisop.Shard), floor: c.Last, trouble: c.NotYet,
+		owners: make([]atomic.Uint32, c.Slots), epochs: make([]uint64, c.Slots), moves: make([]slotMoves, c.Slots),
+	}
 }

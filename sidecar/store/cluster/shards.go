@@ -104,8 +104,8 @@ func (m *Map) lift(n redisop.Shard) {
 // chooseProbeLock returns the lock that probes of a shard take: its name has a number, with which its slot is one of
 // those of the shard; "": the shard has no slot for one.
 func (m *Map) chooseProbeLock(n redisop.Shard) string {
-	s, keys := m.shards[n], &m.cfg.Keys
-	has := func(name string) bool { return name != "" && m.Owner(keys.SlotOf(name)) == n }
+	s := m.shards[n]
+	has := func(name string) bool { return name != "" && m.Owner(m.cfg.SlotOf(name)) == n }
 	switch {
 	case s.slots == 0:
 		return ""
@@ -113,10 +113,10 @@ func (m *Map) chooseProbeLock(n redisop.Shard) string {
 		return s.probeLock
 	case has(wire.ProbeLock):
 		return wire.ProbeLock
-	case keys.Tagged:
+	case m.cfg.Tagged:
 		return "" // all names are in the slot of the tag, at another master
 	}
-	for i := range 4 * redisop.Slots {
+	for i := range 4 * m.cfg.Slots {
 		if name := wire.ProbeLock + strconv.Itoa(i); has(name) {
 			return name
 		}

@@ -16,11 +16,11 @@ type Topology struct {
 	Masters map[string]uint64 // the config epoch of each master that has slots, by address
 	Covered int               // slots that have a master
 
-	aliases  map[string]string     // the address of a node, by that with its host name
-	replicas []string              // addresses of all other nodes that are not down
-	owners   [redisop.Slots]string // the address of the master; "": none has the slot
-	moving   map[uint16]string     // the slots that the node itself moves to another one, and the address of that; "": it is not known
-	askedAt  int64                 // before which it was not asked for, CLOCK_BOOTTIME in ns
+	aliases  map[string]string // the address of a node, by that with its host name
+	replicas []string          // addresses of all other nodes that are not down
+	owners   []string          // the address of the master, by slot; "": none has it, nor those that are not here
+	moving   map[uint16]string // the slots that the node itself moves to another one, and the address of that; "": it is not known
+	askedAt  int64             // before which it was not asked for, CLOCK_BOOTTIME in ns
 }
 
 // ParseTopology reads the answer to CLUSTER NODES, which every version of Redis has, of a node at an
@@ -86,6 +86,9 @@ func ParseTopology(text, asked string, askedAt int64) (*Topology, error) {
 			if err1 != nil || err2 != nil || from > to || to >= redisop.Slots {
 				return nil, fmt.Errorf("a line of CLUSTER NODES has the slots %.32q", field)
 			}
+			if more := int(to) + 1 - len(t.owners); more > 0 {
+				t.owners = append(t.owners, make([]string, more)...)
+			}
 			for slot := from; slot <= to; slot++ {
 				if t.owners[slot] == "" {
 					t.Covered++
@@ -102,6 +105,14 @@ func ParseTopology(text, asked string, askedAt int64) (*Topology, error) {
 		t.moving[slot] = addresses[id]
 	}
 	return t, nil
+}
+
+// owner is the address of the master of a slot; "": none has it.
+func (t *Topology) owner(slot int) string {
+	if slot < len(t.owners) {
+		return t.owners[slot]
+	}
+	return ""
 }
 
 // has reports whether the node at an address is a master that has slots.

@@ -21,11 +21,11 @@ func nodeLine(address, flags string, epoch int, slots ...string) string {
 func (t *Topology) owns(address string) string {
 	var ranges []string
 	for slot := 0; slot < redisop.Slots; slot++ {
-		if t.owners[slot] != address {
+		if t.owner(slot) != address {
 			continue
 		}
 		first := slot
-		for slot+1 < redisop.Slots && t.owners[slot+1] == address {
+		for slot+1 < redisop.Slots && t.owner(slot+1) == address {
 			slot++
 		}
 		text := strconv.Itoa(first)

@@ -64,9 +64,17 @@ type sentinels struct {
 
 	asking sync.WaitGroup // goroutines that ask one Sentinel
 
-	mu      sync.Mutex // guards what follows; held while notes are reported, so that they come in order
+	master  string        // its name
+	timeout time.Duration // of a question
+
+	mu       sync.Mutex // guards what with gives; held while notes are reported, so that they come in order
+	behindMu watched
+}
+
+// watched is what the mutex of sentinels guards: only with leads to it.
+type watched struct {
+	*sentinel.Group
 	url     *sentinelGroup
-	group   *sentinel.Group
 	asked   map[*sentinel.Member]*asked
 	attempt attempt // to connect to the address that was found last
 
@@ -88,37 +96,39 @@ type attempt struct {
 }
 
 func newSentinels(url *sentinelGroup, log *slog.Logger) *sentinels {
-	s := &sentinels{log: log, interval: sentinelInterval, changed: make(chan struct{}, 1), url: url, group: sentinel.NewGroup(url.Master, url.Addresses), asked: make(map[*sentinel.Member]*asked)}
-	s.update(func(*sentinel.Group, int64) {})
+	s := &sentinels{log: log, interval: sentinelInterval, changed: make(chan struct{}, 1), master: url.Master, timeout: url.timeout}
+	s.behindMu = watched{Group: sentinel.NewGroup(url.Master, url.Addresses), url: url, asked: make(map[*sentinel.Member]*asked)}
+	s.with(func(*watched, int64) {})
 	return s
 }
 
-// update gives the Group an input, asks those that it wants asked, and reports what it notes.
-func (s *sentinels) update(input func(g *sentinel.Group, now int64)) {
+// with gives f what the mutex guards. Then those are asked that the Group wants asked, and what it notes is reported.
+func (s *sentinels) with(f func(w *watched, now int64)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	input(s.group, protocol.Now())
-	for m, a := range s.asked {
-		if !s.group.Has(m) {
-			delete(s.asked, m)
+	w := &s.behindMu
+	f(w, protocol.Now())
+	for m, a := range w.asked {
+		if !w.Has(m) {
+			delete(w.asked, m)
 			a.client.Close()
 		}
 	}
-	for _, m := range s.group.Members() {
-		if s.asked[m] == nil {
-			s.asked[m] = &asked{member: m, client: s.url.client(m.Address)}
+	for _, m := range w.Members() {
+		if w.asked[m] == nil {
+			w.asked[m] = &asked{member: m, client: w.url.client(m.Address)}
 			s.wake()
 		}
 	}
-	for _, n := range s.group.Notes() {
-		s.report(n)
+	for _, n := range w.Notes() {
+		s.report(w, n)
 	}
 }
 
-func (s *sentinels) report(n sentinel.Note) {
+func (s *sentinels) report(w *watched, n sentinel.Note) {
 	switch n.Kind {
 	case sentinel.Denied:
-		s.log.Warn("a Sentinel does not say all that it knows of the master: a failover is followed less surely", "sentinel", n.Address, "reason", s.url.reason(n.Err))
+		s.log.Warn("a Sentinel does not say all that it knows of the master: a failover is followed less surely", "sentinel", n.Address, "reason", w.url.reason(n.Err))
 	case sentinel.Disagree:
 		s.log.Warn("the Sentinels name different masters: the one of the highest configuration epoch is used, if it is a master", "masters", n.Text)
 	case sentinel.Lost:
@@ -149,31 +159,32 @@ func (s *sentinels) wake() {
 
 // use replaces what the URL says: the seeds, user and password.
 func (s *sentinels) use(url *sentinelGroup) {
-	s.update(func(g *sentinel.Group, _ int64) {
-		isNew := url.Username != s.url.Username || url.Password != s.url.Password
-		s.url = url
-		g.Use(url.Addresses, isNew)
+	s.with(func(w *watched, _ int64) {
+		isNew := url.Username != w.url.Username || url.Password != w.url.Password
+		w.url = url
+		w.Use(url.Addresses, isNew)
 	})
 }
 
 // close ends all connections, and returns when no Sentinel is asked any more.
 func (s *sentinels) close() {
-	s.update(func(g *sentinel.Group, _ int64) { g.Close() })
+	s.with(func(w *watched, _ int64) { w.Close() })
 	s.asking.Wait()
 }
 
 // round asks all Sentinels at one time, and learns of others.
 func (s *sentinels) round(parent context.Context) (views []sentinel.View, verdict sentinel.Verdict) {
-	began := protocol.Now()
-	s.mu.Lock()
-	name, all := s.group.Master, len(s.asked)
-	ctx, cancel := context.WithTimeout(parent, s.url.timeout)
+	began, all := protocol.Now(), 0
+	ctx, cancel := context.WithTimeout(parent, s.timeout)
 	defer cancel()
-	answers := make(chan sentinel.View, all) // with room for those that come too late
-	for _, a := range s.asked {
-		s.asking.Go(func() { answers <- askSentinel(ctx, a.client, a.member, name) })
-	}
-	s.mu.Unlock()
+	var answers chan sentinel.View
+	s.with(func(w *watched, _ int64) {
+		all = len(w.asked)
+		answers = make(chan sentinel.View, all) // with room for those that come too late
+		for _, a := range w.asked {
+			s.asking.Go(func() { answers <- askSentinel(ctx, a.client, a.member, s.master) })
+		}
+	})
 	var late <-chan time.Time
 	answered := 0
 	for len(views) < all {
@@ -194,17 +205,14 @@ func (s *sentinels) round(parent context.Context) (views []sentinel.View, verdic
 		}
 		break
 	}
-	s.update(func(g *sentinel.Group, now int64) {
-		views, verdict = g.Answered(now, began, all, parent.Err() != nil, views)
-	})
+	s.with(func(w *watched, now int64) { views, verdict = w.Answered(now, began, all, parent.Err() != nil, views) })
 	return views, verdict
 }
 
 // counted returns how many Sentinels there are, and answer.
-func (s *sentinels) counted() sentinel.Count {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.group.Counted()
+func (s *sentinels) counted() (c sentinel.Count) {
+	s.with(func(w *watched, _ int64) { c = w.Counted() })
+	return c
 }
 
 // locate returns the address of the master. isNamed is false while no Sentinel answers: it is the
@@ -212,23 +220,23 @@ func (s *sentinels) counted() sentinel.Count {
 func (s *sentinels) locate(ctx context.Context) (address string, isNamed bool, err error) {
 	views, verdict := s.round(ctx)
 	if first := verdict.Master; first != "" && !verdict.IsAgreed && !verdict.IsLed {
-		s.update(func(g *sentinel.Group, _ int64) { g.Disagree(views) })
+		s.with(func(w *watched, _ int64) { w.Disagree(views) })
 		if !Pause(ctx, askAgain) {
 			return "", false, ctx.Err()
 		}
 		views, verdict = s.round(ctx)
 		if verdict.IsAgreed = false; verdict.Master != "" && verdict.Master != first {
-			return "", false, wire.Unavailablef("the Sentinels of the master %q move it from %s to %s", s.group.Master, first, verdict.Master)
+			return "", false, wire.Unavailablef("the Sentinels of the master %q move it from %s to %s", s.master, first, verdict.Master)
 		}
 	}
-	s.update(func(g *sentinel.Group, now int64) {
-		if address, isNamed = g.Locate(now, verdict); address != "" {
+	s.with(func(w *watched, now int64) {
+		if address, isNamed = w.Locate(now, verdict); address != "" {
 			return
 		}
 		if verdict.Master == "" {
-			err = s.url.silence(views)
+			err = w.url.silence(views)
 		} else {
-			err = wire.Unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", verdict.Master, g.Master)
+			err = wire.Unavailablef("Redis at %s, the master %q, is down as its Sentinels see it; they promote a replica soon, if there is one", verdict.Master, s.master)
 		}
 	})
 	return address, isNamed, err
@@ -267,47 +275,44 @@ func (d *Dialer) find(ctx context.Context, s *sentinels, lost *lostAddresses, la
 // begin notes an attempt to connect to an address, and returns its context.
 func (s *sentinels) begin(ctx context.Context, address string) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
-	s.mu.Lock()
-	s.attempt = attempt{address, cancel}
-	s.mu.Unlock()
+	s.with(func(w *watched, _ int64) { w.attempt = attempt{address, cancel} })
 	return ctx
 }
 
 // end ends the attempt.
 func (s *sentinels) end() {
-	s.mu.Lock()
-	s.attempt.cancel()
-	s.attempt = attempt{}
-	s.mu.Unlock()
+	s.with(func(w *watched, _ int64) {
+		w.attempt.cancel()
+		w.attempt = attempt{}
+	})
 }
 
 // move reports that the master is at an address. An attempt to connect to another one ends.
 func (s *sentinels) move(address string) {
-	s.mu.Lock()
-	if s.attempt.cancel != nil && s.attempt.address != address {
-		s.attempt.cancel()
-	}
-	s.mu.Unlock()
+	s.with(func(w *watched, _ int64) {
+		if w.attempt.cancel != nil && w.attempt.address != address {
+			w.attempt.cancel()
+		}
+	})
 	s.onMoved(address)
 }
 
 // notListened returns the Sentinels whose messages nothing receives yet.
 func (s *sentinels) notListened() (all []*asked) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, a := range s.asked {
-		if !a.isListened {
-			a.isListened = true
-			all = append(all, a)
+	s.with(func(w *watched, _ int64) {
+		for _, a := range w.asked {
+			if !a.isListened {
+				a.isListened = true
+				all = append(all, a)
+			}
 		}
-	}
+	})
 	return all
 }
 
-func (s *sentinels) isFailingOver() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.group.IsFailingOver()
+func (s *sentinels) isFailingOver() (is bool) {
+	s.with(func(w *watched, _ int64) { is = w.IsFailingOver() })
+	return is
 }
 
 // watch looks for another master until ctx ends, and receives the messages of all Sentinels. It begins with the
@@ -352,17 +357,15 @@ func (s *sentinels) check(ctx context.Context) {
 // other asks where the master is. isOther: at another address than it was last.
 func (s *sentinels) other(ctx context.Context) (address string, isOther bool) {
 	_, verdict := s.round(ctx)
-	s.update(func(g *sentinel.Group, now int64) { isOther = g.IsElsewhere(now, verdict) })
+	s.with(func(w *watched, now int64) { isOther = w.IsElsewhere(now, verdict) })
 	return verdict.Master, isOther
 }
 
 // listenAgain receives the messages of one Sentinel for as long as it is one of the group.
 func (s *sentinels) listenAgain(ctx context.Context, a *asked) {
 	for delay := 4 * backoffMin; Pause(ctx, delay); {
-		s.mu.Lock()
-		isMember := s.group.Has(a.member)
-		s.mu.Unlock()
-		if !isMember {
+		isMember := false
+		if s.with(func(w *watched, _ int64) { isMember = w.Has(a.member) }); !isMember {
 			return
 		}
 		if delay = 4 * backoffMin; !s.listen(ctx, a) {
@@ -433,15 +436,20 @@ func (s *sentinels) listen(ctx context.Context, a *asked) (wasSubscribed bool) {
 // logSilent logs, once for each of both, that a Sentinel does not permit its messages: all, or those about the steps
 // of a failover.
 func (s *sentinels) logSilent(address string, err error, isPartly bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	isFirst := false
+	s.with(func(w *watched, _ int64) {
+		was := &w.silent
+		if isPartly {
+			was = &w.partlySilent
+		}
+		isFirst, *was = !*was, true
+	})
 	switch {
-	case isPartly && !s.partlySilent:
-		s.partlySilent = true
+	case !isFirst:
+	case isPartly:
 		s.log.Warn("this user may not receive what a Sentinel announces of a failover: until it names the new master, the old one may grant locks that the new one does not have; let its ACL have the channels &"+strings.Join(sentinel.FailoverChannels, " &"),
 			"sentinel", address, "reason", wire.Clip(err.Error()))
-	case !isPartly && !s.silent:
-		s.silent = true
+	default:
 		s.log.Warn("this user may not receive the messages of a Sentinel: a failover is noticed some seconds later; let its ACL have +subscribe and the channels &"+sentinel.SwitchMaster+" &"+strings.Join(sentinel.FailoverChannels, " &"),
 			"sentinel", address, "reason", wire.Clip(err.Error()))
 	}
@@ -449,22 +457,20 @@ func (s *sentinels) logSilent(address string, err error, isPartly bool) {
 
 // onAnnounced takes a message that a failover is about to promote a replica. False: it is another one.
 func (s *sentinels) onAnnounced(m *sentinel.Member, channel, text string) (is bool) {
-	s.update(func(g *sentinel.Group, now int64) { is = g.Announced(now, m, channel, text) })
+	s.with(func(w *watched, now int64) { is = w.Announced(now, m, channel, text) })
 	return is
 }
 
 // onMessage takes what a Sentinel published of a master that moved, or is about to. A round of questions confirms
 // it: the Sentinel may be of another group by now.
 func (s *sentinels) onMessage(ctx context.Context, channel, text string) {
-	from, to := sentinel.Moved(s.group.Master, channel, text)
+	from, to := sentinel.Moved(s.master, channel, text)
 	if from == "" {
 		return
 	}
 	_, verdict := s.round(ctx)
-	s.mu.Lock()
-	isKnown := s.group.Last() == to
-	s.mu.Unlock()
-	if to == "" || verdict.Master != to || isKnown {
+	isKnown := false
+	if s.with(func(w *watched, _ int64) { isKnown = w.Last() == to }); to == "" || verdict.Master != to || isKnown {
 		return
 	}
 	s.log.Info("the Sentinels say that the master has moved", "from", from, "to", to)

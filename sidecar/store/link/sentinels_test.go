@@ -81,7 +81,7 @@ func TestAddressOfAMasterThatIsDownIsNotMovedTo(t *testing.T) {
 		}
 		all := newSentinels(d.group, slog.New(slog.DiscardHandler))
 		defer all.close()
-		all.group.Locate(protocol.Now(), sentinel.Verdict{Master: "127.0.0.1:1"})
+		all.behindMu.Locate(protocol.Now(), sentinel.Verdict{Master: "127.0.0.1:1"})
 		if address, isOther := all.other(t.Context()); address != "127.0.0.1:2" || isOther != want {
 			t.Errorf("%q: at %s, and another one to move to: %v", flags, address, isOther)
 		}
