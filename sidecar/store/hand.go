@@ -123,6 +123,11 @@ func (s *shard) note(d *pipeline.Delivery) {
 		}
 	case pipeline.LacksOptional:
 		s.log.Info("the Redis user lacks permissions that are useful and not required; deploy/README.md says what each is for", "permissions", strings.Join(d.Names, " "))
+	case pipeline.KeysDenied:
+		if !s.keysLogged {
+			s.keysLogged = true
+			s.log.Warn("this user may not use the keys of each lock: those of the others are denied; if that is not wanted, let its ACL have the keys ~*", "reason", wire.Clip(d.Text))
+		}
 	case pipeline.Flooded:
 		var total, inWindow uint64
 		s.link.With(func(m *pipeline.Machine) { total, inWindow = m.Ignored() })
