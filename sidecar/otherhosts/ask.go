@@ -218,7 +218,11 @@ func (h *Hosts) askHost(ctx context.Context, host string, question func(number u
 	case errors.Is(err, errNotReached):
 		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("the sidecar of host %s does not run, or is not connected to Redis", host)}
 	case errors.Is(err, errNoAnswer):
-		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; a force-release may have been executed", host, h.cfg.AskWithin)}
+		msg := fmt.Sprintf("host %s did not answer within %v", host, h.cfg.AskWithin)
+		if _, changes := ok.(*protocol.HostForceReleaseOK); changes {
+			msg += "; the force-release may have been executed"
+		}
+		return &protocol.Err{Code: protocol.Unavailable, Msg: msg}
 	}
 	return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s could not be asked: %v", host, err)}
 }
