@@ -105,7 +105,7 @@ func (s *Server) Answered(name, text string) string {
 		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; %s (%s)", s.Address, s.FailingOver(), text)
 	case "CLUSTERDOWN":
 		if strings.HasPrefix(text, "CLUSTERDOWN The cluster is down") {
-			return fmt.Sprintf("Redis at %s serves no lock, because the Cluster is down: slots have no master that is alive, or too few masters see each other; with cluster-require-full-coverage no, masters that are alive serve the locks of their slots; see CLUSTER INFO (%s)", s.Address, text)
+			return fmt.Sprintf("Redis at %s serves no lock, because the Cluster is down: slots have no master that is alive, too few masters see each other, or this node started seconds ago; with cluster-require-full-coverage no, masters that are alive serve the locks of their slots; see CLUSTER INFO (%s)", s.Address, text)
 		}
 		return fmt.Sprintf("Redis at %s serves no lock of the slot %d, which %q has: no master of the Cluster has it; see CLUSTER INFO (%s)", s.Address, s.Keys.SlotOf(name), name, text)
 	case "LOADING":
