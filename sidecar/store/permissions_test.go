@@ -22,7 +22,7 @@ func without(rule string) []string {
 }
 
 // A permission that this user lacks is named when the daemon connects: Redis is down, or degraded, or the log
-// has it. +ping, +script|load and +unsubscribe are not needed at first; see deploy/README.md.
+// has it. +ping, +script|load and +unsubscribe are not needed at first; those of a Cluster have tests of their own.
 func TestEachPermissionThatIsMissingIsNamed(t *testing.T) {
 	s := startRedis(t)
 	connected(t, s.url()) // which loads the scripts

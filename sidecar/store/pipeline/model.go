@@ -223,12 +223,13 @@ const (
 type Note uint8
 
 const (
-	_               Note = iota
-	PublishDenied        // this user may not publish: Names has a lock
-	SubscribeDenied      // this user may not subscribe: Names has a lock, Text the reason
-	LacksOptional        // Names are permissions that locks do without
-	KeysDenied           // this user may not use the keys of each lock, for the reason Text
-	Flooded              // another program floods the channel of this sidecar
+	_                 Note = iota
+	PublishDenied          // this user may not publish: Names has a lock
+	SubscribeDenied        // this user may not subscribe: Names has a lock, Text the reason
+	UnsubscribeDenied      // this user may not end subscriptions, for the reason Text
+	LacksOptional          // Names are permissions that locks do without
+	KeysDenied             // this user may not use the keys of each lock, for the reason Text
+	Flooded                // another program floods the channel of this sidecar
 )
 
 // probe is whether Redis executes what locks need: see probe.go.
