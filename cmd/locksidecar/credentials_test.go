@@ -36,7 +36,7 @@ func TestCredentialThatNoSettingReadsIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}},
-		{"an empty one", "is not one", func(t *testing.T, dir string) { writeIn(t, dir, credentialName, "") }},
+		{"an empty one", "no Redis URL", func(t *testing.T, dir string) { writeIn(t, dir, credentialName, "") }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)

@@ -110,7 +110,10 @@ func readRedis(path, where string) (redisTarget, error) {
 // text: if a password contains a slash, it is not certain where the password ends.
 func parseRedis(raw, where string) (redisTarget, error) {
 	u, err := redisurl.Parse(raw)
-	if err != nil || u.Server.Opaque != "" || u.Server.Fragment != "" || strings.ContainsAny(raw, " \t\r\n") {
+	if err != nil {
+		return redisTarget{}, fmt.Errorf("%s: %w", where, err)
+	}
+	if u.Server.Opaque != "" || u.Server.Fragment != "" || strings.ContainsAny(raw, " \t\r\n") {
 		return redisTarget{}, badRedis(where)
 	}
 	if u.Server.Scheme == "unix" {

@@ -247,7 +247,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	go func() {
 		defer close(monitored)
 		if l := server.MetricsListener(ctx); l != nil {
-			log.Info("serving metrics", "address", l.Addr())
+			log.Info("serving metrics", "address", l.Addr().String())
 			shown.Serve(ctx, l)
 		}
 	}()

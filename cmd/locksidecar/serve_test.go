@@ -140,14 +140,17 @@ func TestServeUsesTheSocketThatSystemdMade(t *testing.T) {
 	}
 	defer file.Close()
 	f := &fakeSidecar{path: path}
-	d := startServe(t, activated(f, file, "--log-format", "json"))
+	d := startServe(t, activated(f, file, "--log-format", "json", "--metrics", filepath.Join(filepath.Dir(path), "metrics")))
 	if got := d.notified(); got != "READY=1" {
 		t.Errorf("the first message is %q, want READY=1", got)
 	}
 	p := start(t, f, "ping")
 	expectPing(t, p)
-	if log := d.stopped(unix.SIGINT); !strings.Contains(log, `"socket":"`+path+`"`) || !strings.Contains(log, `"lease_seconds":30,`) {
-		t.Errorf("the log does not name the socket, or the lease in seconds:\n%s", log)
+	log := d.stopped(unix.SIGINT)
+	for _, want := range []string{`"socket":"` + path + `"`, `"lease_seconds":30,`, `"address":"` + filepath.Join(filepath.Dir(path), "metrics") + `"`} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log does not have %s:\n%s", want, log)
+		}
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("it removed a socket that is not its own: %v", err)

@@ -364,17 +364,20 @@ func credentialDir(t *testing.T, text string) (dir string) {
 func TestRefusedRedisURLIsNeverQuoted(t *testing.T) {
 	const password = "hunter2"
 	for _, tt := range []struct{ name, url, want string }{
-		{"no scheme", "hunter2@host:6379", "not one"},
-		{"another scheme", "http://:hunter2@host", "not one"},
-		{"a slash in the password", "redis://:a/hunter2@host", "not one"},
+		{"no scheme", "hunter2@host:6379", "no redis:// at its beginning"},
+		{"no scheme, and a user", "hunter2:x@host", "no redis:// at its beginning"},
+		{"another scheme", "http://:hunter2@host", `begins with "http"`},
+		{"a slash in the password", "redis://:a/hunter2@host", "must be percent-encoded"},
 		{"a slash after digits", "redis://:123/hunter2@host", "not one"},
 		{"a number sign", "redis://:123#hunter2@host", "not one"},
 		{"a question mark", "redis://:123?hunter2@host", "not one"},
-		{"a percent sign", "redis://:%hunter2@host", "not one"},
-		{"a space", "redis://: hunter2@host", "not one"},
+		{"a percent sign", "redis://:%hunter2@host", "two hexadecimal digits"},
+		{"a space", "redis://: hunter2@host", "must be percent-encoded"},
 		{"a database that is no number", "redis://:hunter2@host/hunter2", "not one"},
 		{"no host", "redis://:hunter2@/0", "not one"},
-		{"a unix URL with two slashes", "unix://hunter2/redis.sock", "not one"},
+		{"a unix URL with two slashes", "unix://hunter2/redis.sock", "and not three"},
+		{"a Cluster with a database", "redis+cluster://:hunter2@a,b/1", "a Cluster has database 0 only"},
+		{"Sentinels without a master", "redis+sentinel://:hunter2@a,b", "names no master behind the Sentinels"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)

@@ -137,7 +137,10 @@ func TestFaultNamesFileAndLine(t *testing.T) {
 		{"entries in one array", "\npolicy = [{name = 'a', holds = 1}, {name = 'b', holds = 0}]", "\n\n[[policy]]\nname = 'c'\nholds = 0", `MAIN, line 2: entry 2 of the policy ("b"): holds`},
 		{"an entry after entries in one array", "\npolicy = [{name = 'a', holds = 1}, {name = 'b', holds = 1}]", "\n\n[[policy]]\nname = 'c'\nholds = 0", `DROPIN, line 5: entry 3 of the policy ("c"): holds`},
 		{"two that name Redis", "\nredis = 'redis://a'", "\n\nredis_file = '/x'", "by redis in MAIN, line 2 and by redis_file in DROPIN, line 3; keep one"},
-		{"a URL that is none", "", "\nredis = 'ftp://a'", "the Redis URL of redis in DROPIN, line 2 is not one"},
+		{"a URL that is none", "", "\nredis = 'ftp://a'", `redis in DROPIN, line 2: the Redis URL begins with "ftp"`},
+		{"a Cluster with a database", "", "\nredis = 'redis+cluster://a/1'", "redis in DROPIN, line 2: the Redis URL names a database, and a Cluster has database 0 only"},
+		{"Sentinels without the name of a master", "redis = 'redis+sentinel://a,b'", "", "redis in MAIN, line 1: the Redis URL names no master behind the Sentinels"},
+		{"a fragment", "redis = 'redis://a#b'", "", "the Redis URL of redis in MAIN, line 1 is not one"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)

@@ -75,7 +75,10 @@ func TestDialErrorSaysWhatToDo(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	missing := filepath.Join(dir, "missing")
+	missing, file := filepath.Join(dir, "missing"), filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		path  string
 		kind  error
@@ -83,6 +86,7 @@ func TestDialErrorSaysWhatToDo(t *testing.T) {
 	}{
 		{missing, ErrUnavailable, []string{missing, "no socket", "locksidecar serve", "LOCKSIDECAR_SOCKET"}},
 		{dead, ErrUnavailable, []string{dead, "no process listens", "locksidecar serve"}},
+		{file, ErrUnavailable, []string{file, "is no socket", "remove this file"}},
 		{filepath.Join(dir, strings.Repeat("x", 120)), nil, []string{"107"}},
 		{"redis://user:secret@localhost:6379/0", nil, []string{"redis://… is not the path of a socket", "setting redis"}},
 	} {

@@ -213,6 +213,9 @@ func connectError(path string, err error) *clientError {
 		e.text = fmt.Sprintf("no sidecar: there is no socket %s; start it (locksidecar serve), or say where it listens ($LOCKSIDECAR_SOCKET)", path)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e.text = fmt.Sprintf("no sidecar: no process listens at %s; start it (locksidecar serve)", path)
+		if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
+			e.text = fmt.Sprintf("%s is no socket; remove this file: a sidecar that runs makes its socket again", path)
+		}
 	case errors.Is(err, fs.ErrPermission):
 		e.kind = ErrDenied
 		e.text = fmt.Sprintf("user %d has no permission to connect to %s%s", os.Geteuid(), path, socketPermissions(path))

@@ -135,9 +135,16 @@ func TestAlertRulesNameMetricsThatExist(t *testing.T) {
 			if r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
 				t.Errorf("%s lacks a severity, a summary or a description", r.Alert)
 			}
-			page := regexp.MustCompile(`\{\{ end \}\}/([a-z-]+\.md)$`).FindStringSubmatch(r.Annotations["runbook_url"])
-			if page == nil || !strings.Contains(runbookOf(t, r.Alert), "["+page[1]+"]") {
-				t.Errorf("%s has the runbook %q, and docs/runbooks/README.md has it in the row %q", r.Alert, r.Annotations["runbook_url"], runbookOf(t, r.Alert))
+			_, page, _ := strings.Cut(r.Annotations["runbook_url"], "{{ end }}/")
+			pages := regexp.MustCompile(`^(?:([a-z-]+)|\{\{ if match "[a-z_|]+" \$labels\.reason \}\}([a-z-]+)\{\{ else \}\}([a-z-]+)\{\{ end \}\})\.md$`).FindStringSubmatch(page)
+			if pages == nil {
+				t.Errorf("%s has the runbook %q", r.Alert, r.Annotations["runbook_url"])
+				continue
+			}
+			for _, page := range pages[1:] {
+				if page != "" && !strings.Contains(runbookOf(t, r.Alert), "["+page+".md]") {
+					t.Errorf("%s has the runbook %s, and docs/runbooks/README.md has it in the row %q", r.Alert, page, runbookOf(t, r.Alert))
+				}
 			}
 			if !strings.Contains(document, "`"+r.Alert+"`") {
 				t.Errorf("docs/metrics.md does not name the alert %s", r.Alert)

@@ -112,7 +112,7 @@ func Parse(raw string) (*URL, error) {
 		return nil, unreadable(err)
 	}
 	switch {
-	case u.Scheme == "":
+	case u.Scheme == "", u.Opaque != "": // what is before a colon may be of a password
 		return nil, errors.New("the Redis URL has no redis:// at its beginning: want " + Forms)
 	case u.Scheme == "unix" && u.Path == "":
 		return nil, errors.New("the Redis URL names no socket path: want " + Forms)

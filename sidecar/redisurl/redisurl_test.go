@@ -71,7 +71,7 @@ func TestParseRefuses(t *testing.T) {
 	for raw, says := range map[string]string{
 		"":                                        "no Redis URL",
 		"http://h":                                `begins with "http"`,
-		"h:6379":                                  `begins with "h"`,
+		"h:6379":                                  "no redis:// at its beginning",
 		"127.0.0.1:6379":                          "no redis:// at its beginning",
 		"127.0.0.1":                               "no redis:// at its beginning",
 		"redis://h:63a79":                         "the port is not a number",

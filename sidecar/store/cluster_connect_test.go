@@ -218,6 +218,26 @@ func TestClusterWithoutAskingSaysSoOnce(t *testing.T) {
 	}
 }
 
+// The channels of locks are sharded there, and need other commands.
+func TestShardedSubscriptionsThatAreNotPermittedAreNamed(t *testing.T) {
+	s := startRedis(t, "--cluster-enabled", "yes")
+	if must(s.admin().Command(ctx).Result())["ssubscribe"] == nil {
+		t.Skip("this server has no sharded channels")
+	}
+	must(s.admin().ClusterAddSlotsRange(ctx, 0, redisop.Slots-1).Result())
+	s.serves()
+	for _, command := range []string{"ssubscribe", "sunsubscribe"} {
+		must(s.admin().ACLSetUser(ctx, command, "reset", "on", ">p", "~*", "&*", "+@all", "-"+command).Result())
+		r := openCluster(t, "redis+cluster://"+command+":p@"+s.tcp()).settled()
+		r.Subscribe(r.shardOf("lock"), "lock")
+		if command == "sunsubscribe" {
+			recv(t, r.subscribed, "subscription")
+			r.Unsubscribe(r.shardOf("lock"), "lock")
+		}
+		harness.Eventually(t, "the log names "+command, func() bool { return strings.Contains(r.logged(), "let its ACL have +"+command) })
+	}
+}
+
 // A slot without a master is explained from the first answer on.
 func TestSlotWithoutAMasterIsExplained(t *testing.T) {
 	nodes := startFakeCluster(t, 2)

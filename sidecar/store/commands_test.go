@@ -23,7 +23,7 @@ import (
 func TestOpenRefusesWhatIsNoRedisURL(t *testing.T) {
 	for _, tt := range []struct{ url, says string }{
 		{"", "no Redis URL"},
-		{"localhost:6379", "begins with"},
+		{"localhost:6379", "no redis:// at its beginning"},
 		{"http://localhost", "begins with"},
 		{"redis://:se/cret@localhost", "percent-encoded"},
 		{"redis://localhost/zero", "database"},

@@ -121,8 +121,18 @@ func (s *shard) note(d *pipeline.Delivery) {
 			s.log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +"+s.sharded("subscribe")+" and the channels "+keys.ChannelPatterns(),
 				"lock", d.Names[0], "reason", wire.Clip(d.Text))
 		}
+	case pipeline.UnsubscribeDenied:
+		if !s.unsubLogged {
+			s.unsubLogged = true
+			s.log.Warn("this user may not end subscriptions: this host receives the messages of each lock that it ever waited for; let its ACL have +"+s.sharded("unsubscribe"), "reason", wire.Clip(d.Text))
+		}
 	case pipeline.LacksOptional:
 		s.log.Info("the Redis user lacks permissions that are useful and not required; deploy/README.md says what each is for", "permissions", strings.Join(d.Names, " "))
+	case pipeline.KeysDenied:
+		if !s.keysLogged {
+			s.keysLogged = true
+			s.log.Warn("this user may not use the keys of each lock: those of the others are denied; if that is not wanted, let its ACL have the keys ~*", "reason", wire.Clip(d.Text))
+		}
 	case pipeline.Flooded:
 		var total, inWindow uint64
 		s.link.With(func(m *pipeline.Machine) { total, inWindow = m.Ignored() })

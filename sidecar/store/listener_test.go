@@ -288,6 +288,24 @@ func TestDeniedSubscriptionsAreReported(t *testing.T) {
 	}
 }
 
+// The danger: without this permission, a host stays subscribed to every lock that it ever waited for, and nothing says so.
+func TestSubscriptionThatMayNotEndIsNamed(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.userURL("stays", "~*", "&*", "+@all", "-unsubscribe"))
+	for _, name := range []string{"a", "b"} {
+		r.Subscribe(0, name)
+		recv(t, r.subscribed, "subscription")
+		r.Unsubscribe(0, name)
+	}
+	harness.Eventually(t, "the log names it", func() bool { return strings.Contains(r.logged(), "let its ACL have +unsubscribe") })
+	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
+		t.Errorf("%+v", res)
+	}
+	if n := strings.Count(r.logged(), "may not end subscriptions"); n != 1 {
+		t.Errorf("it is logged %d times", n)
+	}
+}
+
 // Redis permits everything but the sidecar's own channel: locks are served without it.
 //
 // Shows docs/guarantees.md: Wrong permissions, too old, not a Redis.

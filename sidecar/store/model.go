@@ -24,6 +24,8 @@ type shard struct {
 	// Owned by the goroutine that hands on what is delivered.
 	publishLogged   bool
 	subscribeLogged bool
+	unsubLogged     bool
+	keysLogged      bool
 	policyLogged    string // the last maxmemory-policy whose risk was logged
 	evictedLogged   bool   // that keys were evicted by that policy was logged
 	riskLogged      int    // the largest number of replicas that a logged risk was about

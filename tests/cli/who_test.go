@@ -89,4 +89,8 @@ func TestCommandOfAMessageAnswersWhoHoldsTheLock(t *testing.T) {
 	d7.Suspend()
 	defer d7.Signal(syscall.SIGCONT)
 	harness.CheckContains(t, d1.Run("who", "job").Stdout, "by which process is not known", "host db-7 did not answer within 800ms", "EXPIRES in")
+	if out := d1.Run("ls", "--all").Stdout; !strings.Contains(out, "did not answer within 500ms") || strings.Contains(out, "force-release") {
+		t.Errorf("a list that has no answer shows\n%s", out)
+	}
+	harness.CheckContains(t, d1.Run("force-release", "--host", "db-7", "job").Stderr, "the force-release may have been executed")
 }

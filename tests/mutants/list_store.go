@@ -599,6 +599,13 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestRenewalThatIsRefusedIsProbed"),
 	},
 	{
+		rule: "after a renewal that is refused, the denied keys of a probe decide",
+		in:   "sidecar/store/pipeline (*Machine).noteResult",
+		find: "b.takeServed, b.takeRefused = false, true",
+		put:  "",
+		by:   test("sidecar/store", "TestRenewalWhoseKeyIsRefusedIsProbed"),
+	},
+	{
 		rule: "a script that Redis has forgotten is loaded again, for the commands that are tried",
 		in:   "sidecar/store/pipeline (*Machine).onPermissions",
 		find: `wire.Code(answer.Text) == "NOSCRIPT"`,

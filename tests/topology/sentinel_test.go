@@ -284,4 +284,6 @@ func TestSentinelsThatDoNotKnowTheMaster(t *testing.T) {
 		AwaitRedis("it watches no master of this name; check it in the redis url")
 	harness.LaunchDaemon(t, "redis+sentinel://"+strings.TrimPrefix(master.TCPURL(), "redis://")+"/"+harness.MasterName).
 		AwaitRedis("it is not a sentinel; check its port")
+	// It takes the greeting of TLS for half a line, and does not answer.
+	harness.LaunchDaemon(t, sentinels.URL()+"?sentinel_tls=true").AwaitRedis("or remove sentinel_tls=true from the redis url")
 }

@@ -264,7 +264,7 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 		return failed("NOSCRIPT No matching script. Please use EVAL.")
 	}
 	if cmd.Script == wire.Permissions {
-		return s.list(lacks(c, cmd.Words[1] != "")...)
+		return s.list(lacks(c, cmd.Words[1])...)
 	}
 	statuses := s.Items.room(len(r.Ops))
 	areZero := true
@@ -302,8 +302,8 @@ func writes(r *Run, i int, reply *redis.Reply) bool {
 	}
 }
 
-// lacks is what the script of permissions returns. The optional commands are those that locks do without.
-func lacks(c *Conn, optional bool) (refused []answer) {
+// lacks is what the script of permissions returns. With a channel, it has the commands that locks do without, too.
+func lacks(c *Conn, channel string) (refused []answer) {
 	try := func(names ...string) {
 		for _, name := range names {
 			if c.User.denies(name) {
@@ -312,8 +312,11 @@ func lacks(c *Conn, optional bool) (refused []answer) {
 		}
 	}
 	try("exists", "hlen", "hkeys", "hget", "hdel", "pttl", "pexpire", "set")
-	if optional {
+	if channel != "" {
 		try("pexpireat", "persist", "type", "pubsub", "publish")
+		if !c.User.denies("publish") && c.User.Channel != nil && c.User.Channel(channel) {
+			refused = append(refused, ok("publish"), ok("ERR"))
+		}
 	}
 	try("del", "hset", "incrby")
 	return refused

@@ -452,6 +452,12 @@ def test_socket_without_a_listener_raises_unavailable(tmp_path: Path) -> None:
         Client(tmp_path / "stale").lock("n", timeout=0).acquire()
 
 
+def test_file_in_the_place_of_the_socket_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"/file is no socket\. Remove this file"):
+        Client(tmp_path / "file").lock("n", timeout=0).acquire()
+
+
 @pytest.mark.parametrize(
     ("mode", "gid", "hint"),
     [

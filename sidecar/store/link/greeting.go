@@ -190,7 +190,7 @@ func (d *Dialer) probe(s *readyConn, last wire.Identity) error {
 		if info["master_host"] != "" {
 			of = net.JoinHostPort(info["master_host"], info["master_port"])
 		}
-		return wire.Unavailablef("Redis at %s is a read-only replica of %s; %s", d.Address, of, wire.FailingOver)
+		return wire.Unavailablef("Redis at %s is a read-only replica of %s; %s", d.Address, of, d.FailingOver())
 	}
 	if info["loading"] == "1" {
 		return d.loading()

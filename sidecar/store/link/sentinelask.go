@@ -119,7 +119,11 @@ func askSentinel(ctx context.Context, client *redis.Client, m *sentinel.Member, 
 // silence is the sentence for Sentinels of which none names the master.
 func (g *sentinelGroup) silence(views []sentinel.View) error {
 	if len(views) == 0 {
-		return wire.Unavailablef("none of the Sentinels of the master %q answered within %v; check that they run", g.Master, g.timeout)
+		hint := ""
+		if g.TLS { // a Sentinel without TLS takes the greeting for half a line and waits
+			hint = " and answer in TLS on these ports, or remove sentinel_tls=true from the Redis URL"
+		}
+		return wire.Unavailablef("none of the Sentinels of the master %q answered within %v; check that they run%s", g.Master, g.timeout, hint)
 	}
 	slices.SortFunc(views, func(a, b sentinel.View) int { return strings.Compare(a.Member.Address, b.Member.Address) })
 	var reasons []string
@@ -158,6 +162,9 @@ func (g *sentinelGroup) reason(err error) string {
 	case strings.Contains(text, "protected mode"):
 		return "it is in protected mode, and accepts connections of its own host only; let it require a password (requirepass), and write sentinel_password=… into the Redis URL"
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
+		if g.TLS {
+			return "it did not answer in time; if it does so without TLS, remove sentinel_tls=true from the Redis URL"
+		}
 		return "it did not answer in time"
 	case isEOF(err):
 		return "it closed the connection; it may want TLS (sentinel_tls=true)"

@@ -46,7 +46,7 @@ func TestPermissionsThatASentinelWantsAreNamed(t *testing.T) {
 }
 
 func TestSentinelWithoutTLSIsNamed(t *testing.T) {
-	for _, err := range []error{tls.RecordHeaderError{}, io.EOF} {
+	for _, err := range []error{tls.RecordHeaderError{}, io.EOF, context.DeadlineExceeded} {
 		if why := (&sentinelGroup{Sentinel: redisurl.Sentinel{TLS: true}}).reason(err); !strings.Contains(why, "remove sentinel_tls=true") {
 			t.Error(why)
 		}

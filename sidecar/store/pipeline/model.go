@@ -223,11 +223,13 @@ const (
 type Note uint8
 
 const (
-	_               Note = iota
-	PublishDenied        // this user may not publish: Names has a lock
-	SubscribeDenied      // this user may not subscribe: Names has a lock, Text the reason
-	LacksOptional        // Names are permissions that locks do without
-	Flooded              // another program floods the channel of this sidecar
+	_                 Note = iota
+	PublishDenied          // this user may not publish: Names has a lock
+	SubscribeDenied        // this user may not subscribe: Names has a lock, Text the reason
+	UnsubscribeDenied      // this user may not end subscriptions, for the reason Text
+	LacksOptional          // Names are permissions that locks do without
+	KeysDenied             // this user may not use the keys of each lock, for the reason Text
+	Flooded                // another program floods the channel of this sidecar
 )
 
 // probe is whether Redis executes what locks need: see probe.go.
@@ -246,7 +248,7 @@ type probe struct {
 	// These decide then; see isConclusive.
 	passed      bool // a probe was executed on this connection
 	takeServed  bool // a Take was, since the last probe that was
-	takeRefused bool // the same
+	takeRefused bool // a Take or a renewal was refused, since the last probe that was executed
 }
 
 const (

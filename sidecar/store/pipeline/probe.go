@@ -3,6 +3,7 @@ package pipeline
 import (
 	"cmp"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -106,7 +107,11 @@ func (m *Machine) onPermissions(now int64, answer *wire.Reply) {
 			needed = append(needed, "+"+name)
 			text = cmp.Or(text, wire.Reason(answer.List[i+1].Text))
 		default:
-			optional = append(optional, "+"+name)
+			permission := "+" + name
+			if strings.Contains(answer.List[i+1].Text, "channel") { // the command is permitted, and its channel is not
+				permission = "&" + strings.ReplaceAll(m.cfg.Keys.ChannelPatterns(), " and ", " &")
+			}
+			optional = append(optional, permission)
 		}
 	}
 	if m.probe.lacks = ""; len(needed) > 0 {
@@ -134,6 +139,7 @@ func (m *Machine) onProbe(now int64, answer *wire.Reply) {
 	case m.noteRedirect(text), m.cfg.IsNode && (word == "ASK" || word == "TRYAGAIN"): // the slot is on its way to another node
 	case wire.DeniesKey(text) && !b.isConclusive(m.cfg.Keys.Prefix):
 		b.refusals, b.why = 0, ""
+		m.deliver(Delivery{Kind: Noted, Note: KeysDenied, Text: text})
 	default:
 		b.refusals++
 		if b.why != "" || b.refusals > 1 || wire.OutcomeOf(word) == redisop.Refused {
@@ -169,7 +175,9 @@ func (m *Machine) noteResult(r *redisop.Result) {
 		b.takeServed = b.takeServed || isServed
 		b.takeRefused = b.takeRefused || r.Outcome == redisop.Refused
 	case redisop.Renew:
-		isServed = false // a Redis that executes renewals may refuse acquires
+		if isServed = false; r.Outcome == redisop.Refused { // a Redis that executes renewals may refuse acquires
+			b.takeServed, b.takeRefused = false, true // this user could take the lock, and lost that right
+		}
 	default:
 		return
 	}

@@ -50,6 +50,9 @@ func (m *Machine) onConfirmation(push *wire.Reply, unsubscribed bool, channel st
 // onChannels takes in the answer to a request about channels that is no confirmation.
 func (m *Machine) onChannels(now int64, answer *wire.Reply) error {
 	r := m.calls.front().request
+	if r.unsubscribe && answer.Kind == '-' && wire.Code(answer.Text) == "NOPERM" && !strings.Contains(strings.ToLower(answer.Text), "'ping'") {
+		m.deliver(Delivery{Kind: Noted, Note: UnsubscribeDenied, Text: answer.Text})
+	}
 	if r.endsWithPing() {
 		if answer.Kind == '-' && !strings.Contains(strings.ToLower(answer.Text), "'ping'") {
 			// Of the SUNSUBSCRIBE; that of the PING follows. ASK, which Redis 7.4 to 8.2 answer while the slot is on its way,

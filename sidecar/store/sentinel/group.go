@@ -120,7 +120,7 @@ func (g *Group) tally(asked int, views []View) {
 	}
 	switch {
 	case g.misses == missesReported:
-		g.note(Note{Kind: Lost, Text: fmt.Sprintf("%d of %d Sentinels of the master %q answer: if it fails, no replica replaces it, or this sidecar does not learn of that; start them, or correct their addresses in the Redis URL", g.count.Answering, g.count.Known, g.Master)})
+		g.note(Note{Kind: Lost, Text: fmt.Sprintf("%d of %d Sentinels of the master %q answer: if it fails, no replica replaces it, or this sidecar does not learn of that; start them, or correct their addresses in the Redis URL, or what they permit", g.count.Answering, g.count.Known, g.Master)})
 	case g.misses == 0 && missed >= missesReported:
 		g.note(Note{Kind: Back, Count: g.count})
 	}

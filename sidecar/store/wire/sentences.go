@@ -65,7 +65,12 @@ func EndsConnection(code string) bool {
 }
 
 // FailingOver is what a replica means at an address that should lead to a master.
-const FailingOver = "an endpoint that fails over leads to the master soon; if it does not, point redis to the master"
+func (s *Server) FailingOver() string {
+	if s.IsNode {
+		return "its slots are at another master, which the nodes of the Cluster name"
+	}
+	return "an endpoint that fails over leads to the master soon; if it does not, point redis to the master"
+}
 
 // NotALock is the sentence for a lock whose key has another type.
 func (s *Server) NotALock(name, what string) string {
@@ -78,7 +83,7 @@ func (s *Server) NotALock(name, what string) string {
 
 // Demoted is the sentence for a master that has become a replica, and keeps its clients.
 func (s *Server) Demoted(answer string) string {
-	return fmt.Sprintf("Redis at %s has become a read-only replica; %s%s", s.Address, FailingOver, answer)
+	return fmt.Sprintf("Redis at %s has become a read-only replica; %s%s", s.Address, s.FailingOver(), answer)
 }
 
 // Answered is the sentence for an operation on name that Redis answered with text.
@@ -97,10 +102,10 @@ func (s *Server) Answered(name, text string) string {
 	case "READONLY":
 		return s.Demoted(" (" + text + ")")
 	case "MASTERDOWN":
-		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; %s (%s)", s.Address, FailingOver, text)
+		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; %s (%s)", s.Address, s.FailingOver(), text)
 	case "CLUSTERDOWN":
 		if strings.HasPrefix(text, "CLUSTERDOWN The cluster is down") {
-			return fmt.Sprintf("Redis at %s serves no lock, because the Cluster is down: slots have no master that is alive, or too few masters see each other; with cluster-require-full-coverage no, masters that are alive serve the locks of their slots; see CLUSTER INFO (%s)", s.Address, text)
+			return fmt.Sprintf("Redis at %s serves no lock, because the Cluster is down: slots have no master that is alive, too few masters see each other, or this node started seconds ago; with cluster-require-full-coverage no, masters that are alive serve the locks of their slots; see CLUSTER INFO (%s)", s.Address, text)
 		}
 		return fmt.Sprintf("Redis at %s serves no lock of the slot %d, which %q has: no master of the Cluster has it; see CLUSTER INFO (%s)", s.Address, s.Keys.SlotOf(name), name, text)
 	case "LOADING":

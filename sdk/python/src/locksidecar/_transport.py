@@ -285,6 +285,13 @@ class Timeouts:
 NO_WAIT: Final = Timeouts(no_server=0.0, reconnect=0.0, started=0.0)
 
 
+def _is_another_file(path: str) -> bool:
+    try:
+        return not stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def connect_error(path: str, error: OSError) -> LocksidecarError:
     match error.errno:
         case errno.ENOENT:
@@ -292,6 +299,8 @@ def connect_error(path: str, error: OSError) -> LocksidecarError:
                 f"no sidecar: there is no socket {path}. Is locksidecar running on this host? "
                 "If it listens elsewhere, set LOCKSIDECAR_SOCKET or pass its path to connect()"
             )
+        case errno.ECONNREFUSED if _is_another_file(path):
+            return Unavailable(f"{path} is no socket. Remove this file: a sidecar that runs makes its socket again")
         case errno.ECONNREFUSED:
             return Unavailable(f"no sidecar: no process listens on {path}. Is locksidecar running on this host?")
         case errno.EAGAIN:

@@ -17,6 +17,7 @@ local function try(command, ...)
   local err = type(reply) == 'table' and reply.err
   if not err then return reply end
   if string.find(err, 'can\'t run this command', 1, true) or string.find(err, 'no permissions to run the', 1, true)
+    or string.find(err, 'channel', 1, true) -- the command is permitted, and its channel is not
     or string.find(err, 'Unknown Redis command', 1, true) then -- it was renamed
     refused[#refused + 1] = string.lower(command)
     refused[#refused + 1] = err
