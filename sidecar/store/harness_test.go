@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,6 +25,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,13 +72,7 @@ func startRedis(t testing.TB, args ...string) *server {
 
 func freePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
+	return strconv.Itoa(harness.FreePort(t))
 }
 
 func (s *server) start() {

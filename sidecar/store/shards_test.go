@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,12 +14,7 @@ import (
 // startNode starts a node of a Cluster that has the slots below 10,000, and knows no other node.
 func startNode(t *testing.T) *server {
 	t.Helper()
-	port := freePort(t)
-	for n, _ := strconv.Atoi(port); n > 55535; n, _ = strconv.Atoi(port) { // its cluster bus has the port 10,000 above
-		port = freePort(t)
-	}
-	s := startRedis(t, "--port", port, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-	s.port = port
+	s := startRedis(t, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
 	admin := s.admin()
 	if err := admin.ClusterAddSlotsRange(t.Context(), 0, 9999).Err(); err != nil {
 		t.Fatal(err)

@@ -24,11 +24,20 @@ type server struct {
 	admin   *redis.Client
 }
 
-func startRedis(ctx context.Context) (*server, error) {
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
+// startRedis starts one. A port that is free may be another server's by the time it is used: then it tries another one.
+func startRedis(ctx context.Context) (s *server, err error) {
+	if _, err := exec.LookPath("redis-server"); err != nil {
 		return nil, errors.New("redis-server is not installed: apt-get install redis-server")
 	}
+	for range 5 {
+		if s, err = tryRedis(ctx); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return s, err
+}
+
+func tryRedis(ctx context.Context) (*server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -39,7 +48,7 @@ func startRedis(ctx context.Context) (*server, error) {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(s.addr)
-	s.cmd = exec.Command(path, "--bind", "127.0.0.1", "--port", port, "--dir", s.dir, "--save", "", "--appendonly", "no", "--daemonize", "no")
+	s.cmd = exec.Command("redis-server", "--bind", "127.0.0.1", "--port", port, "--dir", s.dir, "--save", "", "--appendonly", "no", "--daemonize", "no")
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := s.cmd.Start(); err != nil {
 		os.RemoveAll(s.dir)
@@ -48,9 +57,13 @@ func startRedis(ctx context.Context) (*server, error) {
 	s.admin = redis.NewClient(&redis.Options{Addr: s.addr, Protocol: 2, PoolSize: 1, PipelinePoolSize: -1, MaxRetries: -1, DisableIdentity: true})
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		info, err := s.admin.Info(ctx, "server").Result()
-		if err == nil {
+		switch pid := field(info, "process_id:"); {
+		case err == nil && pid == strconv.Itoa(s.cmd.Process.Pid):
 			s.version = field(info, "redis_version:")
 			return s, nil
+		case err == nil:
+			err = fmt.Errorf("%s is the port of another server", s.addr)
+			deadline = time.Time{}
 		}
 		if ctx.Err() != nil || time.Now().After(deadline) {
 			s.stop()

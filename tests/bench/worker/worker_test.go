@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // asWorker in the environment has the test binary be a worker.
@@ -372,7 +373,7 @@ func startServers(t *testing.T) *servers {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &servers{socket: filepath.Join(dir, "s.sock")}
 
-	port := freePort(t)
+	port := strconv.Itoa(harness.FreePort(t))
 	s.redis = "redis://127.0.0.1:" + port
 	redis := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", dir)
 	await(t, output(t, redis), "Ready to accept")
@@ -445,14 +446,4 @@ func await(t *testing.T, lines <-chan string, text string) string {
 			t.Fatalf("no %q within %v:\n%s", text, patience, strings.Join(said, "\n"))
 		}
 	}
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
