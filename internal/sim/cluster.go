@@ -90,7 +90,7 @@ func (w *world) newServer(x nodeID) {
 	n.run, n.down = r.runs, false
 	n.server = server.New(w)
 	n.server.Keys, n.server.Prefixes, n.server.IsNode = w.reader.Keys, w.prefixes, w.plan.cluster
-	n.server.Address, n.server.PushesLast = r.bus.addresses[x], w.plan.pushesLast
+	n.server.Address, n.server.PushesLast, n.server.AsksUnsubscribe = r.bus.addresses[x], w.plan.pushesLast, w.plan.asksUnsubscribe
 	n.server.Replicas, n.server.Items = btoi(w.plan.durable), &w.items
 }
 

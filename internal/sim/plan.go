@@ -68,6 +68,7 @@ type plan struct {
 	lateOps                                                      bool  // what a broken connection carried may still reach Redis
 	killsOld                                                     bool  // a host that connects ends its former connection
 	disagreements, newAddresses, lateAnswers                     int64 // in a Cluster: of the moves of slots, the servers that start, and the answers of nodes
+	asksUnsubscribe                                              bool  // in a Cluster: see server.Server
 	openings                                                     int64 // in a Cluster, the same: a slot begins to migrate key by key
 	migrations, promotions, nodeStalls                           int64 // in a Cluster, of the times at which faults are drawn: a slot is migrated; the spare takes over a node; a node stalls
 
@@ -363,6 +364,7 @@ func (p *plan) drawNodes(seed uint64) {
 		return r.magnitude(1, 8)
 	}
 	p.disagreements, p.newAddresses, p.lateAnswers = draw(), draw(), draw()
+	p.asksUnsubscribe = r.oneIn(2)
 }
 
 // drawClocks has random numbers of its own, like drawRoleChanges.
