@@ -261,7 +261,7 @@ func (b *batch) addResult(op *redisop.Op, reply *redis.Reply) {
 		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree,
 	}
 	if res.Outcome == redisop.HeldByOther {
-		res.Field = "another host"
+		res.Field = uuidOf(1, false) + ":1" // of another host
 	}
 	b.results = append(b.results, res)
 }

@@ -1,6 +1,7 @@
 package locktable_test
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"testing"
@@ -56,7 +57,7 @@ func (r *rig) queued(rank int32) redisop.Op {
 func (r *rig) refusedTake(rank int32, recall redisop.Recall, ttlMS int64) redisop.Op {
 	r.Helper()
 	res := redisop.Result{
-		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: ttlMS, Listeners: listeners(r.others),
+		Outcome: redisop.HeldByOther, Field: cmp.Or(r.holder, "another:1"), TTLMS: ttlMS, Listeners: listeners(r.others),
 		Recall: recall,
 	}
 	if rank != noTicket {
@@ -1114,23 +1115,28 @@ func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
 //
 // Shows docs/queue.md: A holder that is a foreign client.
 func TestHostSubscribesOnlyIfTheHolderIsAForeignClient(t *testing.T) {
+	const sidecar, older = "11111111-2222-8333-8444-555555555555:1", "11111111-2222-7333-8444-555555555555:1"
 	for _, tt := range []struct {
 		rank   int32
 		recall redisop.Recall
+		holder string
 		after  time.Duration // -1: it does not
 	}{
-		{0, redisop.RecallMissed, 0},
-		{1, redisop.RecallMissed, 0},
-		{2, redisop.NotRecalled, -1},
-		{noTicket, redisop.NotRecalled, 0},
-		{0, redisop.RecallReceived, 100 * time.Millisecond}, // so that it notices if a program deletes the key
-		{1, redisop.RecallReceived, -1},
-		{1, redisop.NotRecalled, -1}, // the lock had just passed to it
+		{0, redisop.RecallMissed, older, 0},
+		{1, redisop.RecallMissed, older, 0},
+		{0, redisop.RecallMissed, sidecar, 100 * time.Millisecond}, // it has no connection
+		{1, redisop.RecallMissed, sidecar, -1},
+		{2, redisop.NotRecalled, older, -1},
+		{noTicket, redisop.NotRecalled, sidecar, 0},
+		{0, redisop.RecallReceived, older, 100 * time.Millisecond}, // so that it notices if a program deletes the key
+		{1, redisop.RecallReceived, older, -1},
+		{1, redisop.NotRecalled, older, -1}, // the lock had just passed to it
 	} {
 		r := newListeningRig(t, locktable.Config{})
+		r.holder = tt.holder
 		r.acquire(1, "a")
 		r.refusedTake(tt.rank, tt.recall, 20_000)
-		says := fmt.Sprintf("rank %d, recall %d: ", tt.rank, tt.recall)
+		says := fmt.Sprintf("rank %d, recall %d of %s", tt.rank, tt.recall, tt.holder)
 		got := time.Duration(-1)
 		for d := time.Duration(0); d <= 300*time.Millisecond && got < 0; d += 10 * time.Millisecond {
 			if r.collect(); len(r.log) > 0 {

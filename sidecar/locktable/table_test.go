@@ -23,7 +23,8 @@ type rig struct {
 	log    []string
 	msg    string // of the last refusal
 	tokens uint64
-	others int32 // listeners on every channel
+	others int32  // listeners on every channel
+	holder string // what refusedTake finds; "": another owner
 	ids    uint64
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/lookup"
 )
 
@@ -94,7 +95,7 @@ func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *lookup.Key) 
 	}
 	r.IsOurs = owner == h.cfg.UUID
 	if h.cfg.Setting == None {
-		if r.IsOurs || lookup.IsSidecar(owner) {
+		if r.IsOurs || redisop.IsSidecar(owner) {
 			r.Found.Owners[0].Sidecar = owner
 		}
 		if owner != "" && !r.IsOurs {
@@ -128,7 +129,7 @@ func (h *Hosts) findHolder(ctx context.Context, r *WhoRequest, key *lookup.Key) 
 	}
 	o := &r.Found.Owners[0]
 	isNotReached := errors.Is(outcome, errNotReached)
-	if r.IsOurs || o.Host != "" || lookup.IsSidecar(owner) || !isNotReached {
+	if r.IsOurs || o.Host != "" || redisop.IsSidecar(owner) || !isNotReached {
 		o.Sidecar = owner
 	}
 	if r.IsOurs || o.Sidecar == "" {

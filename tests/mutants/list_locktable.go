@@ -1728,6 +1728,13 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
 	{
+		rule: `a sidecar without a connection is no foreign client`,
+		in:   "sidecar/locktable/contest (*Contest).OnHeldByOther",
+		find: "isQueued && (r.Recall != redisop.RecallMissed || redisop.IsOfSidecar(r.Field))",
+		put:  "isQueued && r.Recall != redisop.RecallMissed",
+		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsAForeignClient"),
+	},
+	{
 		rule: `an old answer does not say how long a lock is on its way now`,
 		in:   "sidecar/locktable/contest (*Shared).Way",
 		find: "now-s.answeredAt > int64(s.cfg.QuietTime)",

@@ -189,7 +189,7 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "the daemon of a host without a name in Redis is known by its uuid",
-		in:   "sidecar/store/lookup IsSidecar",
+		in:   "sidecar/redisop IsSidecar",
 		find: "id[14] == '8'",
 		put:  "id[14] == '9'",
 		by:   test("sidecar", "TestWhoReportsTheLocksOfOtherPrograms"),

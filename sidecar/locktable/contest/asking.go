@@ -147,7 +147,7 @@ func (c *Contest) OnHeldByOther(s *Shared, now int64, name string, r *redisop.Re
 		s.cfg.HostName(r.Field) // so that it is known when a message needs it
 	}
 	c.remote = Remote{
-		isKnown: true, isSidecar: isQueued && r.Recall != redisop.RecallMissed,
+		isKnown: true, isSidecar: isQueued && (r.Recall != redisop.RecallMissed || redisop.IsOfSidecar(r.Field)),
 		field: Printable(r.Field), ttlMS: min(r.TTLMS, maxTTL), seenAt: now, askedAt: sentAt,
 	}
 	c.phase = contending

@@ -41,7 +41,7 @@ func (c *Contest) Begin(memory *Memory) { c.memory = memory }
 // Remote is what Redis returned last about a holder on another host.
 type Remote struct {
 	isKnown   bool // another host had the lock at the last result
-	isSidecar bool // the recall reached it
+	isSidecar bool // the recall reached it; or it has no connection, and its field is one of a sidecar
 	field     string
 	ttlMS     int64 // its time to live then; −1: none
 	seenAt    int64 // when the result came

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -17,15 +18,11 @@ func UUIDOf(field string) string {
 	return id
 }
 
-// IsSidecar reports whether a uuid is one that only sidecars make: of version 8. Sidecars of
-// versions that ended have others.
-func IsSidecar(id string) bool { return len(id) == 36 && id[14] == '8' }
-
 // ParseOwner returns the uuid and the hold number of an owner field, if it is one that a sidecar
 // writes.
 func ParseOwner(field string) (id string, hold uint64, ok bool) {
 	id = UUIDOf(field)
 	hold, err := strconv.ParseUint(strings.TrimPrefix(field, id+":"), 10, 64)
-	isOurs := IsSidecar(id) && err == nil && hold > 0 && hold <= wire.MaxScriptNumber
+	isOurs := redisop.IsSidecar(id) && err == nil && hold > 0 && hold <= wire.MaxScriptNumber
 	return id, hold, isOurs && field == id+":"+strconv.FormatUint(hold, 10)
 }
