@@ -24,7 +24,6 @@ type topology struct {
 	isAsking  bool
 	toConfirm bool     // the nodes to be asked are the masters of open slots
 	round     []string // nodes that are to be asked, the first of them now
-	why       string   // the last one could not be used
 
 	// The answer that is on its way.
 	text    string // "": there will be none
