@@ -286,8 +286,11 @@ func (l *fakeLock) removeWaiters(which func(fakeWaiter) bool) (found bool) {
 func (f *fakeSidecar) onHelloLocked(c *fakeConn, m *protocol.Hello) {
 	f.hellos++
 	s := f.sessions[m.Resume]
-	resumed := s != nil && s.conn == nil && f.holdsAnyLocked(s)
+	resumed := s != nil && (s.conn == nil || s.conn.phase == fakeClaiming) && f.holdsAnyLocked(s)
 	if resumed {
+		if s.conn != nil { // the client has given it up
+			f.disconnectLocked(s.conn)
+		}
 		c.phase = fakeClaiming
 	} else {
 		f.lastID++

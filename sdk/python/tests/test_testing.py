@@ -6,10 +6,12 @@ import asyncio
 import os
 import threading
 
+import msgpack
 import pytest
 
 import locksidecar
 from locksidecar import LockLost, LockTimeout, Unavailable, testing
+from locksidecar._fake import Connection, Message, Table
 
 
 def test_program_finds_it_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +201,25 @@ def test_forked_child_does_not_end_it() -> None:
         assert os.waitpid(pid, 0)[1] == 0
         with client.lock("n", timeout=5):
             pass
+
+
+def test_client_that_is_claiming_may_resume_over_a_newer_connection() -> None:
+    """As the daemon permits: it may not have read yet that the connection before has ended."""
+    table = Table()
+    answers: list[Message] = []
+
+    def connect(resume: str) -> Connection:
+        connection = table.connect(lambda data: answers.append(msgpack.unpackb(data[4:])), lambda: None)
+        table.handle(connection, {"op": "hello", "id": 1, "v": 1, "resumable": True, "resume": resume})
+        return connection
+
+    table.handle(connect(""), {"op": "acquire", "id": 2, "name": "n"})
+    ticket = answers[0]["ticket"]
+    table.restart()
+    before = connect(ticket)
+    newer = connect(ticket)
+    assert answers[-1]["resumed"]
+    assert answers[-2]["err"]["code"] == "unavailable"
+    table.on_disconnected(before)
+    table.handle(newer, {"op": "bye", "id": 3})
+    assert not table.is_held("n")

@@ -333,9 +333,14 @@ class Table:
     def _on_hello(self, session: Session, m: Message) -> None:
         assert session.connection is not None
         session.connection.hello_received = True
-        resumed = self._find_resumable(session, m.get("resume", ""))
+        resumed = self._find_resumable(m.get("resume", ""))
         if resumed is not None:
             del self.sessions[session.number]
+            if resumed.connection is not None:
+                replaced = resumed.connection
+                replaced.session = Session(0)
+                replaced.send(frame({"err": {"code": "unavailable", "msg": "resumed over a newer connection"}}))
+                replaced.close()
             resumed.connection = session.connection
             resumed.peer = session.peer
             session.connection.session = resumed
@@ -350,8 +355,12 @@ class Table:
             answer["resumed"] = True
         self._send(session, answer)
 
-    def _find_resumable(self, session: Session, ticket: str) -> Session | None:
-        return next((x for x in self.sessions.values() if x.connection is None and ticket in x.tickets), None)
+    def _find_resumable(self, ticket: str) -> Session | None:
+        """The session of a ticket, if its client is away, or has claims to make: it gave up the connection before."""
+        for session in self.sessions.values():
+            if ticket in session.tickets and (session.connection is None or session.claimed is not None):
+                return session
+        return None
 
     def _on_claim(self, session: Session, m: Message) -> None:
         if session.claimed is None:
