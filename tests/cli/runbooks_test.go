@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -128,17 +129,21 @@ var runbooks = []book{
 			i.here.Log.AwaitWords(i.T, "a slot of the Cluster stays open", "locks_wait=true")
 		},
 		shows: []shown{
-			{command: "locksidecar ping", code: 74, words: []string{"redis-cli --cluster fix 127.0.0.1:"}},
+			{command: "locksidecar ping", code: 74, words: []string{"docs/runbooks/slot-open.md"}},
 			{command: "locksidecar status", words: []string{"REDIS", "has been migrating from 127.0.0.1:", "for more than 10s"}},
 			{command: "locksidecar events --since 15m", words: []string{"slots_open ", "slots of the Cluster stay open: slot "}},
 		},
 		over: func(i *incident) {
-			address := i.cluster.ShardMaster(0).Address()
-			out, err := exec.CommandContext(i.Context(), "redis-cli", "--cluster", "fix", address).CombinedOutput()
-			if err != nil {
-				i.Fatalf("redis-cli --cluster fix: %v\n%s", err, out)
-			}
+			i.runScript("slot-open.md", map[string]string{
+				"10.0.0.1:6379": i.cluster.ShardMaster(0).Address(), "10.0.0.2:6379": i.cluster.ShardMaster(1).Address(),
+				"2779": strconv.Itoa(harness.Slot(i.cluster.Names(0, "job", 1)[0])),
+			})
 			i.here.Log.AwaitWords(i.T, "no slot of the Cluster stays open any more")
+			for _, d := range []*harness.Daemon{i.here, i.there} {
+				if log := d.Log.String(); strings.Contains(log, "lock lost") {
+					i.Errorf("a lock was lost by what the page says:\n%s", log)
+				}
+			}
 		},
 		after: []shown{
 			{command: "locksidecar events --since 15m", words: []string{"slots_closed ", "no slot of the Cluster stays open any more"}},
@@ -460,6 +465,26 @@ func (i *incident) check(s *shown, redisCLI string) {
 		if isPattern && !regexp.MustCompile(strings.TrimSuffix(pattern, "]")).Match(out) || !isPattern && !strings.Contains(string(out), word) {
 			i.Errorf("%s does not show %q:\n%s", s.command, word, out)
 		}
+	}
+}
+
+// runScript runs the commands for an administrator of Redis that a page has, with the values of this incident.
+func (i *incident) runScript(page string, values map[string]string) {
+	i.Helper()
+	_, script, _ := strings.Cut(readRunbooks(i.T)[page], "```bash\n")
+	script, _, isThere := strings.Cut(script, "```")
+	if !isThere {
+		i.Fatalf("%s has no commands for an administrator", page)
+	}
+	for word, value := range values {
+		if !strings.Contains(script, word) {
+			i.Fatalf("the commands of %s do not have %q", page, word)
+		}
+		script = strings.ReplaceAll(script, word, value)
+	}
+	out, err := exec.CommandContext(i.Context(), "bash", "-c", "set -eo pipefail\n"+script).CombinedOutput()
+	if i.Logf("%s:\n%s", page, out); err != nil {
+		i.Fatalf("the commands of %s: %v", page, err)
 	}
 }
 

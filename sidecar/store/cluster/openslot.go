@@ -8,7 +8,7 @@ import (
 )
 
 // A slot of a Cluster is open while it migrates from one master to another one. redis-cli closes each slot within
-// moments; if it is killed, the slot stays open until an operator runs redis-cli --cluster fix. Held locks of an open
+// moments; if it is killed, the slot stays open until an administrator finishes the move. Held locks of an open
 // slot are renewed, which needs one key. Takes and Drops need several, and Redis answers TRYAGAIN.
 //
 //	            ASK or TRYAGAIN of a node,                  openAfter
@@ -118,6 +118,6 @@ func describeOpen(open []OpenSlot) string {
 	if n := len(open) - 1; n > 0 {
 		what, them = fmt.Sprintf("slot %d and %d more have", first.Slot, n), "them"
 	}
-	return fmt.Sprintf("%s been migrating from %s to %s for more than %v: held locks of %s are renewed, and none can be taken or released; if no program moves slots now, redis-cli --cluster fix %s ends that",
-		what, first.From, cmp.Or(first.To, "another master"), openAfter, them, first.From)
+	return fmt.Sprintf("%s been migrating from %s to %s for more than %v: held locks of %s are renewed, and none can be taken or released; if no program moves slots now, an administrator finishes the move as docs/runbooks/slot-open.md says",
+		what, first.From, cmp.Or(first.To, "another master"), openAfter, them)
 }

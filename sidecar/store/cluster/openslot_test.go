@@ -47,7 +47,7 @@ func TestSlotThatStaysOpenIsReportedUntilItIsClosed(t *testing.T) {
 		t.Error("the first sign of a slot is not the first one")
 	}
 	expect("at once", 0, false, false)
-	expect("after long", long, true, false, "slot 42 has been migrating from a:1 to b:2 for more than 10s", "redis-cli --cluster fix a:1")
+	expect("after long", long, true, false, "slot 42 has been migrating from a:1 to b:2 for more than 10s", "docs/runbooks/slot-open.md")
 	expect("a little later", long+time.Second, false, false, "slot 42")
 	o.slots[42].blockedAt = now + int64(long)
 	expect("a lock waits", long+time.Second, true, true, "slot 42")
