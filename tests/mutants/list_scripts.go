@@ -327,7 +327,7 @@ end`,
 	{
 		rule: "a take of a lock that is ours renews its lease",
 		in:   take,
-		find: `    local expires = ask('PEXPIRE', lock, lease)
+		find: `    local expires = ask('PEXPIRE', lock, left)
     if type(expires) == 'table' then return {code.refused, expires.err} end
 `,
 		put: ``,
@@ -336,7 +336,7 @@ end`,
 	{
 		rule: "a take of a lock that is ours needs no memory",
 		in:   take,
-		find: `    local expires = ask('PEXPIRE', lock, lease)
+		find: `    local expires = ask('PEXPIRE', lock, left)
     if type(expires) == 'table' then return {code.refused, expires.err} end
   elseif wanted`,
 		put: `    local later = old
@@ -344,6 +344,20 @@ end`,
     if redis.call('HGET', lock, prefix .. num) then old = later end
   elseif wanted`,
 		by: differential,
+	},
+	{
+		rule: "a late take of a ticket that has got the lock leaves its number",
+		in:   take,
+		find: `num, kept = ticket, ticket + 0`,
+		put:  ``,
+		by:   differential,
+	},
+	{
+		rule: "a late take of a ticket that has got the lock does not shorten its lease",
+		in:   take,
+		find: `        left = math.max(left, redis.call('PTTL', lock))` + "\n",
+		put:  ``,
+		by:   differential,
 	},
 	{
 		rule: "a take deletes the field of the earlier hold",

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"strconv"
@@ -160,6 +161,12 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 	}
 	expireAt := c.Now + int64(op.LeaseMS)*1e6
+	if op.Kind == redisop.Take && standing == Earlier && op.Ticket != 0 && !op.Has(redisop.RequireExisting) && c.hasNumber(key, op.Ticket) {
+		reply.Ticket = op.Ticket // to which the lock has passed: it keeps that number, and its lease is not shortened
+		if key.ExpireAt != NoExpiry {
+			expireAt = max(expireAt, key.ExpireAt)
+		}
+	}
 	if verdict.Change == Write {
 		if c.NoMemory && !standing.Ours() {
 			return refusal("OOM")
@@ -186,7 +193,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		if c.Denied.PExpire {
 			return refusal("NOPERM") // a lock without an expiry must not stay
 		}
-		*key = Key{Owner: c.Owner, Num: op.HoldID, Count: op.Count, ExpireAt: expireAt}
+		*key = Key{Owner: c.Owner, Num: cmp.Or(reply.Ticket, op.HoldID), Count: op.Count, ExpireAt: expireAt}
 	case Remove:
 		c.remove(key)
 	}
@@ -198,6 +205,15 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		reply.Waiting = uint32(len(c.Queue.Tickets))
 	}
 	return reply
+}
+
+// hasNumber reports whether our field, which is the only one, has a number.
+func (c *Command) hasNumber(k *Key, num uint64) bool {
+	if k.Other == nil {
+		return k.Num == num
+	}
+	_, has := k.Other.Hash[fieldOf(c.Prefixes[c.Owner], num)]
+	return has
 }
 
 // writes reports whether an operation runs a command that writes.

@@ -51,7 +51,7 @@ func AcquireReleaseText() string {
 	queuedDrop, drop := withQueue(dropText)
 	return scriptText(headText, OwnershipText, tokensText, drop,
 		"local function define_queues()\n", queueText, queuedTake, queuedDrop,
-		"return {refuse = refuse, in_order = in_order, leave = leave, drop = drop}\nend\n",
+		"return {refuse = refuse, in_order = in_order, leave = leave, drop = drop, words_of = words_of}\nend\n",
 		take, mainText)
 }
 

@@ -82,7 +82,7 @@ local queues         -- what define_queues returns, once that is needed
 local wanted = false -- whether a lock of this run may have a queue
 
 local function take(op, lock, counter, num, entries, n, flags, free, passed_on)
-  local fields, old, channel = 0, nil, nil
+  local fields, kept, old, channel = 0, 0, nil, nil
   if not free then
     fields = ask('HLEN', lock)
     if fields == 0 and (flags == 'm' or flags == 'cm') then return {code.missing} end
@@ -99,9 +99,20 @@ local function take(op, lock, counter, num, entries, n, flags, free, passed_on)
       queues = queues or define_queues()
       return queues.refuse(op, lock, channel, num, other, not passed_on)
     end
+    local left = lease
+    if old ~= prefix .. num and flags ~= 'm' and flags ~= 'cm' then
+      queues = queues or define_queues()
+      local _, ticket = queues.words_of(op)
+      if old == prefix .. ticket then
+        -- The lock has passed to the ticket of this take, which may be late: the sidecar may have the lock by that number
+        -- now, and for longer.
+        num, kept = ticket, ticket + 0
+        left = math.max(left, redis.call('PTTL', lock))
+      end
+    end
     -- The expiry first: Redis permits PEXPIRE when it is out of memory, and after it this
     -- script may write. So a lock of ours can be kept and handed off.
-    local expires = ask('PEXPIRE', lock, lease)
+    local expires = ask('PEXPIRE', lock, left)
     if type(expires) == 'table' then return {code.refused, expires.err} end
   elseif wanted then
     local status = queues.in_order(op, lock, counter, channel, num, n, counts)
@@ -127,9 +138,9 @@ local function take(op, lock, counter, num, entries, n, flags, free, passed_on)
     end
   end
   local waiting = wanted and queues.leave(op, lock) or 0
-  if counts then return {code.taken, last, made and 1 or 0, waiting, 0, count_subscribers(channel)} end
-  if made or waiting > 0 or last == 0 then
-    return {code.taken, last, made and 1 or 0, waiting, 0, subscribers.uncounted, 0}
+  if counts then return {code.taken, last, made and 1 or 0, waiting, kept, count_subscribers(channel)} end
+  if made or waiting > 0 or last == 0 or kept > 0 then
+    return {code.taken, last, made and 1 or 0, waiting, kept, subscribers.uncounted, 0}
   end
   return last
 end
