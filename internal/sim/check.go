@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 
+	"github.com/locksidecar/locksidecar/internal/sim/contract"
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -101,10 +102,12 @@ func (c *hold) end() int64 {
 // lockOnHost is one lock as one host has it.
 type lockOnHost struct {
 	hold           hold
-	inFlight       int32 // index of the operation in flight; or noOp
-	dropPending    int32 // index of a Drop that has no reply, after which the operation in flight was sent; or noOp
-	arriving       int32 // index of the Arrive in flight; or noOp
-	pipelinedSince int64 // host clock: when the first of the Takes in a row was sent that were sent after such a Drop; 0: the last one was not
+	inFlight       int32       // index of the operation in flight; or noOp
+	dropPending    int32       // index of a Drop that has no reply, after which the operation in flight was sent; or noOp
+	arriving       int32       // index of the Arrive in flight; or noOp
+	dropped        contract.Op // the last Drop that has a result
+	taken          contract.Op // the Take that was pipelined after the Drop in flight, if it has a result
+	pipelinedSince int64       // host clock: when the first of the Takes in a row was sent that were sent after such a Drop; 0: the last one was not
 
 	unconfirmed   bool            // Redis has executed nothing since the table was made
 	lastOutcome   redisop.Outcome // of an operation

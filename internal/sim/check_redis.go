@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/contract"
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -132,7 +133,7 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 			h.index, time.Duration(now-l.pipelinedSince), l.listeners, l.waiting)
 	}
 	w.check.meetIf(QueuedBehind, l.waiting > 0)
-	l.dropPending, l.inFlight = l.inFlight, noOp
+	l.dropPending, l.inFlight, l.taken = l.inFlight, noOp, contract.Op{}
 	w.check.meet(TakePipelined)
 }
 
@@ -434,7 +435,7 @@ func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message)
 		w.check.meetIf(TransferNotProved, m.Conn == (redisop.Conn{}))
 		w.check.meetIf(TransferAheadOfClock, w.hasClocks() && m.Tokens == 0 && m.Conn != (redisop.Conn{}))
 		if m.Conn != (redisop.Conn{}) && m.Tokens > 0 {
-			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, name.passedAt(m.LastToken)})
+			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, name.passedWith(m.LastToken).at})
 			h.floor.raise(h.clock(w.now), int64(m.LastToken))
 		}
 		if has && name.key.Num == m.Ticket {

@@ -255,6 +255,7 @@ func (w *world) moveSlot(slot int, to nodeID, isLater bool) {
 		if isLater {
 			r.owners[n] = 0
 		}
+		w.noteSlotLeft(r.nodes[from].server, n)
 		r.nodes[from].server.EndSlot(lockNames[n])
 		r.keepSnapshotOf(n)
 	})

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/contract"
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
@@ -25,17 +26,16 @@ type operation struct {
 	res      redisop.Result
 	host     int16
 	name     int8
-	floor    int64           // of the run that executes it
-	birth    int64           // a new counter begins above it
-	known    int64           // of its connection
-	clockAt  int64           // the same
-	movedAt  int64           // when the table was told last that another shard has its lock
-	at       int64           // when Redis executed it
-	outcome  redisop.Outcome // what Redis returned then
-	issuedAt int64           // when the table issued it
-	sentAt   int64           // the same, by the clock of the host
-	commands int             // on their way to Redis that execute it
-	executed bool
+	floor    int64 // of the run that executes it
+	birth    int64 // a new counter begins above it
+	known    int64 // of its connection
+	clockAt  int64 // the same
+	movedAt  int64 // when the table was told last that another shard has its lock
+	at       int64 // when Redis executed it
+	issuedAt int64 // when the table issued it
+	sentAt   int64 // the same, by the clock of the host
+	commands int   // on their way to Redis that execute it
+	fate     contract.Op
 	settled  bool // the table has its result
 
 	via        redisop.Shard // the shard that it was sent to: that of the Op, or one that was named by ASK
@@ -61,9 +61,10 @@ type command struct {
 // reply is a reply or a push on its way to a host.
 type reply struct {
 	wire.Reply
-	at      int64
-	clock   int64 // that TIME returned, µs
-	clockAt int64 // when; 0: it is another reply
+	at       int64
+	clock    int64 // that TIME returned, µs
+	clockAt  int64 // when; 0: it is another reply
+	confirms int   // what the server had done when enough replicas confirmed that; 0: it is another reply
 }
 
 type connection struct {
@@ -84,6 +85,8 @@ type connection struct {
 	run       int   // run id seen last
 	nextRun   int   // run id of the server that the connection leads to
 
+	told       contract.Conn
+	slotsLeft  uint32              // names whose subscriptions the server has ended, and the table is not told: bits
 	ops        []redisop.Op        // that the table has issued, and the Machine does not have
 	made       int64               // bytes of commands
 	reaches    int64               // where the last command ends that reaches the server
@@ -179,7 +182,7 @@ func (w *world) issue(h *host, op redisop.Op) {
 	i := w.newOp()
 	o := &w.ops[i]
 	o.op, o.via, o.host, o.name, o.issuedAt = op, op.Shard, int16(h.index), int8(n), w.now
-	o.sentAt = h.clock(w.now)
+	o.sentAt, o.fate = h.clock(w.now), contract.Of(&op)
 	if op.Kind == redisop.Arrive {
 		h.locks[n].arriving = i
 	} else {
@@ -280,7 +283,7 @@ func (w *world) sendFirst(h *host, s redisop.Shard, bytes []byte) (rest []byte) 
 			w.violation(invariant.Contract, n, "the store of host %d sends an operation that the table has not issued: %s", h.index, opString(*op))
 		}
 		o := &w.ops[record]
-		o.via, o.node, o.isAsking, o.isRefused, o.executed = s, c.node, cmd.isAsking, false, false
+		o.via, o.node, o.isAsking, o.isRefused = s, c.node, cmd.isAsking, false
 		o.floor, o.birth, o.known, o.clockAt, o.movedAt = cmd.Run.Floor, cmd.Run.Birth, c.known, c.clockAt, h.locks[n].movedAt
 		if o.floor >= redis.MaxToken {
 			o.clockAt = w.now
@@ -384,6 +387,9 @@ func (w *world) Send(peer *server.Conn, r wire.Reply) {
 	if isReply && cmd.Words[0] == "time" && cmd.conn == peer {
 		next.clock, next.clockAt = w.time(w.nodeOf(peer.Server)), w.now
 	}
+	if n := int64(peer.Server.Replicas); isReply && cmd.Words[0] == "wait" && r.Kind == ':' && r.Num >= n {
+		next.confirms = w.did
+	}
 	c.lastReply = max(c.lastReply, w.now+w.lag(), c.blocked)
 	next.at = c.lastReply
 	if n := len(c.toHost); n == 0 || c.toHost[n-1].at != next.at {
@@ -431,6 +437,7 @@ func (w *world) onReply(h *host, e event) {
 		if r.clockAt != 0 {
 			w.noteClock(h, s, r)
 		}
+		c.told.Confirmed = max(c.told.Confirmed, r.confirms)
 		err = c.m.Reply(now, &r.Reply)
 		w.items.Free(&r.Reply)
 	}
@@ -524,6 +531,7 @@ func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
 		slices.Sort(d.Names) // their order is that of a map
 		for _, name := range d.Names {
 			w.onUnsubscribed(h, nameIndex(name), s)
+			h.conns[s].slotsLeft &^= 1 << nameIndex(name)
 		}
 		if d.Kind == pipeline.SlotLeft {
 			if h.conns[s].ok {
@@ -533,6 +541,7 @@ func (w *world) handOne(h *host, s redisop.Shard, d *pipeline.Delivery) {
 		}
 	case pipeline.Moved:
 		w.update(h, func(m *cluster.Map, now int64) { m.Moved(now, w.redirect(d.Redirect)) })
+		h.conns[s].told.IsMoved = true
 	case pipeline.TryAgain:
 		w.update(h, func(m *cluster.Map, now int64) { m.Blocked(now, w.redirect(d.Redirect).Slot) })
 	case pipeline.Asked:
@@ -551,13 +560,13 @@ func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
 		w.drainDeferred(h) // a Take may have been pipelined after it
 	}
 	o := &w.ops[i]
-	w.checkContract(h, o, r)
+	w.checkFate(h, o, r)
 	o.settled = true
 	o.res = *r
 	c := &h.conns[o.op.Shard]
 	c.unanswered--
 	c.silentSince = h.clock(w.now)
-	w.check.meetIf(ExecutedUnknown, o.executed && r.Outcome == redisop.Unknown)
+	w.check.meetIf(ExecutedUnknown, o.fate.Times > 0 && r.Outcome == redisop.Unknown)
 	if r.Outcome == redisop.NotSynced {
 		w.check.meetIf(TakeNotSynced, r.Kind == redisop.Take)
 		w.check.meetIf(RenewNotSynced, r.Kind == redisop.Renew)
@@ -607,24 +616,6 @@ func (w *world) noteRaised(h *host, id *wire.Identity) {
 		return
 	}
 	h.raised.raise(now, id.Above(now))
-}
-
-// checkContract checks that a result says what Redis did: docs/invariants.md, S2 to S4.
-func (w *world) checkContract(h *host, o *operation, r *redisop.Result) {
-	isExecuted := o.executed && o.outcome != redisop.Refused && o.outcome != redisop.Retryable
-	isTrue := true
-	switch r.Outcome {
-	case redisop.Unknown:
-	case redisop.NotSent, redisop.Refused, redisop.Retryable:
-		isTrue = !isExecuted
-	case redisop.NotSynced:
-		isTrue = isExecuted && o.outcome == redisop.Done
-	default:
-		isTrue = isExecuted && o.outcome == r.Outcome
-	}
-	if !isTrue {
-		w.violation(invariant.Contract, int(o.name), "the store of host %d gives %s the result %s; executed: %t, with outcome %d", h.index, opString(o.op), resultString(*r), o.executed, o.outcome)
-	}
 }
 
 // onNotSent refuses what waits for a connection that there is not.
@@ -739,7 +730,7 @@ func (w *world) reportDown(h *host, s redisop.Shard) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "down%s", w.nodeString(h.conns[s].node))
 	}
-	h.conns[s].up, h.conns[s].upKnown = false, true
+	h.conns[s].up, h.conns[s].upKnown, h.conns[s].told.IsDown = false, true, true
 	if w.plan.cluster {
 		life := h.life
 		if w.update(h, func(m *cluster.Map, now int64) { m.Down(now, s) }); h.isDown() || h.life != life {
@@ -825,7 +816,7 @@ func (w *world) connect(h *host, s redisop.Shard, e event) {
 	}
 	c.lastExec, c.lastReply, c.blocked, c.armedAt, c.armedFor = w.now, w.now, 0, math.MaxInt64, math.MaxInt64
 	c.made, c.reaches, c.isAsking = 0, 0, false
-	c.sent, c.toHost = c.sent[:0], c.toHost[:0]
+	c.sent, c.toHost, c.slotsLeft = c.sent[:0], c.toHost[:0], 0
 	w.after(w.lag()+w.stallLeft(c.node), event{kind: evConnected, host: int16(h.index), gen: c.gen, shard: int8(s)})
 }
 
@@ -897,6 +888,7 @@ func (w *world) onConnected(h *host, e event) {
 		}
 	}
 	w.noteRaised(h, &g.ID)
+	h.conns[s].told = contract.Opened(redisop.NewConn(g.Number), w.did, w.plan.durable)
 	h.table.Up(now, s, dataLost, c.isListening)
 	w.drain(h)
 	if c = &h.conns[s]; h.isDown() || e.gen != c.gen {

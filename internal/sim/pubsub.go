@@ -56,6 +56,7 @@ func (w *world) onSubscribed(h *host, n int, s redisop.Shard) {
 	if !l.wantsMessages || l.channelAt != s {
 		return // since a result that was delivered before
 	}
+	w.checkSubscribed(h, n, s)
 	l.subscribed = true
 	if w.trace.on {
 		w.trace.add(w, n, h, "subscribed%s", w.nodeString(h.conns[s].node))
@@ -140,6 +141,7 @@ func (w *world) onMessage(h *host, s redisop.Shard, m redisop.Message) {
 		w.noteUnlocked(h, n)
 	} else {
 		w.drainDeferred(h) // what the table did before it knew
+		w.checkTransfer(h, n, s, &m)
 		w.noteMessage(h, n, s, &m)
 	}
 	if w.trace.on {

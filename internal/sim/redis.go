@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/internal/sim/server"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -73,16 +72,17 @@ type redisName struct {
 type passed struct {
 	last uint64
 	at   int64
+	by   *server.Server
 }
 
-// passedAt returns when the last one of these tokens was drawn.
-func (n *redisName) passedAt(last uint64) int64 {
+// passedWith returns the pass of which the last one of these tokens was drawn.
+func (n *redisName) passedWith(last uint64) passed {
 	for _, p := range n.passed {
 		if p.last == last {
-			return p.at
+			return p
 		}
 	}
-	return 0
+	return passed{}
 }
 
 func (w *world) initRedis() {
@@ -468,18 +468,15 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	x := w.nodeOf(conn.Server)
 	record := w.commands[w.executing].records[i]
 	o := &w.ops[record]
-	o.executed, o.at = true, w.now
+	o.at = w.now
 	w.check.meetIf(ExecutedLate, o.settled)
-	if o.settled && o.res.Outcome == redisop.NotSent {
-		w.violation(invariant.Contract, int(o.name), "the store of host %d said that it did not send %s, which Redis executes", h.index, opString(o.op))
-	}
 	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(x))
 	if conn.Server.IsReplica {
 		reply = w.executeAtReplica(h, o, &w.command)
 	} else {
 		reply = w.execute(h, x, o, conn, r, &w.command)
 	}
-	w.ops[record].outcome = reply.Outcome
+	w.noteExecuted(h, &w.ops[record], &reply)
 	return reply, w.fieldOf(&reply, &w.redis.names[w.ops[record].name])
 }
 
@@ -548,7 +545,7 @@ func (w *world) execute(h *host, x nodeID, o *operation, conn *server.Conn, r *s
 		if before.Owner == redis.NoOwner {
 			w.checkWakeUp(n)
 		}
-		w.onPass(n, &reply, o)
+		w.onPass(n, &reply, o, conn.Server)
 	case redis.Write:
 		name.unjumpedExpiry = 0
 		if before.Owner == redis.NoOwner {
@@ -592,7 +589,7 @@ func (w *world) execute(h *host, x nodeID, o *operation, conn *server.Conn, r *s
 }
 
 // onPass notes that an operation passed the key on to a ticket.
-func (w *world) onPass(n int, reply *redis.Reply, o *operation) {
+func (w *world) onPass(n int, reply *redis.Reply, o *operation, by *server.Server) {
 	name := &w.redis.names[n]
 	name.unjumpedExpiry = 0
 	name.ghost = true // until its host is told
@@ -605,7 +602,7 @@ func (w *world) onPass(n int, reply *redis.Reply, o *operation) {
 				continue // the tokens are for the next one
 			}
 			w.checkDraw(n, m.LastToken-uint64(m.Tokens)+1, m.LastToken, o, false)
-			name.passed[name.passedNum%len(name.passed)] = passed{m.LastToken, w.now}
+			name.passed[name.passedNum%len(name.passed)] = passed{m.LastToken, w.now, by}
 			name.passedNum++
 		} else if m.Kind == redisop.Requeue {
 			w.check.meet(OldTicketSkipped)

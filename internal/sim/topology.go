@@ -299,6 +299,11 @@ func (w *world) askThere(h *host, d *pipeline.Delivery) {
 	s := redisop.Shard(0)
 	w.update(h, func(m *cluster.Map, now int64) { s = m.Asked(now, w.redirect(d.Redirect)) })
 	c := &h.conns[s]
+	for i := range d.Ops {
+		op := &d.Ops[i]
+		o := &w.ops[w.recordOf(h, nameIndex(op.Name), op.Kind)]
+		w.checkContract(h, o.fate.Asked(), int(o.name), opString(*op))
+	}
 	w.check.meetIf(AskNotSent, !c.ok)
 	c.m.DoAsking(h.clock(w.now), d.Ops)
 	w.send(h, s)

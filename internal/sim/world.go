@@ -58,6 +58,7 @@ type world struct {
 	commands     []command
 	freeCommands []int32
 	executing    int32 // the command that a server executes
+	did          int   // operations that servers executed
 	reader       server.Reader
 	bytes        []byte // to be used again
 

@@ -49,8 +49,12 @@ var bans = []ban{
 	},
 	{
 		from: "internal/sim/explore/pipeline", to: []string{"./..."},
-		except: []string{"./internal/sim/explore/pipeline", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		except: []string{"./internal/sim/explore/pipeline", "./internal/sim/contract", "./sidecar/store/pipeline", "./sidecar/store/wire", "./sidecar/redisop", "./protocol", "./internal/rawio"},
 		why:    "the exploration of a connection drives the Machine of the store alone",
+	},
+	{
+		from: "internal/sim/contract", to: []string{"./..."}, except: []string{"./internal/sim/contract", "./sidecar/redisop", "./protocol", "./internal/rawio"},
+		why: "the contract between the store and the lock table knows neither of them",
 	},
 	{
 		from: "internal/sim/server", to: []string{"./..."},

@@ -121,7 +121,7 @@ func (w *world) migrate() {
 			continue
 		}
 		h = w.change(i)
-		h.conns[0].frames = push(h.conns[0].frames, frame{kind: unsubscribedFrame})
+		h.conns[0].push(frame{kind: unsubscribedFrame})
 	}
 	w.subscribers.Subscribers = nil
 }
@@ -197,8 +197,14 @@ func (w *world) learn(h *host) {
 	w.tellRoute(h)
 }
 
+// wasMoved reports whether the store of a host knows that the slot is not where it was at first.
+func (h *host) wasMoved() bool { return h.route == secondShard }
+
 // tellRoute tells the table of a host which shard has the slot.
 func (w *world) tellRoute(h *host) {
+	for s := range h.conns {
+		h.conns[s].told.IsMoved = h.wasMoved()
+	}
 	h.process.table.Route(w.now, []redisop.SlotRange{{First: lockSlot, Last: lockSlot, Shard: h.route}})
 	w.drain(h)
 }
@@ -209,13 +215,13 @@ func (w *world) redirect(c *connection) {
 	c.requests = c.requests[1:]
 	switch r.kind {
 	case locktable.Subscribe:
-		c.frames = push(c.frames, frame{kind: movedFrame})
+		c.push(frame{kind: movedFrame})
 		return
 	case locktable.Unsubscribe:
 		return
 	}
 	answer := func(r *request) {
-		c.frames = push(c.frames, frame{result: w.resultOf(r, &redis.Reply{Outcome: redisop.Retryable, Code: moved})})
+		c.push(frame{result: w.resultOf(r, &redis.Reply{Outcome: redisop.Retryable, Code: moved})})
 	}
 	answer(&r)
 	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.Has(redisop.AfterPendingDrop) && c.requests[0].batch == r.batch {
@@ -236,7 +242,7 @@ func (w *world) onSubscriptionEnded(h *host, s side) {
 		w.drain(h)
 	}
 	if c := &h.conns[s]; h.process != nil && h.process.listens && h.process.listensAt == s && c.isServed {
-		c.requests = push(c.requests, request{kind: locktable.Subscribe, batch: c.batch})
+		c.request(request{kind: locktable.Subscribe, batch: c.batch})
 	}
 }
 
@@ -259,7 +265,7 @@ func (w *world) deliverCopy(i int, s side) {
 	f := h.bus[s][0]
 	h.bus[s] = h.bus[s][1:]
 	if c := &h.conns[s]; c.isServed {
-		c.frames = push(c.frames, f)
+		c.push(f)
 	}
 }
 

@@ -260,7 +260,7 @@ func (w *world) describeInCluster(d *description, h *host) {
 		c := &h.conns[s]
 		answered := 0
 		for i := range c.unanswered {
-			answered += int(bit(c.unanswered[i].isAnswered))
+			answered += int(bit(c.unanswered[i].fate.Results > 0))
 		}
 		d.Value(uint64(answered)<<16 | uint64(len(h.bus[s]))<<2 | w.floorBit(c)<<1 | w.floorBit(h.olds[s]))
 		for i := range h.bus[s] {
@@ -341,6 +341,9 @@ func (w *world) describeConnection(d *description, c *connection) {
 		}
 	}
 	for i := range c.frames {
+		if f := &c.frames[i]; f.kind == subscribedFrame {
+			d.flags(f.asked == c.asked)
+		}
 		w.describeFrame(d, &c.frames[i])
 	}
 }

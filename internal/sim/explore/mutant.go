@@ -53,13 +53,12 @@ func (m *Mutant) route(w *world, h *host, was redisop.Shard) (hides bool) {
 	if m.answersAt && len(c.unanswered) > 0 {
 		w.tellRoute(h)
 		for i := range c.unanswered {
-			if h.process == nil || c.unanswered[i].isAnswered {
+			if h.process == nil || c.unanswered[i].fate.Results > 0 {
 				break
 			}
 			c.unanswered = slices.Clone(c.unanswered)
-			c.unanswered[i].isAnswered = true
 			r := &c.unanswered[i]
-			w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: redisop.NotSent, Sent: r.sent, Msg: moved})
+			w.result(h, &c.told, r, redisop.Result{Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: redisop.NotSent, Sent: r.sent, Msg: moved})
 		}
 		return true
 	}
@@ -314,7 +313,7 @@ var Mutants = []Mutant{
 	{
 		Name:     "copy-of-transfer-grants",
 		Rule:     "a transfer counts only from the shard that executed it",
-		Detected: "the key is not of its host|two clients|is granted token",
+		Detected: "S11: ",
 		Root:     "transfer", Budget: Budget{Failovers: 1}, Cluster: true,
 		acceptsCopy: true,
 	},

@@ -3,6 +3,7 @@ package explore
 import (
 	"slices"
 
+	"github.com/locksidecar/locksidecar/internal/sim/contract"
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -16,9 +17,10 @@ import (
 func (w *world) connect(h *host, s side) {
 	h.connects++
 	c := &h.conns[s]
-	*c = connection{isOpen: true, isServed: true, number: h.connects, floor: w.floorAtConnect()}
+	*c = connection{isOpen: true, isServed: true, number: h.connects, floor: w.floorAtConnect(), told: contract.Opened(redisop.NewConn(h.connects), 0, false)}
+	c.told.IsMoved = h.wasMoved()
 	if h.process.listens && h.process.listensAt == s {
-		c.requests = push(c.requests, request{kind: locktable.Subscribe})
+		c.request(request{kind: locktable.Subscribe})
 	}
 	h.process.table.Up(w.now, w.shardAt(s), false, true)
 	w.drain(h)
@@ -42,12 +44,13 @@ func (w *world) giveUp(i int, s side) {
 	w.loseConnection(h, s)
 	t.Down(w.now, w.shardAt(s), "Redis cannot be reached")
 	w.drain(h)
+	ended := contract.Conn{IsDown: true}
 	for _, r := range unanswered {
 		if h.process == nil {
 			return
 		}
-		if !r.isAnswered {
-			w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: redisop.Unknown, Sent: r.sent, Msg: "connection lost"})
+		if r.fate.Results == 0 {
+			w.result(h, &ended, &r, redisop.Result{Kind: r.op.Kind, Name: lockName, Shard: r.op.Shard, Outcome: redisop.Unknown, Sent: r.sent, Msg: "connection lost"})
 		}
 	}
 	if h.process != nil && subscribed {
@@ -133,7 +136,7 @@ func (w *world) end(h *host) {
 func (w *world) restart(i int) {
 	h := w.change(i)
 	h.journal = h.journal.clone()
-	h.process, h.inherited = &process{journal: h.journal}, h.journal.lastHold
+	h.process, h.inherited, h.told = &process{journal: h.journal}, h.journal.lastHold, 0
 	t := locktable.New(w.config(h), w.now)
 	h.process.table = t
 	snapshot := h.journal.snapshot()
@@ -184,7 +187,7 @@ func (w *world) execute(i int, s side, old bool) {
 	switch r.kind {
 	case locktable.Subscribe:
 		w.subscribe(id)
-		c.frames = push(c.frames, frame{kind: subscribedFrame})
+		c.push(frame{kind: subscribedFrame, asked: r.asked})
 		return
 	case locktable.Unsubscribe:
 		w.unsubscribe(id)
@@ -261,7 +264,10 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 			}
 		}
 	}
-	c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
+	c.push(frame{result: w.resultOf(r, &reply)})
+	if c == &h.conns[s] {
+		w.noteExecuted(h, c, reply.Outcome)
+	}
 	return &reply
 }
 
@@ -272,10 +278,10 @@ func (w *world) publish(h *host, s side, c *connection, to int, m redisop.Messag
 	case to != h.index:
 		if w.hosts[to].conns[s].isServed {
 			other := w.change(to)
-			other.conns[s].frames = push(other.conns[s].frames, f)
+			other.conns[s].push(f)
 		}
 	case h.conns[s].isServed:
-		h.conns[s].frames = push(h.conns[s].frames, f) // c may be the old one
+		h.conns[s].push(f) // c may be the old one
 	}
 }
 
@@ -310,7 +316,6 @@ func (w *world) deliver(i int, s side) {
 	c := &h.conns[s]
 	f := c.frames[0]
 	c.frames = c.frames[1:]
-	conn := redisop.NewConn(c.number)
 	switch f.kind {
 	case resultFrame:
 		if f.result.Msg == moved {
@@ -319,29 +324,32 @@ func (w *world) deliver(i int, s side) {
 		if h.process == nil {
 			return
 		}
-		isAnswered := c.unanswered[0].isAnswered
+		r := c.unanswered[0]
 		c.unanswered = c.unanswered[1:]
-		f.result.Conn = conn
-		if !isAnswered {
-			w.result(h, f.result)
+		f.result.Conn = c.told.ID
+		if r.fate.Results == 0 {
+			w.result(h, &c.told, &r, f.result)
 		}
 		return
 	case messageFrame:
-		f.message.Conn = conn
+		f.message.Conn = c.told.ID
 		if f.isCopy && !w.plan.mutant.accepts() {
 			f.message.Conn, f.message.Tokens = redisop.Conn{}, 0 // the store takes them out
 		}
 		if m := &f.message; m.Kind == redisop.Transferred && (!w.hasLost || w.hasSlot(s) && !f.isCopy) { // else the transfer is lost
 			h.ghosts = slices.DeleteFunc(slices.Clone(h.ghosts), func(id uint64) bool { return id == m.Ticket })
 		}
+		w.checkMessage(h, c, &f)
 		if w.plan.mutant.message(h, &f.message) {
 			h.process.table.Message(w.now, f.message)
 		}
 	case subscribedFrame:
-		if !h.process.listens || h.process.listensAt != s {
+		if f.asked != c.asked { // the table wanted something else since, and that is confirmed
 			return
 		}
 		c.subscribed = true
+		w.checkContract(h, contract.Subscribed(!c.isServed || w.isSubscribed(wire(i, s, false)) || c.isUnsubscribed(), true), "the lock's channel")
+		w.checkContract(h, c.told.Tell("a subscription", f.seq), "the lock's channel")
 		h.process.table.Subscribed(w.now, w.shardAt(s), lockName)
 	case unsubscribedFrame:
 		w.onSubscriptionEnded(h, s)
@@ -353,7 +361,9 @@ func (w *world) deliver(i int, s side) {
 	w.drain(h)
 }
 
-func (w *world) result(h *host, r redisop.Result) {
+// result gives the table the result of a request, which came over a connection.
+func (w *world) result(h *host, c *contract.Conn, of *request, r redisop.Result) {
+	w.checkResult(h, c, of, &r)
 	r.Sent = w.now - (w.now-r.Sent)/tick*tick // a round trip takes whole ticks
 	w.plan.mutant.result(w, h, &r)
 	h.process.table.Result(w.now, r)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/contract"
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
@@ -127,6 +128,7 @@ type host struct {
 	// host seems to be received.
 	olds [sideCount]*connection
 
+	told      uint64   // the largest token that the table was given
 	ghosts    []uint64 // numbers of keys and tickets of which the table does not know; see isGhost
 	inherited uint64   // the last number of the processes before this one
 
@@ -169,6 +171,10 @@ type connection struct {
 	unanswered []request // operations without a result
 	subscribed bool      // to the lock's channel, as the table knows
 	floor      int64     // a counter below it is lifted
+	asked      uint32    // requests about the lock's channel so far
+	seq        int       // frames so far
+	told       contract.Conn
+	dropped    contract.Op // the last Drop that has a result
 }
 
 // request is what a host sends to Redis.
@@ -177,8 +183,10 @@ type request struct {
 	op    redisop.Op
 	sent  int64
 	batch uint32 // requests of one batch are executed together
+	asked uint32 // of Subscribe: its number; see connection
 
-	isAnswered bool // a mutant: its table has a result already
+	told uint64      // the largest token that its table had been given
+	fate contract.Op // if it has no result
 }
 
 // frame is what Redis sends to a host.
@@ -186,7 +194,9 @@ type frame struct {
 	kind    frameKind
 	result  redisop.Result
 	message redisop.Message
-	isCopy  bool // the message was published at the other shard
+	isCopy  bool   // the message was published at the other shard
+	seq     int    // its place among what the connection carries
+	asked   uint32 // of a confirmation: the number of the request
 }
 
 type frameKind uint8
@@ -469,7 +479,7 @@ func (w *world) send(h *host, e *locktable.Effect) {
 		s = w.sideOf(h.route)
 	}
 	c := &h.conns[s]
-	r := request{kind: e.Kind, op: e.Op, sent: w.now, batch: c.batch}
+	r := request{kind: e.Kind, op: e.Op, sent: w.now, batch: c.batch, told: h.told, fate: contract.Of(&e.Op)}
 	w.plan.mutant.operation(&r.op)
 	switch e.Kind {
 	case locktable.Redis:
@@ -486,6 +496,15 @@ func (w *world) send(h *host, e *locktable.Effect) {
 			h.process.listens = false
 		}
 		c.subscribed = false
+	}
+	c.request(r)
+}
+
+// request sends a request to Redis.
+func (c *connection) request(r request) {
+	if r.kind != locktable.Redis {
+		c.asked++
+		r.asked = c.asked
 	}
 	if c.isServed {
 		c.requests = push(c.requests, r)

@@ -1,5 +1,5 @@
 // Package pipeline explores one connection to Redis: it takes a Machine of the store through all orders of a small world, and
-// checks in each state what the lock table relies on (see contract).
+// checks in each state what the lock table relies on (see package contract).
 //
 // The world has a few operations and a server that knows scripts, waits for replicas, has subscribers, and serves the slot
 // or not. What happens, and when, are actions: operations come, the socket takes bytes, the server executes a command,

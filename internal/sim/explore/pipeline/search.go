@@ -69,10 +69,10 @@ func Explore(b Budget, limit int) (f Found) {
 			f.Deepest = max(f.Deepest, n.depth+1)
 			if len(w.actions()) == 0 || w.isSettled() {
 				f.Settled++
-				w.contract.settled(w)
+				w.monitor.settled(w)
 			}
-			if w.contract.violated != "" {
-				f.Why = explain(w.contract.violated, append(path, a))
+			if w.monitor.violated != "" {
+				f.Why = explain(w.monitor.violated, append(path, a))
 				return f
 			}
 			stack = append(stack, &node{n, a, n.depth + 1})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/contract"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/pipeline"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
@@ -129,9 +130,9 @@ type issued struct {
 
 // world is one state.
 type world struct {
-	b        Budget
-	m        *pipeline.Machine
-	contract contract
+	b       Budget
+	m       *pipeline.Machine
+	monitor monitor
 
 	asked, cuts, flushes, moves, wants, lags, publishes, waits, losses, gifts int
 
@@ -174,7 +175,7 @@ func newWorld(b Budget) *world {
 	w.m = pipeline.New(pipeline.Config{
 		UUID: ourUUID, Keys: keyspace, IsNode: b.IsNode, Replicas: b.Replicas, Timeout: timeout, Batches: pipeline.DefaultBatches,
 	})
-	w.contract.init(b)
+	w.monitor.init(b)
 	return w
 }
 
@@ -204,7 +205,7 @@ func (w *world) actions() (list []action) {
 	} else {
 		add(read, w.isUp && len(w.replies) > 0)
 	}
-	add(ask, w.asked < min(w.b.Batches, len(batches)) && w.contract.isFree(batches[w.asked]))
+	add(ask, w.asked < min(w.b.Batches, len(batches)) && w.monitor.isFree(batches[w.asked]))
 	add(want, w.wants < w.b.Wants)
 	add(check, w.unchecked)
 	add(flush, w.flushes < w.b.Flushes && len(w.knows) > 0)
@@ -245,7 +246,7 @@ func (w *world) do(a action) {
 		return
 	}
 	w.stream = append(w.stream, w.m.TakeBytes(nil)...)
-	w.contract.onMade(int64(len(w.stream)))
+	w.monitor.onMade(int64(len(w.stream)))
 }
 
 func (w *world) act(a action) {
@@ -253,7 +254,7 @@ func (w *world) act(a action) {
 	case ask:
 		ops := slices.Clone(batches[w.asked])
 		w.asked++
-		w.contract.onAsked(ops)
+		w.monitor.onAsked(ops)
 		w.m.Do(w.now, ops)
 		if !w.isUp {
 			w.refuse()
@@ -266,7 +267,7 @@ func (w *world) act(a action) {
 		} else {
 			w.m.Unsubscribe(channelNames[i])
 		}
-		w.contract.wantedLately[i] = true
+		w.monitor.wantedLately[i] = true
 		w.unchecked = true
 	case check:
 		w.unchecked = false
@@ -289,7 +290,7 @@ func (w *world) act(a action) {
 	case give, forge:
 		w.gifts++
 		from := origins[a.kind-give]
-		w.contract.gifts = append(w.contract.gifts, a.kind == give)
+		w.monitor.gifts = append(w.monitor.gifts, a.kind == give)
 		w.push("message", wire.OwnChannel(ourUUID), wire.Reply{Kind: '$', Text: fmt.Sprintf("transfer:%v 1 %d 1 30000 0 0 t", from, clock+1)})
 	case read:
 		if !w.unsettled {
@@ -298,9 +299,9 @@ func (w *world) act(a action) {
 		r := w.replies[0]
 		w.replies = w.replies[1:]
 		w.buffered--
-		w.contract.onRead(&r)
+		w.monitor.onRead(&r)
 		if err := w.m.Reply(w.now, &r.reply); err != nil {
-			w.contract.fail("the Machine refuses a reply of the server: %v", err)
+			w.monitor.fail("the Machine refuses a reply of the server", err.Error())
 		}
 	case rest:
 		w.unsettled = false
@@ -348,7 +349,7 @@ func (w *world) connect() {
 	w.connects++
 	w.repliedAt = w.now
 	id := w.m.Identity() // as the owner reads it: the floor is above what was drawn before
-	w.contract.onConnected(redisop.NewConn(w.connects))
+	w.monitor.onConnected(redisop.NewConn(w.connects))
 	w.m.Up(w.now, &pipeline.Greeting{
 		Server: wire.Server{Address: "10.0.0.1:7000", Keys: keyspace, IsNode: w.b.IsNode}, HasQueues: true, Loads: !w.b.NoLoad,
 		ID: wire.Identity{Floor: max(clock, id.Above(w.now)), FloorAt: w.now}, Clock: clock, ClockAt: w.now,
@@ -373,7 +374,7 @@ func (w *world) end(n int, half bool) {
 	}
 	w.isUp, w.isDead = false, false
 	w.replies = nil
-	w.contract.gifts = nil
+	w.monitor.gifts = nil
 	w.unsettled, w.buffered = false, 0
 	for i := range commands[:n] {
 		if commands[i].Name == "run" {
@@ -381,7 +382,7 @@ func (w *world) end(n int, half bool) {
 		}
 	}
 	w.m.Down(sentTo, "down")
-	w.contract.onDown()
+	w.monitor.conn.IsDown = true
 	w.hand()
 	w.refuse()
 }
@@ -389,9 +390,9 @@ func (w *world) end(n int, half bool) {
 // hand takes what the Machine delivers.
 func (w *world) hand() {
 	for _, d := range w.m.TakeDeliveries(nil) {
-		w.contract.onDelivered(&d, w)
+		w.monitor.onDelivered(&d, w)
 	}
-	w.contract.onHanded(w)
+	w.monitor.wantedLately = w.wanted
 }
 
 // answer executes a command of the connection.
@@ -431,7 +432,7 @@ func (w *world) answer(c *pipeline.Command, lags bool) {
 		if lags {
 			n--
 		}
-		w.replies = append(w.replies, sent{reply: wire.Reply{Kind: ':', Num: n}, seq: w.contract.seq, ack: !lags})
+		w.replies = append(w.replies, sent{reply: wire.Reply{Kind: ':', Num: n}, seq: w.monitor.seq, ack: !lags})
 	case "asking":
 		w.isAsking = true
 		ok()
@@ -453,7 +454,7 @@ func (w *world) answer(c *pipeline.Command, lags bool) {
 func (w *world) executeOps(c issued) wire.Reply {
 	answer := wire.Reply{Kind: '*'}
 	for i := range c.Ops {
-		w.contract.onExecuted(&c.Ops[i], w.now)
+		w.monitor.onExecuted(&c.Ops[i], w.now)
 		status := wire.Reply{Kind: ':'}
 		if c.Ops[i].Kind == redisop.Take {
 			status.Num = w.draw(&c, c.Ops[i].Name)
@@ -479,21 +480,19 @@ func (w *world) draw(c *issued, name string) int64 {
 		n = max(n, max(clock, c.birth)+1)
 	}
 	w.counters[name] = n
-	if n <= c.seen[name] {
-		w.contract.fail("S10: a token of %s is %d, and %d was granted before it was asked for", name, n-clock, c.seen[name]-clock)
-	}
+	w.monitor.fail(name, contract.Drawn(uint64(n), uint64(c.seen[name])))
 	return n
 }
 
 // issue reads the bytes of a run of the connection.
 func (w *world) issue(c *pipeline.Command) issued {
-	run := issued{Command: *c, seen: w.contract.seenAt(c.From)}
+	run := issued{Command: *c, seen: w.monitor.seenAt(c.From)}
 	if w.b.Losses == 0 || c.Script != wire.AcquireRelease.SHA {
 		return run
 	}
 	command, err := wire.NewReplies(bytes.NewReader(w.stream[c.From:])).Next()
 	if err != nil || len(command.List) < 5 {
-		w.contract.fail("the bytes of a run are not a command: %v", err)
+		w.monitor.fail("the bytes of a run are not a command", fmt.Sprint(err))
 		return run
 	}
 	keys, _ := strconv.Atoi(command.List[2].Text)
@@ -528,11 +527,11 @@ func (w *world) nameOf(channel string) string {
 
 func (w *world) reply(r wire.Reply) {
 	w.repliedAt = w.now
-	w.replies = append(w.replies, sent{reply: r, seq: w.contract.seq})
+	w.replies = append(w.replies, sent{reply: r, seq: w.monitor.seq})
 }
 
 func (w *world) push(kind, channel string, last wire.Reply) {
-	w.contract.onPushed(kind == "message" && channel != wire.OwnChannel(ourUUID))
+	w.monitor.onPushed(kind == "message" && channel != wire.OwnChannel(ourUUID))
 	w.reply(wire.Reply{Kind: '>', List: []wire.Reply{{Kind: '$', Text: kind}, {Kind: '$', Text: channel}, last}})
 	w.replies[len(w.replies)-1].more = true
 }
@@ -564,5 +563,5 @@ func (w *world) describe(dst []byte) []byte {
 		}
 	}
 	dst = w.m.Describe(dst)
-	return w.contract.describe(dst)
+	return w.monitor.describe(dst)
 }
