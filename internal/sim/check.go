@@ -255,7 +255,7 @@ type checker struct {
 	lossKnown    [maxHosts]uint16 // names whose loss a host was told of: bits
 	lastWake     int64
 	lastWakeHost int
-	digest       Digest // of all effects
+	digest       Digest // of all effects of tables, and of the bytes that the store makes of them
 	Met
 	refused map[protocol.Code]int
 	lost    map[protocol.Reason]int

@@ -5,8 +5,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// Digest is a hash of a sequence of effects, except for the sentences in them. A
-// refactoring of the table does not change it.
+// Digest is a hash of a sequence of effects, except for the sentences in them, and of the commands that the store sends.
+// A refactoring of the table or of the store does not change it.
 type Digest uint64
 
 func (d Digest) with(e *locktable.Effect) Digest {

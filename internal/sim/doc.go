@@ -30,7 +30,7 @@
 //	go test ./internal/sim -run 'TestSimulation$'                                          the seeds of each commit
 //	go test ./internal/sim -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   search for a failure
 //	go test ./internal/sim -run 'TestSimulation$' -sim.seed=4711 -sim.trace                print all events of one seed
-//	go test ./internal/sim -run 'TestSimulation$' -sim.digest=2000 -v                      print one number for all effects of
-//	                                                                                       the seeds up to 2000: a refactoring
-//	                                                                                       does not change it
+//	go test ./internal/sim -run 'TestSimulation$' -sim.digest=2000 -v                      print one number for all effects and
+//	                                                                                       commands of the seeds up to 2000: a
+//	                                                                                       refactoring does not change it
 package sim

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"hash/crc32"
 	"math"
 	"slices"
 	"strings"
@@ -46,6 +47,8 @@ type operation struct {
 }
 
 const noOp = int32(-1) // the index of no operation
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli) // which processors compute
 
 // command is a command on its way to a server.
 type command struct {
@@ -269,7 +272,9 @@ func (w *world) sendFirst(h *host, s redisop.Shard, bytes []byte) (rest []byte) 
 	if err != nil {
 		w.violation(invariant.Contract, -1, "the store sends what is no command: %v: %.300q", err, bytes)
 	}
-	c.made += int64(len(bytes) - len(rest))
+	made := bytes[:len(bytes)-len(rest)]
+	c.made += int64(len(made))
+	w.check.digest = w.check.digest.Add(uint64(crc32.Checksum(made, castagnoli)))
 	cmd.conn, cmd.end, cmd.isAsking = c.peer, c.made, c.isAsking
 	c.isAsking = cmd.Words[0] == "asking"
 	for j := range cmd.Run.Ops {
