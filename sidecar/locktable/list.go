@@ -63,6 +63,9 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	}
 	if q != nil {
 		r.Waiting = q.waiters.len
+		if r.Waiting > 0 {
+			r.Waiters = make([]protocol.WaiterRow, 0, min(r.Waiting, protocol.MaxWaiters))
+		}
 		for w := q.waiters.head; w != nil && len(r.Waiters) < protocol.MaxWaiters; w = w.inQueue.next {
 			p := &w.request.session.peer
 			r.Waiters = append(r.Waiters, protocol.WaiterRow{
