@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -96,6 +97,7 @@ type search struct {
 }
 
 func (s *search) run() {
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // worlds are made again and again
 	var (
 		mu   sync.Mutex // guards s and next
 		wg   sync.WaitGroup
