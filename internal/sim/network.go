@@ -870,7 +870,7 @@ func (w *world) onConnected(h *host, e event) {
 		}
 	}
 	now := h.clock(w.now)
-	h.floor.raise(now, c.clock.now(now)) // the host knows of a shard's clock when that is up
+	h.floor.raise(now, c.clock.token) // the host knows of a shard's clock, as it was read, when that is up
 	c.known = h.floor.now(now)
 	g := pipeline.Greeting{
 		Server: wire.Server{Address: c.peer.Server.Address, Keys: w.reader.Keys, IsNode: w.plan.cluster}, At: c.peer.Server.Address,

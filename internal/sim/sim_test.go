@@ -239,6 +239,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a renewal that finds another owner confirms no release":                        3724,
 		"a host knows of the clock of a shard when that is up":                          300001086,
 		"a late take of a ticket that has got the lock leaves its number and its lease": 41200009221,
+		"the floor of a connection is Redis's clock as it was read":                     41400019370,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
 	}
