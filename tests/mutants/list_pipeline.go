@@ -104,6 +104,13 @@ var pipelineMutants = []mutant{
 		by:   allOrders,
 	},
 	{
+		rule: "S13: a withheld confirmation of a channel that was unsubscribed since is not delivered",
+		in:   "sidecar/store/pipeline (*Machine).release",
+		find: "m.channels.subscribed(w.Names)",
+		put:  "w.Names",
+		by:   test("internal/sim/explore/pipeline", "TestPathsThatBrokeTheContract"),
+	},
+	{
 		rule: "S13: a channel that is not permitted is searched by halves, and the others are subscribed",
 		in:   "sidecar/store/pipeline (*channels).onRefusal",
 		find: "len(channels) > 1",

@@ -167,6 +167,12 @@ func (c *channels) onConfirmation(r *request, ch string) (names []string, answer
 	return names, true
 }
 
+// subscribed returns those of some names whose channels are subscribed still. One that was unsubscribed since, and is wanted
+// again, is confirmed again.
+func (c *channels) subscribed(names []string) []string {
+	return slices.DeleteFunc(names, func(name string) bool { return !c.asked[c.keys.Channel(name)].confirmed })
+}
+
 // onPinged takes in the end of a request that endsWithPing.
 func (c *channels) onPinged(r *request) {
 	c.inFlight--

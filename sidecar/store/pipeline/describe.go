@@ -83,11 +83,14 @@ func (m *Machine) Describe(dst []byte) []byte {
 	}
 	d := &m.durability
 	dst = fmt.Appendf(dst, " messages=%d owed=%t wait=%t why=%t withholds=%t withheld=%d", len(m.messages), d.owed, d.inFlight, d.why != "", d.withholds, len(d.withheld))
-	for i := range d.withheld {
-		dst = fmt.Appendf(dst, "/%d", d.withheld[i].Kind)
-		for j := range d.withheld[i].Results {
-			dst = fmt.Appendf(dst, " %s%d", d.withheld[i].Results[j].Name, d.withheld[i].Results[j].Outcome)
+	for _, later := range [][]Delivery{d.withheld, m.deliveries} {
+		for i := range later {
+			dst = fmt.Appendf(dst, "/%d%v", later[i].Kind, later[i].Names)
+			for j := range later[i].Results {
+				dst = fmt.Appendf(dst, " %s%d", later[i].Results[j].Name, later[i].Results[j].Outcome)
+			}
 		}
+		dst = append(dst, ';')
 	}
 	dst = fmt.Appendf(dst, " loading=%d loads=%t lifts=%t again=%t", len(m.isLoading), m.Loads, m.encoder.Lifts, m.asksAgain)
 	return m.channels.describe(dst)

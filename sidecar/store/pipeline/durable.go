@@ -100,8 +100,13 @@ func (m *Machine) onWait(now int64, answer *wire.Reply) error {
 func (m *Machine) release(now int64) {
 	d := &m.durability
 	for _, w := range d.withheld {
-		if w.Kind == Results {
+		switch w.Kind {
+		case Results:
 			w.Raised = m.takeRaised()
+		case Subscribed:
+			if w.Names = m.channels.subscribed(w.Names); len(w.Names) == 0 {
+				continue
+			}
 		}
 		m.deliveries = append(m.deliveries, w)
 	}

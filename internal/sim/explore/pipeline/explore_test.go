@@ -3,6 +3,7 @@ package pipeline
 import (
 	"flag"
 	"runtime/debug"
+	"slices"
 	"testing"
 )
 
@@ -41,6 +42,37 @@ func TestExplorePipeline(t *testing.T) {
 			}
 			if found.Settled == 0 {
 				t.Error("no world settles")
+			}
+		})
+	}
+}
+
+// These paths broke the contract, deeper than the search of each commit.
+func TestPathsThatBrokeTheContract(t *testing.T) {
+	for _, path := range []struct {
+		rule string
+		b    Budget
+		path []actionKind
+	}{
+		{
+			"a withheld confirmation is of no use when the channel was unsubscribed since", Budget{Batches: 1, Flushes: 1, Wants: 3, Replicas: 1},
+			[]actionKind{
+				connect, flush, ask, execute, read, rest, want, check, execute, execute, execute, read, read, read, rest,
+				execute, execute, execute, execute, read, read, read, read, rest, want, check, execute, execute, want, read, read, rest,
+			},
+		},
+	} {
+		t.Run(path.rule, func(t *testing.T) {
+			w := newWorld(path.b)
+			for _, kind := range path.path {
+				a := action{kind: kind}
+				if !slices.Contains(w.actions(), a) {
+					t.Fatalf("the path has an end: %v cannot happen", a)
+				}
+				w.do(a)
+			}
+			if w.monitor.violated != "" {
+				t.Error(w.monitor.violated)
 			}
 		})
 	}

@@ -62,16 +62,17 @@ func Explore(b Budget, limit int) (f Found) {
 				w = replay(path)
 			}
 			w.do(a)
-			if !isNew(w) {
+			if isKnown := !isNew(w); !isKnown {
+				f.States++
+				f.Deepest = max(f.Deepest, n.depth+1)
+				if len(w.actions()) == 0 || w.isSettled() {
+					f.Settled++
+					w.monitor.settled(w)
+				}
+			} else if w.monitor.violated == "" {
 				continue
 			}
-			f.States++
-			f.Deepest = max(f.Deepest, n.depth+1)
-			if len(w.actions()) == 0 || w.isSettled() {
-				f.Settled++
-				w.monitor.settled(w)
-			}
-			if w.monitor.violated != "" {
+			if w.monitor.violated != "" { // also on the way to a state that is known
 				f.Why = explain(w.monitor.violated, append(path, a))
 				return f
 			}
