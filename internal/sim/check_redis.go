@@ -112,6 +112,9 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != redisop.Drop || op.Kind != redisop.Take || op.Has(redisop.RequireExisting) {
 		w.violation(invariant.OneOperation, n, "host %d has two operations in flight", h.index)
 	}
+	if op.Ticket != 0 {
+		w.violation(invariant.OneOperation, n, "the Drop before it could delete the key that the ticket got: %s", opString(op))
+	}
 	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
 		w.violation(invariant.OneOperation, n, "the Drop before it would undo %s", opString(op))
 	}

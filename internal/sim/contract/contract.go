@@ -52,7 +52,7 @@ func (o *Op) Asked() (broken string) {
 	if o.IsExecuted() {
 		return "S4: it was executed, and is given to another server"
 	}
-	o.Times = 0
+	o.Times, o.told = 0, redisop.Retryable
 	return ""
 }
 
@@ -105,7 +105,7 @@ func (o *Op) Result(r *redisop.Result, c *Conn) (broken string) {
 // had forgotten the script for the Drop and knew it again for the Take. The Drop has the lower hold number, so it changes
 // nothing then.
 func Pair(drop, take *Op) (broken string) {
-	if take.told == redisop.Done && drop.told == redisop.Done && take.Seq < drop.Seq && !drop.IsVain {
+	if take.Results > 0 && take.told == redisop.Done && drop.told == redisop.Done && take.Seq < drop.Seq && !drop.IsVain {
 		return "S9: the Take is pipelined after the Drop, was executed before it, and is gone"
 	}
 	return ""

@@ -106,7 +106,7 @@ func (c *monitor) onPushed(isMessage bool) {
 
 func (c *monitor) onExecuted(op *redisop.Op, now int64) {
 	c.seq++
-	c.failOp(op, c.ops[op.HoldID].Executed(c.seq, now, redisop.Done))
+	c.failOp(op, c.ops[op.HoldID].Executed(c.seq, now-1, redisop.Done)) // what is sent now was sent later
 }
 
 func (c *monitor) onRead(r *sent) {
