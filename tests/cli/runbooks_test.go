@@ -120,12 +120,15 @@ var runbooks = []book{
 		page:        "slot-open.md",
 		isOfCluster: true,
 		begin: func(i *incident) {
-			name := i.cluster.Names(0, "job", 1)[0]
-			slot := harness.Slot(name)
-			i.jobs = append(i.jobs, harness.StartRun(i.T, i.there, name, "echo running; read line"))
-			i.jobs[0].AwaitOutput("running")
-			i.cluster.OpenMigration(slot, i.cluster.ShardMaster(1)).MoveKeys(name)    // and not its token counter
-			i.jobs = append(i.jobs, harness.StartRun(i.T, i.here, name, "read line")) // waits
+			tag := i.cluster.Names(0, "job", 1)[0]
+			moved, left := "{"+tag+"}:moved", "{"+tag+"}:left"
+			for _, name := range []string{moved, left} {
+				job := harness.StartRun(i.T, i.there, name, "echo running; read line")
+				job.AwaitOutput("running")
+				i.jobs = append(i.jobs, job)
+			}
+			i.cluster.OpenMigration(harness.Slot(tag), i.cluster.ShardMaster(1)).MoveKeys(moved) // and not its token counter
+			i.jobs = append(i.jobs, harness.StartRun(i.T, i.here, moved, "read line"))           // waits
 			i.here.Log.AwaitWords(i.T, "a slot of the Cluster stays open", "locks_wait=true")
 		},
 		shows: []shown{
@@ -134,10 +137,25 @@ var runbooks = []book{
 			{command: "locksidecar events --since 15m", words: []string{"slots_open ", "slots of the Cluster stay open: slot "}},
 		},
 		over: func(i *incident) {
-			i.runScript("slot-open.md", map[string]string{
-				"10.0.0.1:6379": i.cluster.ShardMaster(0).Address(), "10.0.0.2:6379": i.cluster.ShardMaster(1).Address(),
-				"2779": strconv.Itoa(harness.Slot(i.cluster.Names(0, "job", 1)[0])),
-			})
+			tag := i.cluster.Names(0, "job", 1)[0]
+			left, from, to := "{"+tag+"}:left", i.cluster.ShardMaster(0), i.cluster.ShardMaster(1)
+			values := map[string]string{"10.0.0.1:6379": from.Address(), "10.0.0.2:6379": to.Address(), "2779": strconv.Itoa(harness.Slot(tag))}
+			field := func(n *harness.ClusterNode) string {
+				p := n.Pipeline()
+				p.Do(i.Context(), "ASKING")
+				keys := p.HKeys(i.Context(), left)
+				_, _ = p.Exec(i.Context())
+				return fmt.Sprint(keys.Result())
+			}
+			held := field(from)
+			values["auth="] = "auth='auth2 nobody wrong' #"
+			if out, err := i.runScript("slot-open.md", values); err == nil || field(from) != held {
+				i.Fatalf("a move that fails closes the slot: %v, %s\n%s", err, field(from), out)
+			}
+			delete(values, "auth=")
+			if out, err := i.runScript("slot-open.md", values); err != nil || field(to) != held {
+				i.Fatalf("the commands of the page: %v, %s, want %s\n%s", err, field(to), held, out)
+			}
 			i.here.Log.AwaitWords(i.T, "no slot of the Cluster stays open any more")
 			for _, d := range []*harness.Daemon{i.here, i.there} {
 				if log := d.Log.String(); strings.Contains(log, "lock lost") {
@@ -364,6 +382,8 @@ func readRunbooks(t *testing.T) map[string]string {
 
 // Each command of a page runs as it is written there, in the incident of the page, and shows what
 // the page says. Those of systemd are run by make test-systemd.
+//
+// Shows docs/runbooks/slot-open.md: A slot of the Cluster stays open.
 func TestRunbooksShowTheirIncidents(t *testing.T) {
 	t.Parallel()
 	redisCLI, err := exec.LookPath("redis-cli")
@@ -469,7 +489,7 @@ func (i *incident) check(s *shown, redisCLI string) {
 }
 
 // runScript runs the commands for an administrator of Redis that a page has, with the values of this incident.
-func (i *incident) runScript(page string, values map[string]string) {
+func (i *incident) runScript(page string, values map[string]string) (out string, err error) {
 	i.Helper()
 	_, script, _ := strings.Cut(readRunbooks(i.T)[page], "```bash\n")
 	script, _, isThere := strings.Cut(script, "```")
@@ -480,12 +500,11 @@ func (i *incident) runScript(page string, values map[string]string) {
 		if !strings.Contains(script, word) {
 			i.Fatalf("the commands of %s do not have %q", page, word)
 		}
-		script = strings.ReplaceAll(script, word, value)
+		script = strings.Replace(script, word, value, 1)
 	}
-	out, err := exec.CommandContext(i.Context(), "bash", "-c", "set -eo pipefail\n"+script).CombinedOutput()
-	if i.Logf("%s:\n%s", page, out); err != nil {
-		i.Fatalf("the commands of %s: %v", page, err)
-	}
+	output, err := exec.CommandContext(i.Context(), "bash", "-c", script).CombinedOutput()
+	i.Logf("%s:\n%s", page, output)
+	return string(output), err
 }
 
 // isOfSystem reports whether a command needs the systemd of the host, or its file systems.

@@ -87,7 +87,7 @@ var places = []place{
 	{"docs/queue.md", `the first ticket recalls again | {contest.Config.Poll + contest.Config.Poll/code.refreshLater} |`},
 	{"docs/queue.md", `| for {redisop.MaxSilence} after its last sign of life it may get the lock`},
 	{"docs/queue.md", `a lease for all such hosts, if it is {redisop.MaxSilence} or longer`},
-	{"docs/queue.md", `when the first ticket recalls it | {contest.Config.Poll + contest.Config.Poll/code.refreshLater} |`},
+	{"docs/queue.md", `keeps number and lease | {contest.Config.Poll + contest.Config.Poll/code.refreshLater} ·`},
 	{"docs/queue.md", `(guarantees.md#when-something-happens-to-redis)) | {contest.Config.Poll + contest.Config.Poll/code.refreshLater}, and the order |`},
 	{"docs/queue.md", `clock jumps ahead by more than {redisop.MaxSilence}; restart of Redis with its data | tickets older than {redisop.MaxSilence}, or`},
 	{"docs/queue.md", `(decisions/0041-origins.md) | {contest.Config.Poll + contest.Config.Poll/code.refreshLater} |`},

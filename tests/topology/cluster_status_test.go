@@ -241,8 +241,6 @@ func TestClusterCountsRedirects(t *testing.T) {
 // A program that moves a slot ended before the slot had moved, and both masters have a token counter, that of the target
 // an old one. No lock of the slot can be taken. redis-cli closes the slot, and tokens grow. A hold that is renewed while
 // redis-cli moves keys would be lost; this one is not.
-//
-// Shows docs/runbooks/slot-open.md: A slot of the Cluster stays open.
 func TestClusterSlotThatWasLeftOpenIsClosed(t *testing.T) {
 	t.Parallel()
 	cli, err := exec.LookPath("redis-cli")
