@@ -148,7 +148,7 @@ var runbooks = []book{
 				return fmt.Sprint(keys.Result())
 			}
 			held := field(from)
-			values["auth="] = "auth='auth2 nobody wrong' #"
+			values["auth="] = "auth='auth2 stranger wrong' #"
 			if out, err := i.runScript("slot-open.md", values); err == nil || field(from) != held {
 				i.Fatalf("a move that fails closes the slot: %v, %s\n%s", err, field(from), out)
 			}
