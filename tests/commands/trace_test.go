@@ -50,7 +50,7 @@ var scenes = []scene{
 	{play: func(s *stage) {
 		l := s.lock(s.a)
 		s.trace("Acquire of a name that was never used", 1)
-		s.unlock(l)
+		s.end(l)
 	}},
 	{play: func(s *stage) {
 		s.useOn(s.b)
@@ -68,7 +68,7 @@ var scenes = []scene{
 		s.unlock(l)
 		l = <-second
 		s.trace("Handoff", 1)
-		s.unlock(l)
+		s.end(l)
 	}},
 	{play: func(s *stage) {
 		l := s.lock(s.a)
@@ -77,7 +77,7 @@ var scenes = []scene{
 		s.trace("A try that is refused", 1)
 		s.try(s.a2)
 		s.trace("A try that is refused on the holder's host", 0)
-		s.unlock(l)
+		s.end(l)
 	}},
 	{unusual: slow, play: func(s *stage) {
 		l := s.lock(s.a)
@@ -87,13 +87,13 @@ var scenes = []scene{
 		s.unlock(l)
 		l = <-second
 		s.trace("Transfer", 1)
-		s.unlock(l)
+		s.end(l)
 	}},
 	{lease: 6 * time.Second, unusual: looking, play: func(s *stage) {
 		l := s.lock(s.a)
 		s.trace("", 1)
 		s.trace("Renewal", 1)
-		s.unlock(l)
+		s.end(l)
 	}},
 }
 
@@ -179,6 +179,14 @@ func (s *stage) unlock(l *locksidecar.Lock) {
 	}
 }
 
+// end releases the lock at the end of a scene. Redis has executed that when the next one begins.
+func (s *stage) end(l *locksidecar.Lock) {
+	s.Helper()
+	if err := l.Unlock(locksidecar.Confirmed(s.Context())); err != nil {
+		s.Fatal(err)
+	}
+}
+
 // wait has a client wait for the lock.
 func (s *stage) wait(c *locksidecar.Client) <-chan *locksidecar.Lock {
 	granted := make(chan *locksidecar.Lock, 1)
@@ -203,9 +211,7 @@ func (s *stage) try(c *locksidecar.Client) {
 // another host.
 func (s *stage) useOn(c *locksidecar.Client) {
 	s.Helper()
-	if err := s.lock(c).Unlock(locksidecar.Confirmed(s.Context())); err != nil {
-		s.Fatal(err)
-	}
+	s.end(s.lock(c))
 	s.cut(s.name)
 }
 
