@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -153,6 +154,19 @@ def test_a_client_asks_once_for_all_its_acquires() -> None:
     # Each acquire is looked at after 1, 2, 4, … times SLOW, and no two of them in one SLOW.
     assert len(pings) <= 1000
     assert len(pings) <= 50 * 10
+
+
+def test_acquires_that_ask_at_the_same_time_are_logged_once() -> None:
+    pings: list[Any] = []
+    session = session_with(lambda ping, _: pings.append(ping))
+    first, second = _waits.WaitWatch("a"), _waits.WaitWatch("b")
+    first.look(session, 1.0, 0)
+    second.look(session, 1.0 + _waits.SLOW, 0)
+    assert len(pings) == 2
+    first.look(session, 1.0 + _waits._ASK_PATIENCE, 0)
+    again = second.look(session, 1.0 + _waits.SLOW + _waits._ASK_PATIENCE, 0)
+    assert again < math.inf
+    assert [arguments[0] for _, _, arguments in session.log] == ["a"]
 
 
 def test_a_request_that_cannot_be_sent_shows_a_sidecar_that_hangs() -> None:

@@ -24,7 +24,7 @@ class WaitWatch:
 
     ::
 
-                  look()                           Redis serves
+                  look()         Redis serves, or another acquire is WARNED
         WAITING ─────────► ASKING ──────────────────────────────────────► WAITING
                               │  Redis does not, or no answer in time
                               └─────────────────────────────────────────► WARNED
@@ -61,7 +61,8 @@ class WaitWatch:
         if not ping.done and now - self._asked_at < _ASK_PATIENCE:
             return now + _LOOK
         self._ping = None
-        if self._grants != session.grants:  # Redis has served another acquire meanwhile
+        # Meanwhile Redis has served another acquire, or the warning about one was logged.
+        if session.grants != self._grants or session.warned_after == self._grants:
             return self._later(now)
         if not ping.done:
             return self._warn(session, self._silence(session))
