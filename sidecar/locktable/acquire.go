@@ -8,20 +8,34 @@ import (
 // Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
 // unless the session ends first.
 func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
+	t.acquire(now, id, KindLock, Exclusive, req)
+}
+
+// AcquireReadWrite asks for a read/write lock, like Acquire.
+func (t *Table) AcquireReadWrite(now int64, id SessionID, mode Mode, req protocol.Acquire) {
+	t.acquire(now, id, KindReadWrite, mode, req)
+}
+
+func (t *Table) acquire(now int64, id SessionID, kind Kind, mode Mode, req protocol.Acquire) {
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {
 		return
 	}
 	l := t.byName[req.Name]
 	if l != nil {
-		t.expireHold(now, l)
-		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+		t.expireHolds(now, l)
+		if !t.becomes(l, kind) {
+			t.refuseAcquire(l, s, req.ID, protocol.Denied, "is in use as a lock of another kind on this host; use another name")
+			t.reconcile(t.visit(now, l))
+			return
+		}
+		if h := t.holdOf(l, s, req.Owner); !req.NotReentrant && h != nil && h.mode.covers(mode) && h.entries < 1<<31 {
 			t.reenter(h, req.ID)
 			t.reconcile(t.visit(now, l))
 			return
 		}
 	}
-	if t.refuseOverLimit(now, s, l, &req) {
+	if t.refuseOverLimit(now, s, l, kind, &req) {
 		if l != nil {
 			t.reconcile(t.visit(now, l))
 		}
@@ -29,25 +43,26 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	if l == nil {
 		l = t.lockFor(req.Name)
+		l.setKind(kind)
 		t.charge(l, s.user)
 	}
 	q := t.needQueue(l)
 	t.skipEnded(q)
-	isFree := !l.holders.isHeld() && q.waiters.head == nil
+	isFree := l.holders.admits(mode) && q.waiters.head == nil
 	isFair := t.wantsOrder(&req)
 	switch {
 	case isFair:
 		t.cool(l) // a local waiter is not to pass those that wait in Redis
-	case isFree:
+	case isFree && !l.holders.isHeld():
 		t.contests.OnFirstAcquire(&l.memory, now, t.mayLinger(l))
 	}
 	switch {
 	case req.WaitMS == 0 && !isFree:
-		code, msg := t.explain(now, l, s, now, false)
+		code, msg := t.explain(now, l, s, now, mode, false)
 		t.refuseAcquire(l, s, req.ID, code, msg)
 		t.reconcile(t.visit(now, l))
 		return
-	case req.WaitMS != 0 && req.Owner != 0 && l.holders.isHeld():
+	case req.WaitMS != 0 && req.Owner != 0 && !isFree && l.holders.isHeld():
 		if cycle := t.findWaitCycle(s, req.Owner, l); cycle != "" {
 			t.refuseAcquire(l, s, req.ID, protocol.Deadlock, cycle)
 			t.reconcile(t.visit(now, l))
@@ -58,7 +73,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	*r = request{
 		session: s, id: req.ID, owner: req.Owner, since: now,
 		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS), keepMS: uint32(req.KeepMS),
-		isAlone: isFree, notReentrant: req.NotReentrant, isFair: isFair,
+		mode: mode, isAlone: isFree, notReentrant: req.NotReentrant, isFair: isFair,
 	}
 	if r.leaseMS != 0 {
 		r.lease = FixedLease
@@ -124,7 +139,7 @@ func (r *request) due(t *Table, now int64) {
 		return
 	}
 	t.endRequest(r)
-	code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
+	code, msg := t.explain(now, l, r.session, r.since, r.mode, r.isAlone)
 	if code == protocol.Timeout {
 		msg = "waited " + milliseconds(now-r.since) + "; " + msg
 	}

@@ -1,6 +1,10 @@
 package locktable
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+)
 
 // Audit recounts what the limits count, and returns the first count that is wrong, or nil. It also finds memory of a
 // forgotten lock that something still uses.
@@ -8,11 +12,11 @@ import "fmt"
 // simulation calls it between its steps. It changes nothing.
 //
 // The invariants are those of the limits:
-//   - cells is the sum of Cells over the names of all locks;
+//   - cells is the sum of Cells over the names of all locks, and one for each hold of a lock that may have many;
 //   - each user has exactly the sessions, the waiters, the pending confirmations and the
 //     cells that sessions, queues and locks count as that user's;
 //   - a user who is not in the table has none of them;
-//   - a lock that is held counts as its holder's;
+//   - a lock that is held counts as its holder's, if that is the only one;
 //   - each quota counts the holds and the requests that it bounds.
 func (t *Table) Audit() error {
 	counted := make(map[*user]user)
@@ -34,7 +38,7 @@ func (t *Table) Audit() error {
 		}
 	}
 	for _, l := range t.unused.free {
-		if _, isUnstored := t.dirty.unstoredAt[l]; !l.isForgotten() || l.isDirty || isUnstored {
+		if _, isUnstored := t.dirty.unstoredAt[l]; !l.isForgotten() || l.isDirty() || isUnstored {
 			return fmt.Errorf("%s is in use, and its memory is for the next new lock", l.name)
 		}
 	}
@@ -60,14 +64,28 @@ func (t *Table) Audit() error {
 				add(c.user, user{waiters: 1})
 			}
 		}
-		for h := range l.holders.each {
+		for h := range t.holdsOf(l) {
 			if h.isCounted {
 				q, _ := h.session.terms.Holds.Of(l.name)
 				quotas[q]++
 			}
+			if l.kind().hasMany() {
+				total++
+				if h.session.user != nil {
+					add(h.session.user, user{cells: 1})
+				}
+			}
 		}
-		if h := l.holders.sole(); h != nil && h.session.user != l.user {
+		if err := t.auditMany(l); err != nil {
+			return err
+		}
+		if h := l.holders.newest; h != nil && !l.kind().hasMany() && h.session.user != l.user {
 			return fmt.Errorf("%s is held by user %d and counts as another user's", l.name, h.session.user.uid)
+		}
+	}
+	for l := range t.many {
+		if l.isForgotten() {
+			return fmt.Errorf("%s is forgotten, and its holds are not", l.name)
 		}
 	}
 	for q, n := range quotas {
@@ -76,7 +94,7 @@ func (t *Table) Audit() error {
 		}
 	}
 	if total != t.cells {
-		return fmt.Errorf("the table counts %d cells, and its locks have %d", t.cells, total)
+		return fmt.Errorf("the table counts %d cells, and its locks and holds have %d", t.cells, total)
 	}
 	for _, s := range t.sessions {
 		add(s.user, user{sessions: 1})
@@ -92,6 +110,58 @@ func (t *Table) Audit() error {
 		if c != (user{}) {
 			return fmt.Errorf("user %d is not in the table, and has %+v", u.uid, c)
 		}
+	}
+	return nil
+}
+
+// auditMany recounts what is known of the holds of a lock that may have many.
+func (t *Table) auditMany(l *lock) error {
+	m := t.many[l]
+	if !l.kind().hasMany() || m == nil {
+		if m != nil || l.kind().hasMany() && l.holders.isHeld() {
+			return fmt.Errorf("%s is of kind %d, held: %v, and its record of many holds is %+v", l.name, l.kind(), l.holders.isHeld(), m)
+		}
+		return nil
+	}
+	want := many{}
+	last, dueAt, owned := uint64(0), int64(moment.Never), make(map[owner]bool)
+	for h := range t.holdsOf(l) {
+		want.count(h, 1)
+		if h.id <= last || t.byHold[h.id] != h || h.lock != l {
+			return fmt.Errorf("%s has hold %d after %d, and that is of another lock, or not known", l.name, h.id, last)
+		}
+		if last = h.id; h.owner != 0 && !h.isOrphan() {
+			if owned[h.ownedBy()] = true; m.owned[h.ownedBy()] == nil {
+				return fmt.Errorf("%s has hold %d, whose owner is not known", l.name, h.id)
+			}
+		}
+		if dueAt = min(dueAt, t.deadline(h)); h.endAt != 0 {
+			dueAt = min(dueAt, h.endAt)
+		}
+		if m.latest < t.keepUntil(h) || m.latest < h.deadline && !h.isRenewed() {
+			return fmt.Errorf("%s has hold %d, which lasts longer than is known", l.name, h.id)
+		}
+		if b := t.validUntil(l) / t.bucketWidth(); h.isTracked && (h.bucket > b || h.bucket != b && m.bucket == b) {
+			return fmt.Errorf("%s has hold %d, whose deadline counts in bucket %d; its claim is valid until bucket %d", l.name, h.id, h.bucket, b)
+		}
+		if o := m.owned[h.ownedBy()]; o != nil && (o.lock != l || o.isOrphan() || o.ownedBy() != h.ownedBy()) {
+			return fmt.Errorf("%s has hold %d, whose owner enters another one", l.name, h.id)
+		}
+	}
+	gaps := 0
+	for _, n := range m.holds {
+		gaps += int(btoi(n.hold == nil))
+	}
+	switch {
+	case want.renewed != m.renewed || want.refused != m.refused || want.orphans != m.orphans || gaps != m.gaps || len(owned) != len(m.owned):
+		return fmt.Errorf("%s counts %d renewed, %d refused, %d orphans, %d gaps and %d owners; there are %d, %d, %d, %d and %d",
+			l.name, m.renewed, m.refused, m.orphans, m.gaps, len(m.owned), want.renewed, want.refused, want.orphans, gaps, len(owned))
+	case len(m.changed) > 0 && !l.isDirty():
+		return fmt.Errorf("%s has %d changes that no journal gets", l.name, len(m.changed))
+	case dueAt < m.dueAt:
+		return fmt.Errorf("%s looks at its holds at %d, and one is due at %d", l.name, m.dueAt, dueAt)
+	case l.holders.isHeld() != (len(m.holds) > 0), len(m.holds) > 0 && m.holds[len(m.holds)-1].hold != l.holders.newest:
+		return fmt.Errorf("%s does not know its newest hold", l.name)
 	}
 	return nil
 }

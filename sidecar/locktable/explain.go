@@ -7,9 +7,9 @@ import (
 
 // explain says why a request of a session that came at since, and is in no queue any more, does
 // not get the lock.
-func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bool) (protocol.Code, string) {
+func (t *Table) explain(now int64, l *lock, s *session, since int64, mode Mode, wasAlone bool) (protocol.Code, string) {
 	q := l.queue
-	if h := l.holders.sole(); h != nil {
+	if h := l.holders.newest; h != nil && !l.holders.admits(mode) {
 		holder := s.describe(l.name, h.session.peer) + " on this host"
 		if h.phase == HoldKept {
 			return protocol.Timeout, "kept for another " + milliseconds(h.deadline-now) + ": the last hold was by " + holder + ", which asked to keep it"

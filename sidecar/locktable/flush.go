@@ -17,7 +17,9 @@ func (t *Table) flushLeaseEvents() {
 			// and must not come back to life by this event.
 			for h := s.holds.head; h != nil; {
 				next := h.inSession.next
-				t.reconcile(t.visit(t.now, h.lock))
+				if next == nil || next.lock != h.lock { // it ends all holds of the lock that are over
+					t.reconcile(t.visit(t.now, h.lock))
+				}
 				h = next
 			}
 			if !t.needsLeaseEvent(s) {

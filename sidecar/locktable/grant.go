@@ -19,7 +19,7 @@ func (t *Table) grantNext(v *visit) bool {
 	if q == nil {
 		return false
 	}
-	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.holders.admits(q.waiters.head.request.mode())); left-- {
+	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || l.holders.admits(q.waiters.head.request.mode)); left-- {
 		if left == 0 {
 			t.leaveRest(v)
 			return false
@@ -38,8 +38,12 @@ func (t *Table) grantNext(v *visit) bool {
 			continue
 		}
 		if t.mayGrant(v) {
+			if v.grants++; v.grants > t.cfg.MaxWork && l.holders.isHeld() {
+				t.leaveRest(v)
+				return false
+			}
 			v.onChange()
-			if why := t.fullOfHolds(r.session, l.name); why != "" { // since it began to wait
+			if why := t.fullOfHolds(r.session, l.name, l.kind()); why != "" { // since it began to wait
 				t.endRequest(r)
 				t.refuseAcquire(l, r.session, r.id, protocol.Limit, why)
 				continue
@@ -56,7 +60,7 @@ func (t *Table) grantNext(v *visit) bool {
 		}
 		v.onChange()
 		t.endRequest(r)
-		code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
+		code, msg := t.explain(now, l, r.session, r.since, r.mode, r.isAlone)
 		t.refuseAcquire(l, r.session, r.id, code, msg)
 	}
 	if q.waiters.head == nil {
@@ -87,6 +91,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		blockedBy, blockingField = l.blockerSince(r.since)
 	}
 	t.endRequest(r)
+	isBeside := l.holders.isHeld()
 	id, token, source := c.Grant(t.lastNum + 1)
 	t.lastNum = max(t.lastNum, id)
 	g := t.groupStats(l)
@@ -96,12 +101,15 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	case claim.FromLinger:
 		t.stats.Handoffs[HandoffLingering]++
 	case claim.FromHold:
+		if isBeside {
+			break
+		}
 		t.stats.Handoffs[HandoffLocal]++
 	}
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: token, owner: r.owner, lock: l, session: s, granted: now, entries: 1,
-		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS,
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, mode: r.mode,
 	}
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {
@@ -112,12 +120,25 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		t.keeps[id] = min(now+moment.MS(r.keepMS), c.ValidUntil())
 	}
 	until := min(c.ValidUntil(), now+claim.Validity(t.leaseOf(r.lease, r.leaseMS)))
+	if l.kind().hasMany() {
+		if m := t.needMany(l); !isBeside {
+			m.validUntil = min(c.ValidUntil(), now+claim.Validity(t.leaseMS))
+		}
+		if r.lease == WatchdogLease {
+			until = min(until, t.validUntil(l))
+		}
+	}
 	h.deadline, h.leaseSeq = until, s.leaseSeq
-	if h.lease == FixedLease {
-		c.SetRenewAt(t.nextCheck(now, h))
-	} else {
-		c.LimitTo(until, until-int64(t.cfg.Lease)/4)
+	switch {
+	case h.lease == WatchdogLease:
+		if renewBy := until - int64(t.cfg.Lease)/4; l.kind().hasMany() {
+			c.RenewBy(renewBy)
+		} else {
+			c.LimitTo(until, renewBy)
+		}
 		t.onWatchdogGrant(s, until)
+	case !isBeside: // otherwise the key is renewed, or checked, for another one
+		c.SetRenewAt(t.nextCheck(now, h))
 	}
 	t.assertGranted(now, h)
 	t.addHold(h)
@@ -134,9 +155,10 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 // reenter grants a further entry of a hold to its owner.
 func (t *Table) reenter(h *hold, id uint64) {
 	h.entries++
+	t.touch(h)
 	t.groupStats(h.lock).Acquires[AcquireReentered]++
 	if h.isRenewed() {
-		h.deadline = max(t.deadline(h), h.lock.claim.ValidUntil())
+		h.deadline = max(t.deadline(h), t.validUntil(h.lock))
 	}
 	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.id, Count: h.entries, Deadline: t.deadline(h), End: h.endAt})
 }
@@ -150,7 +172,7 @@ func (t *Table) reenterOthers(h *hold) {
 		return
 	}
 	reenter := func(r *request) {
-		if r.at.lock == l && r.session == s && r.owner == h.owner && !r.notReentrant {
+		if r.at.lock == l && r.session == s && r.owner == h.owner && !r.notReentrant && h.mode.covers(r.mode) {
 			t.endRequest(r)
 			t.reenter(h, r.id)
 		}

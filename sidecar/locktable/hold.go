@@ -25,35 +25,89 @@ func (t *Table) deadline(h *hold) int64 {
 	case !h.isRenewed():
 		return h.deadline
 	case h.isOrphan():
-		return h.lock.claim.ValidUntil()
+		return t.validUntil(h.lock)
 	case h.session.leaseSeq != h.leaseSeq:
 		return max(h.deadline, h.session.leaseSent)
 	}
 	return h.deadline
 }
 
-// isChecked reports whether the key of the hold is checked now and then although its lease
-// is not renewed: if another program deletes the key or takes it over, the client is
-// notified, and the next waiter gets the lock.
+// checked returns the hold for which the key of a lock is checked now and then although its lease is not
+// renewed: if another program deletes the key or takes it over, the clients are notified, and the next
+// waiter gets the lock. nil: there is none.
+func (t *Table) checked(l *lock) *hold {
+	h := l.holders.newest
+	if m := t.manyOf(l); m != nil && m.renewed > 0 || h == nil || m == nil && !h.isChecked() {
+		return nil
+	}
+	return h
+}
+
+// isChecked is checked for the hold of a lock that has one at most.
 func (h *hold) isChecked() bool {
 	q := h.lock.queue
 	return !h.isRenewed() && (h.phase == HoldLive || h.phase == HoldUnrenewable || q != nil && q.waiters.head != nil)
 }
 
-// expireHold ends the hold of a lock if its time is over.
-func (t *Table) expireHold(now int64, l *lock) {
-	a := moment.At(now)
-	t.expire(&a, l)
+// expireHold ends a hold if its time is over, or moves it to the phase that the end of its session asks
+// for. It returns whether the hold has ended.
+func (t *Table) expireHold(now int64, h *hold) (hasEnded bool) {
+	a, m := moment.At(now), t.manyOf(h.lock)
+	if hasEnded = t.expire(&a, h); m != nil {
+		m.dueAt = min(m.dueAt, a.Next)
+	}
+	return hasEnded
 }
 
-// endDueHold ends the hold of a lock if its time is over, or gives it up. It returns whether
-// the hold has ended.
-func (t *Table) endDueHold(v *visit) bool {
-	a, l := &v.Alarm, v.lock
-	h := l.holders.sole()
-	t.expire(a, l)
-	if !l.holders.isHeld() {
-		return l.holders.sole() != h
+// expireHolds ends the holds of a lock whose time is over.
+func (t *Table) expireHolds(now int64, l *lock) {
+	a, m := moment.At(now), t.manyOf(l)
+	if m != nil && !m.mayBeDue(now, l) {
+		return
+	}
+	for h := range t.holdsOf(l) {
+		t.expire(&a, h)
+	}
+	if m != nil {
+		m.dueAt = min(m.dueAt, a.Next)
+	}
+}
+
+// endDueHolds ends the holds of a lock whose time is over, or gives them up. It returns whether one
+// has ended.
+func (t *Table) endDueHolds(v *visit) (hasEnded bool) {
+	m := t.manyOf(v.lock)
+	if m == nil {
+		h := v.lock.holders.sole()
+		return h != nil && t.endIfDue(&v.Alarm, h)
+	}
+	if m.mayBeDue(v.Now, v.lock) {
+		a := moment.At(v.Now)
+		m.latest = 0
+		for h := range t.holdsOf(v.lock) {
+			if t.endIfDue(&a, h) {
+				hasEnded = true
+				continue
+			}
+			m.latest = max(m.latest, t.deadline(h), t.keepUntil(h))
+		}
+		m.dueAt, m.lookedAt = a.Next, v.lock.claim.RenewAt()
+	}
+	v.Due(m.dueAt)
+	return hasEnded
+}
+
+// mayBeDue reports whether each hold has to be looked at: the time of one may be over, or a renewal is due,
+// for the sessions that are served.
+func (m *many) mayBeDue(now int64, l *lock) bool {
+	at := l.claim.RenewAt()
+	return now >= m.dueAt || now >= at && m.lookedAt != at
+}
+
+// endIfDue ends a hold if its time is over, or gives it up. It returns whether the hold has ended.
+func (t *Table) endIfDue(a *moment.Alarm, h *hold) (hasEnded bool) {
+	if t.expire(a, h) {
+		return true
 	}
 	switch {
 	case h.phase == HoldUnrenewable:
@@ -63,7 +117,7 @@ func (t *Table) endDueHold(v *visit) bool {
 	case t.cfg.SlotOf != nil && h.isTracked:
 		t.giveUpForOthers(a, h)
 	}
-	return l.holders.sole() != h
+	return false
 }
 
 // giveUpForOthers gives up a hold that keeps down the deadline of the session's other holds, shortly
@@ -74,7 +128,7 @@ func (t *Table) endDueHold(v *visit) bool {
 // before its own. If its renewal was just sent, that has a quarter of the time that is left, up to half a
 // bucket: a host that stood still renews all of its holds at once, and one shard is the first to answer.
 func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
-	until, bucket := h.lock.claim.ValidUntil(), t.bucketWidth() // not what the session was sent: that is of the hold that lasts shortest
+	until, bucket := t.validUntil(h.lock), t.bucketWidth() // not what the session was sent: that is of the hold that lasts shortest
 	op := h.lock.claim.InFlight()
 	switch {
 	case !a.Due(until - 2*bucket):
@@ -86,53 +140,55 @@ func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
 	}
 }
 
-// expire ends the hold of a lock if its time is over, or moves it to the phase that the
-// end of its session asks for.
-func (t *Table) expire(a *moment.Alarm, l *lock) {
-	h := l.holders.sole()
-	if h == nil {
-		return
-	}
+// expire ends a hold if its time is over, or moves it to the phase that the end of its session asks for.
+// It returns whether the hold has ended.
+func (t *Table) expire(a *moment.Alarm, h *hold) (hasEnded bool) {
 	if !h.isOrphan() {
 		switch s := h.session; {
 		case s.phase == SessionEnded:
-			if t.orphan(a.Now, h); l.holders.sole() != h {
-				return
+			if t.orphan(a.Now, h) {
+				return true
 			}
 		case s.phase.IsOver() && h.phase != HoldUnserved:
 			t.untrackDeadline(h)
-			h.deadline, h.phase = t.deadline(h), HoldUnserved
+			h.deadline = t.deadline(h)
+			t.setPhase(h, HoldUnserved)
 		}
 	}
-	for l.holders.sole() == h {
+	for {
 		switch {
 		case a.Due(t.deadline(h)):
 			t.notifyLoss(h, protocol.Expired, "")
 		case h.endAt != 0 && a.Due(h.endAt):
 			t.notifyLoss(h, protocol.MaxHold, "") // an orphan has no client to notify
 		default:
-			return
+			return false
 		}
-		t.leave(a.Now, h)
+		if t.leave(a.Now, h) {
+			return true
+		}
 	}
 }
 
-// orphan ends a hold whose session has ended, or lets it last for its crash delay.
-func (t *Table) orphan(now int64, h *hold) {
+// orphan ends a hold whose session has ended, or lets it last for its crash delay. It returns whether the
+// hold has ended.
+func (t *Table) orphan(now int64, h *hold) (hasEnded bool) {
 	t.stats.CrashReleases++
 	t.emit(Effect{Kind: Crashed, Session: h.session.id, Name: h.lock.name, Hold: h.id, Since: h.granted, Count: uint32(h.lock.waiting()), Peer: &h.session.peer})
 	t.unlinkHold(h)
 	h.lock.claim.KnownUntil(t.deadline(h)) // it may be from before a restart
 	if h.isRenewed() {
-		h.phase = HoldCrashDelayed
+		t.setPhase(h, HoldCrashDelayed)
 	} else {
-		h.phase = HoldGivenUp
+		t.setPhase(h, HoldGivenUp)
 	}
 	if h.crashDelayMS == 0 {
-		t.leave(now, h)
-	} else if end := h.session.endedAt + moment.MS(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
+		return t.leave(now, h)
+	}
+	if end := h.session.endedAt + moment.MS(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
 		h.endAt = end
 	}
+	return false
 }
 
 // giveUpAt is when a hold that Redis refuses to renew is given up: some time before its
@@ -140,7 +196,7 @@ func (t *Table) orphan(now int64, h *hold) {
 // the watchdog. (What was sent of it before a restart with a longer lease may be later: it
 // is not what keeps the others' deadline down.)
 func (t *Table) giveUpAt(h *hold) int64 {
-	return min(t.deadline(h), h.lock.claim.ValidUntil()) - int64(t.cfg.Lease)/4
+	return min(t.deadline(h), t.validUntil(h.lock)) - int64(t.cfg.Lease)/4
 }
 
 // giveUp notifies the client of a hold that is not renewed. No other client gets the lock before the
@@ -150,14 +206,19 @@ func (t *Table) giveUp(h *hold) {
 	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
-	h.phase = HoldGivenUp
+	t.setPhase(h, HoldGivenUp)
 }
 
-// loseHold ends a hold whose lock has another owner or none, and notifies its client. found is
+// loseHolds ends the holds of a lock that has another owner or none, and notifies their clients. found is
 // what is under its name in Redis, if that is the reason.
-func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) {
-	t.notifyLoss(h, why, found)
-	t.endHold(now, h)
+func (t *Table) loseHolds(now int64, l *lock, why protocol.Reason, found string) {
+	for h := range t.holdsOf(l) {
+		if h.session.phase == SessionEnded && !h.isOrphan() && t.orphan(now, h) { // it was not looked at since
+			continue
+		}
+		t.notifyLoss(h, why, found)
+		t.endHold(now, h)
+	}
 }
 
 // notifyLoss notifies the client of a hold, if it has one, that the hold has ended without a
@@ -172,25 +233,22 @@ func (t *Table) notifyLoss(h *hold, why protocol.Reason, found string) {
 	}
 }
 
-// leave ends a hold for its client: the lock is kept, or else is free.
-func (t *Table) leave(now int64, h *hold) {
+// leave ends a hold for its client: the lock is kept, or else the hold has ended.
+func (t *Table) leave(now int64, h *hold) (hasEnded bool) {
 	if now >= t.keepUntil(h) {
 		t.endHold(now, h)
-		return
+		return true
 	}
 	t.observeEnd(now, h)
 	h.lock.claim.KnownUntil(t.keepUntil(h)) // since the grant
 	t.unlinkHold(h)
-	h.phase, h.deadline, h.endAt = HoldKept, t.keepUntil(h), 0
-	h.entries = max(h.entries, 1) // Redis has as many
-}
-
-// keepUntil is until when a hold excludes others, however it ends for its client; 0: it has no keep.
-func (t *Table) keepUntil(h *hold) int64 {
-	if !h.hasKeep {
-		return 0
+	h.deadline, h.endAt = t.keepUntil(h), 0
+	t.setPhase(h, HoldKept)
+	if m := t.manyOf(h.lock); m != nil {
+		m.dueAt = min(m.dueAt, h.deadline)
 	}
-	return t.keeps[h.id]
+	h.entries = max(h.entries, 1) // Redis has as many
+	return false
 }
 
 // observeEnd notes for how long the client of a hold had it.
@@ -226,7 +284,7 @@ func (t *Table) endHold(now int64, h *hold) {
 	if h.phase != HoldKept {
 		t.observeEnd(now, h)
 	}
-	h.lock.holders.remove(h)
+	t.removeHold(h)
 	if h.slot != 0 {
 		*h = hold{slot: h.slot, next: t.dirty.ended} // until writeJournal
 		t.dirty.ended = h
@@ -238,12 +296,6 @@ func (t *Table) endHold(now int64, h *hold) {
 func (t *Table) freeHold(h *hold) {
 	*h = hold{}
 	t.holds.put(h)
-}
-
-// addHold makes a hold known by its id.
-func (t *Table) addHold(h *hold) {
-	h.lock.holders.add(h)
-	t.byHold[h.id] = h
 }
 
 func (t *Table) linkHold(h *hold) { h.session.holds.pushFront(h, holdLinks) }

@@ -1,47 +1,240 @@
 package locktable
 
-// The holds of one lock. Locks of kind lock have one hold at most. What follows from that calls sole:
-// there, a further kind has to look at each.
+import (
+	"cmp"
+	"slices"
 
-// mode is that of the hold which a request becomes.
-func (r *request) mode() Mode { return Exclusive }
+	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+)
 
-func (h *hold) mode() Mode { return Exclusive }
-
-// units is how many permits of its lock a hold has.
-func (h *hold) units() uint16 { return 1 }
+// The holds of one lock. A lock of kind lock has one at most: what follows from that calls sole. A lock of
+// another kind may have many, of which Table.many has a record: so a lock of kind lock is as small as if
+// there were no others.
 
 // isHeld reports whether a client of this host has the lock, or had it until its keep ends.
 func (s *holders) isHeld() bool { return s.newest != nil }
 
-// sole returns the hold of a lock that has one at most; nil: there is none.
+// sole returns the hold of a lock of kind lock; nil: there is none.
 func (s *holders) sole() *hold { return s.newest }
-
-// add adds a hold.
-func (s *holders) add(h *hold) { h.next, s.newest = s.newest, h }
-
-// remove removes a hold, which is one of them.
-func (s *holders) remove(h *hold) {
-	at := &s.newest
-	for *at != h {
-		at = &(*at).next
-	}
-	*at = h.next
-}
 
 // admits reports whether the holds, if there are any, admit one of a mode beside them. It is the one
 // place that says when a waiter gets a lock although there are holds.
-func (s *holders) admits(next Mode) bool {
-	for h := s.newest; h != nil; h = h.next {
-		if !h.mode().admits(next) {
-			return false
-		}
+func (s *holders) admits(next Mode) bool { return s.newest == nil || s.newest.mode.admits(next) }
+
+// manyOf returns the record of the holds of a lock; nil: it has one at most.
+func (t *Table) manyOf(l *lock) *many {
+	if !l.kind().hasMany() {
+		return nil
 	}
-	return true
+	return t.many[l]
 }
 
-// each yields the holds, in any order.
-func (s *holders) each(yield func(*hold) bool) {
-	for h := s.newest; h != nil && yield(h); h = h.next {
+// holdsOf yields the holds of a lock, in the order of their grants. A hold may end while it is yielded.
+func (t *Table) holdsOf(l *lock) func(yield func(*hold) bool) {
+	return func(yield func(*hold) bool) {
+		m := t.manyOf(l)
+		if m == nil {
+			if h := l.holders.sole(); h != nil {
+				yield(h)
+			}
+			return
+		}
+		for i := 0; i < len(m.holds); i++ {
+			if h := m.holds[i].hold; h != nil && !yield(h) {
+				return
+			}
+		}
 	}
+}
+
+// holdOf returns the hold that an owner of a session has on a lock; nil: it has none.
+func (t *Table) holdOf(l *lock, s *session, id uint64) *hold {
+	if m := t.manyOf(l); m != nil {
+		return m.owned[owner{s.id, id}]
+	}
+	if h := l.holders.sole(); h.isOwnedBy(s, id) {
+		return h
+	}
+	return nil
+}
+
+// addHold adds a hold to those of its lock, and makes it known by its number.
+func (t *Table) addHold(h *hold) {
+	l := h.lock
+	l.holders.newest = h
+	t.byHold[h.id] = h
+	if !l.kind().hasMany() {
+		return
+	}
+	m := t.needMany(l)
+	m.add(h)
+	if m.latest = max(m.latest, t.keepUntil(h)); !h.isRenewed() {
+		m.latest = max(m.latest, h.deadline)
+	}
+	t.chargeHold(h, 1)
+	t.touch(h)
+}
+
+// needMany returns the record of the holds of a lock that may have many, made if need be.
+func (t *Table) needMany(l *lock) *many {
+	m := t.many[l]
+	if m == nil {
+		m = &many{dueAt: moment.Never, owned: make(map[owner]*hold)}
+		t.many[l] = m
+	}
+	return m
+}
+
+// validUntil is until when Redis has the key of a lock, as far as the holds under the watchdog are concerned. A
+// fixed lease beside them may be longer: it ends with its hold, and theirs are renewed.
+func (t *Table) validUntil(l *lock) int64 {
+	if m := t.manyOf(l); m != nil {
+		return min(m.validUntil, l.claim.ValidUntil())
+	}
+	return l.claim.ValidUntil()
+}
+
+func (m *many) add(h *hold) {
+	if len(m.holds) == cap(m.holds) && m.gaps > len(m.holds)/2 {
+		m.holds = slices.DeleteFunc(m.holds, func(n numbered) bool { return n.hold == nil })
+		m.gaps = 0
+	}
+	m.holds = append(m.holds, numbered{h.id, h})
+	if at := h.ownedBy(); h.owner != 0 && !h.isOrphan() {
+		if m.owned[at] == nil {
+			m.owned[at] = h
+		} else {
+			if m.twins == nil {
+				m.twins = make(map[owner]int)
+			}
+			m.twins[at]++
+		}
+	}
+	m.count(h, 1)
+	m.dueAt = min(m.dueAt, h.deadline)
+	if h.endAt != 0 {
+		m.dueAt = min(m.dueAt, h.endAt)
+	}
+}
+
+// sort brings holds that were restored in any order into that of their numbers.
+func (m *many) sort(l *lock) {
+	slices.SortFunc(m.holds, func(a, b numbered) int { return cmp.Compare(a.id, b.id) })
+	l.holders.newest = m.holds[len(m.holds)-1].hold
+}
+
+// count counts a hold by its phase, or not any more.
+func (m *many) count(h *hold, n int) {
+	if h.isRenewed() {
+		m.renewed += n
+	}
+	if h.isOrphan() {
+		m.orphans += n
+	}
+	if h.phase == HoldUnrenewable {
+		m.refused += n
+	}
+}
+
+// setPhase moves a hold to another phase.
+func (t *Table) setPhase(h *hold, phase HoldPhase) {
+	m, wasOrphan := t.manyOf(h.lock), h.isOrphan()
+	if m != nil {
+		m.count(h, -1)
+	}
+	h.phase = phase
+	if m == nil {
+		return
+	}
+	m.count(h, 1)
+	if !h.isRenewed() {
+		m.latest = max(m.latest, h.deadline)
+	}
+	if h.isOrphan() && !wasOrphan {
+		m.disown(h)
+	}
+	t.touch(h)
+}
+
+// disown notes that the owner of a hold enters it no more, but another one of its holds, if it has one.
+func (m *many) disown(h *hold) {
+	at := h.ownedBy()
+	twins := m.twins[at]
+	if twins > 0 {
+		if m.twins[at]--; twins == 1 {
+			delete(m.twins, at)
+		}
+	}
+	if m.owned[at] != h {
+		return
+	}
+	delete(m.owned, at)
+	for _, n := range m.holds {
+		if twins == 0 {
+			break
+		}
+		if o := n.hold; o != nil && o != h && o.ownedBy() == at && !o.isOrphan() {
+			m.owned[at], twins = o, 0
+		}
+	}
+}
+
+func (h *hold) ownedBy() owner { return owner{h.session.id, h.owner} }
+
+// removeHold takes a hold away from those of its lock.
+func (t *Table) removeHold(h *hold) {
+	l := h.lock
+	m := t.manyOf(l)
+	if m == nil {
+		l.holders.newest = nil
+		return
+	}
+	m.count(h, -1)
+	if !h.isOrphan() {
+		m.disown(h)
+	}
+	i, _ := slices.BinarySearchFunc(m.holds, h.id, func(n numbered, id uint64) int { return cmp.Compare(n.id, id) })
+	m.holds[i].hold = nil
+	m.gaps++
+	last := len(m.holds)
+	for last > 0 && m.holds[last-1].hold == nil {
+		last--
+		m.gaps--
+	}
+	m.holds = m.holds[:last]
+	if l.holders.newest = nil; last > 0 {
+		l.holders.newest = m.holds[last-1].hold
+	}
+	t.chargeHold(h, -1)
+}
+
+// keepUntil is until when a hold excludes others, however it ends for its client; 0: it has no keep.
+func (t *Table) keepUntil(h *hold) int64 {
+	if !h.hasKeep {
+		return 0
+	}
+	return t.keeps[h.id]
+}
+
+// touch notes that the journal is to have a hold as it is now. Locks of kind lock need no such note: markDirty
+// is about their hold, too.
+func (t *Table) touch(h *hold) {
+	if m := t.manyOf(h.lock); m != nil && t.cfg.Journal != nil {
+		m.changed = append(m.changed, h.id)
+	}
+}
+
+// isRenewed reports whether the watchdog renews the hold.
+func (h *hold) isRenewed() bool {
+	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp && h.phase != HoldKept
+}
+
+// sharesLeaseEvents reports whether the lease events of its session are about it.
+func (h *hold) sharesLeaseEvents() bool { return h.isRenewed() && !h.isOrphan() }
+
+func (h *hold) isOrphan() bool { return h.phase.IsOrphan() }
+
+// isOwnedBy reports whether this owner of this session has the hold.
+func (h *hold) isOwnedBy(s *session, owner uint64) bool {
+	return h != nil && owner != 0 && h.owner == owner && h.session == s && !h.isOrphan()
 }

@@ -19,8 +19,8 @@ import (
 func (t *Table) assertGranted(now int64, h *hold) {
 	l, c := h.lock, &h.lock.claim
 	switch {
-	case !l.holders.admits(h.mode()):
-		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, l.holders.sole().id)
+	case !l.holders.admits(h.mode):
+		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, l.holders.newest.id)
 	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
 	case h.deadline > c.ValidUntil() || h.deadline <= now:

@@ -30,7 +30,7 @@ func (t *Table) writeJournal() {
 		t.freeHold(h)
 	}
 	for i, l := range d.locks {
-		l.isDirty = false
+		l.setDirty(false)
 		t.writeLock(j, l)
 		if l.isForgotten() { // so the journal has nothing of it, and lacks nothing
 			t.unused.put(l)
@@ -61,21 +61,53 @@ func (t *Table) writeLock(j Journal, l *lock) {
 	isStored := true
 	switch {
 	case l.hasRemoteState():
-		d.lock = LockRecord{Name: l.name, MaxHoldID: l.claim.MaxHoldID()}
+		d.lock = LockRecord{Name: l.name, MaxHoldID: l.claim.MaxHoldID(), Kind: l.kind()}
 		l.slot = j.PutLock(l.slot, &d.lock)
 		isStored = l.slot != 0
-		for h := range l.holders.each {
-			if isStored {
-				t.fillRecord(&d.hold, h)
-				h.slot = j.PutHold(h.slot, l.slot, &d.hold)
-				isStored = h.slot != 0
-			}
+		if m := t.manyOf(l); m != nil {
+			isStored = isStored && t.writeMany(j, l, m)
+			m.changed = m.changed[:0]
+		} else if h := l.holders.sole(); h != nil && isStored {
+			isStored = t.writeHold(j, h)
 		}
 	case l.slot != 0:
 		j.DeleteLock(l.slot)
 		l.slot = 0
 	}
 	d.track(l, isStored)
+}
+
+// writeHold stores a hold. It returns whether there was room.
+func (t *Table) writeHold(j Journal, h *hold) bool {
+	t.fillRecord(&t.dirty.hold, h)
+	h.slot = j.PutHold(h.slot, h.lock.slot, &t.dirty.hold)
+	return h.slot != 0
+}
+
+// writeMany stores the holds of a lock that have changed, or all if what they have in common has. It returns
+// whether there was room.
+func (t *Table) writeMany(j Journal, l *lock, m *many) bool {
+	_, all := t.dirty.unstoredAt[l]
+	if isUnsure := l.claim.State().IsUnsure(); m.inDoubt != isUnsure {
+		m.inDoubt, all = isUnsure, true
+	}
+	until := t.validUntil(l)
+	orphans := m.orphans > 0 && m.storedUntil != until // those that are renewed have another deadline
+	m.storedUntil = until
+	isStored := true
+	if all || orphans {
+		for h := range t.holdsOf(l) {
+			if all || h.isOrphan() {
+				isStored = t.writeHold(j, h) && isStored
+			}
+		}
+	}
+	for _, id := range m.changed {
+		if h := t.byHold[id]; h != nil && h.lock == l && !all {
+			isStored = t.writeHold(j, h) && isStored
+		}
+	}
+	return isStored
 }
 
 // track has unstored list the lock if, and only if, the journal lacks something of it.
@@ -111,7 +143,7 @@ func (t *Table) fillRecord(r *HoldRecord, h *hold) {
 		ID: h.id, Token: h.token, Owner: h.owner, Session: h.session.id,
 		Granted: h.granted, Deadline: h.deadline, End: h.endAt, KeepUntil: t.keepUntil(h),
 		LeaseSeq: h.leaseSeq, LeaseMS: t.remainingLease(h), Entries: h.entries, CrashDelayMS: h.crashDelayMS,
-		Permits: h.units(), Lease: h.lease, Mode: h.mode(), Phase: h.phase,
+		Permits: 1, Lease: h.lease, Mode: h.mode, Phase: h.phase,
 		InDoubt: h.lock.claim.State().IsUnsure(),
 	}
 	if h.isOrphan() {

@@ -15,7 +15,10 @@ func (t *Table) trackDeadline(h *hold) {
 	if h == nil || !h.sharesLeaseEvents() {
 		return
 	}
-	b := h.lock.claim.ValidUntil() / t.bucketWidth()
+	b := t.validUntil(h.lock) / t.bucketWidth()
+	if m := t.manyOf(h.lock); m != nil && m.bucket != b {
+		m.bucket = 0 // not all are in one bucket
+	}
 	if h.isTracked && h.bucket == b {
 		return
 	}
@@ -24,6 +27,21 @@ func (t *Table) trackDeadline(h *hold) {
 	s := h.session
 	s.deadlineBuckets[b]++
 	s.minBucket = min(s.minBucket, b)
+}
+
+// trackDeadlines counts the deadlines of all holds of a lock, whose claim is valid until another time.
+func (t *Table) trackDeadlines(l *lock) {
+	m := t.manyOf(l)
+	if m == nil {
+		t.trackDeadline(l.holders.sole())
+		return
+	}
+	if b := t.validUntil(l) / t.bucketWidth(); m.bucket != b {
+		for h := range t.holdsOf(l) {
+			t.trackDeadline(h)
+		}
+		m.bucket = b
+	}
 }
 
 func (t *Table) untrackDeadline(h *hold) {
@@ -80,6 +98,7 @@ func (t *Table) lowerLease(s *session, d int64) {
 	for h := s.holds.head; h != nil && h.leaseSeq == s.leaseSeq; h = h.inSession.next { // newest first
 		if h.isRenewed() && h.deadline < d {
 			h.deadline = d
+			t.touch(h)
 			t.markDirty(h.lock)
 		}
 	}

@@ -38,7 +38,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	if t.routes != nil {
 		r.InCluster, r.Slot = true, t.cfg.SlotOf(l.name)
 	}
-	h, q := l.holders.sole(), l.queue
+	h, q := l.holders.newest, l.queue
 	switch {
 	case h != nil:
 		p := &h.session.peer

@@ -31,6 +31,9 @@ func (t *Table) forget(l *lock) {
 	t.charge(l, nil)
 	t.cells -= Cells(l.name)
 	t.wheel.Remove(&l.timer)
+	if l.kind().hasMany() {
+		delete(t.many, l)
+	}
 	delete(t.byName, l.name)
 	last := len(t.locks) - 1
 	moved := t.locks[last]
@@ -39,7 +42,7 @@ func (t *Table) forget(l *lock) {
 	t.locks[last] = nil
 	t.locks = t.locks[:last]
 	l.index = noIndex
-	if !l.isDirty { // otherwise writeJournal has work with it
+	if !l.isDirty() { // otherwise writeJournal has work with it
 		t.unused.put(l)
 	}
 }
@@ -96,21 +99,6 @@ func (l *lock) hasRemoteState() bool {
 }
 
 func (w *waiter) isTrying() bool { return w.request.phase == requestTrying }
-
-// isRenewed reports whether the watchdog renews the hold.
-func (h *hold) isRenewed() bool {
-	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp && h.phase != HoldKept
-}
-
-// sharesLeaseEvents reports whether the lease events of its session are about it.
-func (h *hold) sharesLeaseEvents() bool { return h.isRenewed() && !h.isOrphan() }
-
-func (h *hold) isOrphan() bool { return h.phase.IsOrphan() }
-
-// isOwnedBy reports whether this owner of this session has the hold.
-func (h *hold) isOwnedBy(s *session, owner uint64) bool {
-	return h != nil && owner != 0 && h.owner == owner && h.session == s && !h.isOrphan()
-}
 
 // leaseOf is the lease that Redis is given for a request or a hold. leaseMS is that of a
 // fixed lease. Under the watchdog it is 0, unless a predecessor, which may have had another

@@ -24,6 +24,7 @@ type Table struct {
 	byHold   map[uint64]*hold
 
 	keeps map[uint64]int64 // until when holds with a keep exclude others, by hold number: few have one
+	many  map[*lock]*many  // the holds of locks that may have more than one: few locks may
 
 	locks   []*lock // every lock, in no order; lock.index is its index
 	cells   int     // that the locks take of MaxLocks: see Cells
@@ -70,24 +71,81 @@ const (
 //
 // There may be a hundred thousand of these: the fields are in an order that leaves no gaps.
 type lock struct {
-	name    string
-	timer   wheel.Timer[timed] // the next time at which anything here is due
-	user    *user              // as whose it counts; nil: it counts for no user
-	index   uint32             // in Table.locks
-	slot    uint32             // of the journal; 0: none
-	memory  contest.Memory
-	isDirty bool  // in dirtySet.locks
-	group   uint8 // in which it counts: see groupOf
-	shard   redisop.Shard
+	name   string
+	timer  wheel.Timer[timed] // the next time at which anything here is due
+	user   *user              // as whose it counts; nil: it counts for no user
+	index  uint32             // in Table.locks
+	slot   uint32             // of the journal; 0: none
+	memory contest.Memory
+	lockMarks
+	group uint8 // in which it counts: see groupOf
+	shard redisop.Shard
 
 	claim   claim.Claim
 	holders holders
 	queue   *queue // nil while there are no waiters and no subscription
 }
 
+// lockMarks are whether a lock is in dirtySet.locks, and its kind, in one byte: there is no room for two.
+type lockMarks uint8
+
+const (
+	lockIsDirty lockMarks = 1 << iota
+	lockKind              // from this bit
+)
+
+func (m lockMarks) isDirty() bool { return m&lockIsDirty != 0 }
+
+func (m *lockMarks) setDirty(is bool) {
+	*m &^= lockIsDirty
+	if is {
+		*m |= lockIsDirty
+	}
+}
+
+func (m lockMarks) kind() Kind { return Kind(m / lockKind) }
+
+func (m *lockMarks) setKind(k Kind) { *m = *m&lockIsDirty | lockMarks(k)*lockKind }
+
 // holders are the holds of a lock: see holders.go.
 type holders struct {
-	newest *hold // linked by hold.next
+	newest *hold // of several, the one that was granted last; nil: there is none
+}
+
+// many is what the table knows of the holds of a lock that may have more than one. What is asked at each
+// acquire and release is counted: these do not walk a thousand holds.
+type many struct {
+	holds []numbered      // by number, which is the order of their grants; with gaps
+	gaps  int             // holds that have ended: add takes the gaps away when it needs room
+	owned map[owner]*hold // by which an owner enters again: those with an owner that a session still has
+	twins map[owner]int   // holds of an owner beside that; nil: there are none
+
+	renewed, refused, orphans int // those that the watchdog renews; of these, those that Redis refused to renew; and those that no session has
+
+	dueAt    int64 // no hold is due before
+	lookedAt int64 // when the renewal was due for which all were looked at last
+
+	validUntil int64  // of the claim, to those that the watchdog renews: see Table.validUntil
+	bucket     int64  // in which the deadlines of all were counted last: see trackDeadlines
+	latest     int64  // those that are not renewed, and keeps, last no longer
+	askedAt    int64  // when the operation was sent that gave the key its lease; 0: it is not known
+	askedMS    uint32 // that lease
+
+	changed     []uint64 // numbers of holds that the journal does not have as they are
+	inDoubt     bool     // as the journal has it: see HoldRecord.InDoubt
+	storedUntil int64    // validUntil when orphans were stored last
+}
+
+// numbered is a hold with its number; nil: it has ended.
+type numbered struct {
+	id   uint64
+	hold *hold
+}
+
+// owner is an owner of a session.
+type owner struct {
+	session SessionID
+	id      uint64
 }
 
 // hold is one granted request, until it is released or lost.
@@ -99,7 +157,7 @@ type hold struct {
 	token uint64
 	owner uint64 // 0: anonymous
 	lock  *lock
-	next  *hold // another hold of the lock, or of dirtySet.ended
+	next  *hold // another one of dirtySet.ended
 
 	session   *session
 	inSession links[hold] // the other holds of the session, newest first; not if isOrphan
@@ -116,7 +174,8 @@ type hold struct {
 	leaseMS        uint32 // see leaseOf
 	crashDelayMS   uint32
 	lease          LeaseKind
-	phase          HoldPhase
+	phase          HoldPhase // see setPhase
+	mode           Mode
 	isTracked      bool // its deadline counts in session.deadlineBuckets
 	isCounted      bool // it counts for a quota of its session: see Terms
 	hasKeep        bool // see Table.keeps
@@ -140,8 +199,9 @@ type request struct {
 	leaseMS, maxHoldMS, crashDelayMS, keepMS uint32
 
 	lease        LeaseKind
+	mode         Mode // of the hold that it becomes
 	phase        requestPhase
-	isAlone      bool // when it came, no other client here held the lock or waited for it
+	isAlone      bool // when it came, no client here waited for the lock or had a hold that excludes it
 	notReentrant bool
 	isFair       bool // it wants strict order
 }
@@ -267,6 +327,7 @@ type visit struct {
 	moment.Alarm // when a rule applies that does not yet
 	lock         *lock
 	hasMore      bool // it has more requests to answer than one step may
+	grants       int  // in this visit
 
 	lingerUntil int64 // the owner of a hot lock has just released it: it may linger until then; 0: otherwise
 
@@ -279,6 +340,7 @@ type visit struct {
 type step struct {
 	lock *lock // a request waits for it
 	from int   // index of the step that led here; −1: the new request's own
+	hold *hold // of the lock of that step, whose owner waits for this one; nil: the new request's owner does
 }
 
 func inQueue(w *waiter) *links[waiter] { return &w.inQueue }

@@ -39,8 +39,8 @@ func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
 }
 
 func (t *Table) markDirty(l *lock) {
-	if t.cfg.Journal != nil && !l.isDirty {
-		l.isDirty = true
+	if t.cfg.Journal != nil && !l.isDirty() {
+		l.setDirty(true)
 		t.dirty.locks = append(t.dirty.locks, l)
 	}
 }

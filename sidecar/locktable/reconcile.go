@@ -1,6 +1,7 @@
 package locktable
 
 import (
+	"math"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
@@ -18,7 +19,7 @@ import (
 func (t *Table) reconcile(v *visit) {
 	l := v.lock
 	t.now = v.Now
-	for t.endDueHold(v) || t.grantNext(v) {
+	for t.endDueHolds(v) || t.grantNext(v) {
 		v.onChange()
 		v.Next = moment.Never // of what has changed
 	}
@@ -66,7 +67,7 @@ func (t *Table) syncRemote(v *visit) {
 func (t *Table) want(w *claim.Want, v *visit) {
 	l, q := v.lock, v.lock.queue
 	if l.holders.isHeld() {
-		t.wantForHold(w, v.Now, l)
+		t.wantForHolds(w, v)
 		return
 	}
 	verdict := t.decide(v)
@@ -96,25 +97,72 @@ func (t *Table) want(w *claim.Want, v *visit) {
 	}
 }
 
-func (t *Table) wantForHold(w *claim.Want, now int64, l *lock) {
-	h, q := l.holders.sole(), l.queue
-	w.Kind, w.HoldID, w.Count = claim.WantHold, h.id, h.entries
-	w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
-	w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
+func (t *Table) wantForHolds(w *claim.Want, v *visit) {
+	now, l, q := v.Now, v.lock, v.lock.queue
+	isKept := false
+	w.Kind = claim.WantHold
+	if m := t.manyOf(l); m != nil {
+		t.wantForMany(w, v, m)
+	} else {
+		h := l.holders.sole()
+		isKept = h.phase == HoldKept
+		w.HoldID, w.Count = h.id, h.entries
+		w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
+		w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
+		if h.hasKeep {
+			w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
+		}
+	}
 	w.Tokens, w.ReserveAt = t.cfg.Tokens, moment.Never
 	switch {
-	case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
+	case isKept: // its end is the end of the claim, so nothing is handed over
 	case l.waiting() > 0:
 		w.ReserveAt = q.drawAt
 	case l.memory.IsHot():
 		w.IsHot, w.ReserveAt = true, now
 	}
-	if h.hasKeep {
-		w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
-	}
 	if w.ArriveAt = moment.Never; q != nil && q.newcomer != nil && t.isInOrder(l) {
 		w.ArriveAt = q.contest.ArriveAt()
 	}
+}
+
+// wantForMany sets what Redis should have for a lock with holds that may be many: the field that it has. Its
+// number is that of no hold, or of one that may have ended. The lease is that of allLeases, when it is sent.
+func (t *Table) wantForMany(w *claim.Want, v *visit, m *many) {
+	c := &v.lock.claim
+	w.HoldID, w.Count = c.HoldID(), 1
+	if s := c.State(); s == claim.Restored || s.IsUnsure() {
+		w.HoldID = c.MaxHoldID()
+	}
+	w.LeaseMS, w.FullLeaseMS = t.leaseMS, math.MaxUint32
+	w.IsRenewed, w.IsChecked = m.renewed > 0, m.renewed == 0
+	if r := t.nextBeside(v.lock); r != nil {
+		w.IsShort = c.HasTokens() && !t.isCovered(v.Now, v.lock, r)
+	}
+}
+
+// nextBeside returns the first waiter of a lock that is held, if the holds admit it; nil: there is none.
+func (t *Table) nextBeside(l *lock) *request {
+	if l.waiting() == 0 || !l.holders.admits(l.queue.waiters.head.request.mode) {
+		return nil
+	}
+	return l.queue.waiters.head.request
+}
+
+// allLeases is the lease that Redis is given for all holds of a lock that may have many, and for the next one
+// beside them.
+func (t *Table) allLeases(now int64, l *lock, m *many) uint32 {
+	lease := uint32(1)
+	if m.renewed > 0 {
+		lease = t.leaseMS
+	}
+	if r := t.nextBeside(l); r != nil {
+		lease = max(lease, t.leaseToTake(r))
+	}
+	if left := m.latest - now; left > claim.Validity(lease) {
+		lease = claim.LeaseKeeping(left)
+	}
+	return lease
 }
 
 // leaseToSet is the lease that Redis is given for a hold now.
@@ -153,6 +201,9 @@ func (t *Table) send(v *visit, op *redisop.Op) {
 			l.queue.contest.OnTakeSent(now, op)
 		}
 	}
+	if m := t.manyOf(l); m != nil && l.holders.isHeld() && (op.Kind == redisop.Take || op.Kind == redisop.Renew) {
+		op.LeaseMS = t.allLeases(now, l, m)
+	}
 	if op.Kind == redisop.Drop && l.queue != nil {
 		l.queue.contest.OnDropSent(&v.verdict)
 	}
@@ -160,7 +211,7 @@ func (t *Table) send(v *visit, op *redisop.Op) {
 	t.windows.Open(&l.claim)
 	l.claim.Send(now, op, !l.holders.isHeld())
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
-		t.trackDeadline(l.holders.sole())
+		t.trackDeadlines(l)
 	}
 	t.shardOf(l).onSent(now)
 	t.next(Redis).Op = *op
@@ -178,7 +229,7 @@ func (t *Table) updateSubscription(v *visit) {
 		waitsSince = w.request.since
 	}
 	if l.holders.isHeld() {
-		heldSince = l.holders.sole().granted
+		heldSince = l.holders.newest.granted
 	}
 	switch q.contest.UpdateSubscription(&t.contests, a, waitsSince, heldSince) {
 	case contest.Subscribe:
@@ -195,9 +246,12 @@ func (t *Table) updateSubscription(v *visit) {
 
 func (l *lock) due(t *Table, now int64) { t.reconcile(t.visit(now, l)) }
 
-// isUrgent reports whether the watchdog renews the lock's hold. It need not be due now: the
+// isUrgent reports whether the watchdog renews the lock's holds. It need not be due now: the
 // lock has one timer, and in the backlog it would not fire when the renewal is due.
 func (t *Table) isUrgent(now int64, l *lock) bool {
+	if m := t.manyOf(l); m != nil {
+		return m.renewed > 0
+	}
 	h := l.holders.sole()
 	return h != nil && h.isRenewed() && h.session.phase != SessionEnded && now < t.deadline(h) && (h.endAt == 0 || now < h.endAt)
 }

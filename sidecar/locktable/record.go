@@ -38,6 +38,7 @@ type Journal interface {
 type LockRecord struct {
 	Name      string
 	MaxHoldID uint64 // largest number that any hold of it, or operation on it, had
+	Kind      Kind   // of another than KindLock, each hold is in a slot of its own
 }
 
 // HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, KeepUntil,

@@ -18,11 +18,11 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 	}
 	l := h.lock
 	v := t.visit(now, l)
-	t.expireHold(now, l)
-	if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
+	if t.expireHold(now, h) || h.isOrphan() || h.session != s {
 		t.refuseRelease(s, &req)
 	} else {
 		h.entries--
+		t.touch(h)
 		if req.ID != 0 {
 			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
 		}
@@ -49,7 +49,7 @@ func (t *Table) refuseRelease(s *session, req *protocol.Release) {
 	}
 }
 
-// ForceRelease ends the hold on a name, of any owner. The caller has checked that the
+// ForceRelease ends the holds on a name, of any owner. The caller has checked that the
 // session may.
 func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease) {
 	s := t.sessions[id]
@@ -57,7 +57,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		return
 	}
 	l := t.byName[req.Name]
-	num, ok := t.forceHold(now, l)
+	num, ok := t.forceHolds(now, l)
 	if !ok {
 		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar holds %q; force it on the host of its holder", req.Name)
 	} else {
@@ -68,28 +68,29 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 	}
 }
 
-// EndHold ends the hold that a session has on a lock, with reason forced, and returns its number.
+// EndHold ends the holds that sessions have on a lock, with reason forced, and returns the largest number.
 // False: no session holds the lock.
 func (t *Table) EndHold(now int64, name string) (num uint64, ok bool) {
 	l := t.byName[name]
-	num, ok = t.forceHold(now, l)
+	num, ok = t.forceHolds(now, l)
 	if l != nil {
 		t.reconcile(t.visit(now, l))
 	}
 	return num, ok
 }
 
-// forceHold ends the hold on a lock, if there is one. l may be nil. The caller reconciles.
-func (t *Table) forceHold(now int64, l *lock) (num uint64, ok bool) {
+// forceHolds ends the holds on a lock, if there are any, and returns the largest number. l may be nil. The
+// caller reconciles.
+func (t *Table) forceHolds(now int64, l *lock) (num uint64, ok bool) {
 	if l == nil {
 		return 0, false
 	}
-	t.expireHold(now, l)
+	t.expireHolds(now, l)
 	if !l.holders.isHeld() {
 		return 0, false
 	}
-	num = l.holders.sole().id
-	t.loseHold(now, l.holders.sole(), protocol.ByForce, "")
+	num = l.holders.newest.id
+	t.loseHolds(now, l, protocol.ByForce, "")
 	return num, true
 }
 

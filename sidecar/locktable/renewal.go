@@ -105,7 +105,10 @@ func (t *Table) paceRenewal(now int64, l *lock) {
 	if now < c.RenewAt() || c.IsBusy() || !l.holders.isHeld() {
 		return
 	}
-	cell := t.cellOf(l.holders.sole())
+	cell := t.renewalCell()
+	if m := t.manyOf(l); m == nil || m.renewed == 0 {
+		cell = t.cellOf(l.holders.newest)
+	}
 	latest := c.RenewAt()/cell*cell + cell/2 // renewals are due at the beginning of a cell
 	if now >= latest {
 		return

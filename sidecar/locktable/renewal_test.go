@@ -53,7 +53,7 @@ func TestRenewalThatWaitsIsNotCounted(t *testing.T) {
 	now := int64(time.Hour)
 	tb := New(Config{}, now)
 	l := new(lock)
-	l.holders.add(&hold{phase: HoldLive, lease: WatchdogLease})
+	l.holders.newest = &hold{phase: HoldLive, lease: WatchdogLease}
 	l.claim.Reset()
 	l.claim.SetRenewAt(now)
 	tb.windows.Open(&l.claim)

@@ -21,6 +21,7 @@ func (t *Table) Restore(now int64, m *Snapshot) {
 		r := &m.Locks[i]
 		l := t.lockFor(r.Name) // t.locks[i]
 		l.slot = r.Slot
+		l.setKind(r.Kind)
 		l.claim.RestoreLock(r.MaxHoldID)
 		l.memory.ForgetSubscribers()
 		t.lastNum = max(t.lastNum, r.MaxHoldID)
@@ -39,6 +40,9 @@ func (t *Table) Restore(now int64, m *Snapshot) {
 			r.Phase = HoldGivenUp // no client can come back for it
 		}
 		t.restoreHold(now, r, gone[r.Session])
+	}
+	for l, many := range t.many { // in any order: none depends on another
+		many.sort(l)
 	}
 	for i := range m.Sessions {
 		if s := t.sessions[m.Sessions[i].ID]; len(s.deadlineBuckets) > 0 {
@@ -62,7 +66,7 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 	*h = hold{
 		id: r.ID, token: r.Token, owner: r.Owner, lock: l, session: s, slot: r.Slot, granted: r.Granted,
 		deadline: r.Deadline, endAt: r.End, leaseSeq: r.LeaseSeq, entries: r.Entries, leaseMS: r.LeaseMS,
-		crashDelayMS: r.CrashDelayMS, lease: r.Lease, phase: r.Phase,
+		crashDelayMS: r.CrashDelayMS, lease: r.Lease, mode: r.Mode, phase: r.Phase,
 	}
 	if r.KeepUntil != 0 {
 		h.hasKeep = true
@@ -74,16 +78,26 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 	t.addHold(h)
 	if h.isOrphan() {
 		l.claim.RestoreHold(now, r.Granted, h.deadline, r.InDoubt)
+		if m := t.manyOf(l); m != nil && h.isRenewed() {
+			m.validUntil = max(m.validUntil, h.deadline)
+		}
 		return
 	}
 	h.deadline, h.leaseSeq = t.deadline(h), s.leaseSeq
+	m := t.manyOf(l)
+	if m != nil {
+		m.latest = max(m.latest, h.deadline) // it may be from a longer lease
+	}
 	until := h.deadline
 	if s.phase.IsOver() {
-		h.phase = HoldUnserved // the process may have died before this was stored
+		t.setPhase(h, HoldUnserved) // the process may have died before this was stored
 	}
 	if h.isRenewed() {
 		h.leaseMS = 0
 		until = min(until, now+claim.Validity(t.leaseMS))
+		if m != nil {
+			m.validUntil = max(m.validUntil, until)
+		}
 	}
 	l.claim.RestoreHold(now, r.Granted, until, r.InDoubt)
 	t.linkHold(h)

@@ -47,7 +47,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 	}
 	// A deadline that passed before this answer came has passed: the holder has
 	// stopped believing, whatever Redis did.
-	t.expireHold(now, l)
+	t.expireHolds(now, l)
 
 	l.memory.NoteSubscribers(&r)
 	if q := l.queue; q != nil {
@@ -78,7 +78,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			t.onDropDone(now, l, op, r)
 		case redisop.Check:
 			c.OnChecked(now)
-			if h := l.holders.sole(); h != nil && h.isChecked() {
+			if h := t.checked(l); h != nil {
 				c.SetRenewAt(t.nextCheck(now, h))
 			}
 		default:
@@ -92,9 +92,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		l.forgetClaim(claim.Absent)
 		t.cool(l)
 		t.doubtForConfirms(l, r.Unsynced || r.Kind != redisop.Take) // another operation writes nothing that replicas confirm
-		if l.holders.isHeld() {
-			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
-		}
+		t.loseHolds(now, l, protocol.Stolen, r.Field)
 		if q = l.queue; q != nil {
 			t.onHeldByOther(now, l, op, r)
 		}
@@ -107,7 +105,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		l.forgetClaim(claim.Absent)
 		t.doubtForConfirms(l, true)
 		if l.holders.isHeld() {
-			t.loseHold(now, l.holders.sole(), protocol.Deleted, "")
+			t.loseHolds(now, l, protocol.Deleted, "")
 		} else if q != nil && op.Has(redisop.Enqueue) {
 			q.contest.OnFoundFree(&t.contests, now, q.firstTries())
 		}
@@ -117,9 +115,7 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 
 	case redisop.NotALock:
 		l.forgetClaim(claim.Absent)
-		if l.holders.isHeld() {
-			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
-		}
+		t.loseHolds(now, l, protocol.Stolen, r.Field)
 		t.denyWaiters(l, r.Msg)
 
 	case redisop.NotSent:
@@ -156,11 +152,33 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 			t.reserveFailed(now, l)
 		case l.holders.isHeld():
 			c.Retry(now + int64(t.cfg.RetryAfter))
-			if h := l.holders.sole(); h.phase == HoldLive && h.lease == WatchdogLease {
-				h.phase = HoldUnrenewable
-			}
+			t.refuseRenewal(now, l)
 		default:
 			t.denyWaiters(l, r.Msg)
+		}
+	}
+}
+
+// refuseRenewal notes that Redis refuses to renew the key of a lock that is held.
+func (t *Table) refuseRenewal(now int64, l *lock) {
+	for h := range t.holdsOf(l) {
+		if h.phase == HoldLive && h.lease == WatchdogLease {
+			t.setPhase(h, HoldUnrenewable)
+		}
+	}
+	if m := t.manyOf(l); m != nil {
+		m.dueAt = now
+	}
+}
+
+// onRenewed notes that Redis renews the key of a lock again.
+func (t *Table) onRenewed(l *lock) {
+	if m := t.manyOf(l); m != nil && m.refused == 0 {
+		return
+	}
+	for h := range t.holdsOf(l) {
+		if h.phase == HoldUnrenewable {
+			t.setPhase(h, HoldLive)
 		}
 	}
 }
@@ -179,9 +197,9 @@ const reservePause = time.Second
 
 // onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
 func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
-	c, h := &l.claim, l.holders.sole()
+	c := &l.claim
 	isForQueue := op.Unassigned
-	op.Unassigned = op.Unassigned && h == nil // a request may have been granted with what there was before
+	op.Unassigned = op.Unassigned && !l.holders.isHeld() // a request may have been granted with what there was before
 	if q := l.queue; q != nil {
 		q.contest.OnAcquired(c.State().IsOurs())
 		if op.Kind == redisop.Take && isForQueue && !c.State().IsOurs() { // a Take that asserts a hold says nothing of waiters
@@ -195,12 +213,15 @@ func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.R
 		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.ValidUntil()-now))
 	}
 	lease := op.LeaseMS
-	if h != nil && h.isRenewed() && !h.isOrphan() {
+	if m := t.manyOf(l); m != nil {
+		m.askedAt, m.askedMS = op.SentAt, op.LeaseMS
+		m.validUntil = r.Sent + claim.Validity(min(lease, t.leaseMS))
+	} else if h := l.holders.sole(); h != nil && h.isRenewed() && !h.isOrphan() {
 		lease = min(lease, t.leaseMS) // what is above it covers what its client was sent before
 	}
 	c.Confirm(now, r.Sent+claim.Validity(lease), op, r.Token)
 	c.SetRenewAt(t.renewalAfter(r.Sent, moment.MS(min(lease, t.leaseMS)), t.renewalGroup(l)))
-	if h != nil && h.isChecked() {
+	if h := t.checked(l); h != nil {
 		c.SetRenewAt(t.nextCheck(now, h))
 	}
 	if op.Kind == redisop.Take {
@@ -209,10 +230,8 @@ func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.R
 		}
 		l.memory.NoteHosts(r.Waiting > 0)
 	}
-	if h != nil && h.phase == HoldUnrenewable {
-		h.phase = HoldLive
-	}
-	t.trackDeadline(h)
+	t.onRenewed(l)
+	t.trackDeadlines(l)
 }
 
 // onDropDone notes that the key has no field of this host.

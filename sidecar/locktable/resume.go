@@ -44,7 +44,9 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault strin
 		}
 		h.claimedEntries = c.Entries
 		h.countHold()
-		t.reconcile(t.visit(now, h.lock)) // it may be over just now
+		l := h.lock
+		t.expireHold(now, h) // it may be over just now
+		t.reconcile(t.visit(now, l))
 	}
 	if !req.More {
 		t.finishResume(now, s)
@@ -59,21 +61,22 @@ func (t *Table) finishResume(now int64, s *session) {
 	var changed []*lock
 	until := int64(math.MaxInt64)
 	for h := s.holds.head; h != nil; {
-		next, l := h.inSession.next, h.lock
+		next, l, hasEnded := h.inSession.next, h.lock, false
 		switch {
 		case h.claimedEntries == 0:
-			t.leave(now, h)
+			hasEnded = t.leave(now, h)
 			changed = append(changed, l)
 		case h.entries != h.claimedEntries:
 			h.entries = h.claimedEntries
+			t.touch(h)
 			changed = append(changed, l)
-			t.expireHold(now, l) // it may be over since
+			hasEnded = t.expireHold(now, h) // it may be over since
 		default:
-			if t.expireHold(now, l); l.holders.sole() != h {
+			if hasEnded = t.expireHold(now, h); hasEnded {
 				changed = append(changed, l)
 			}
 		}
-		if h = l.holders.sole(); h != nil && h.isRenewed() {
+		if !hasEnded && h.isRenewed() {
 			until = min(until, t.deadline(h))
 		}
 		h = next

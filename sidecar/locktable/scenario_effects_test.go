@@ -2,6 +2,8 @@ package locktable_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -157,7 +159,7 @@ func (j *recordJournal) snapshot(peers map[locktable.SessionID]locktable.Peer) *
 			m.Holds = append(m.Holds, r)
 		}
 	}
-	for id := locktable.SessionID(1); int(id) <= len(peers); id++ {
+	for _, id := range slices.Sorted(maps.Keys(peers)) {
 		r := j.sessions[id]
 		r.ID = id
 		m.Sessions = append(m.Sessions, locktable.RestoredSession{SessionRecord: r, Peer: peers[id]})

@@ -75,7 +75,7 @@ func (s *session) due(t *Table, now int64) {
 }
 
 // sweep takes a session's requests away, and reconciles the locks that it holds, so that
-// expireHold sees that it is over: at most so many. It returns how many of those are left
+// expire sees that it is over: at most so many. It returns how many of those are left
 // over; 0: there may be more to do.
 //
 // Of a session that is not served each hold ends by its timer. It is only reconciled now if
@@ -92,8 +92,11 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 	}
 	if s.phase != SessionEnded {
 		for h := s.holds.head; h != nil && most > 1; most-- {
-			next := h.inSession.next
-			t.reconcile(t.visit(now, h.lock))
+			next, l := h.inSession.next, h.lock
+			t.expireHold(now, h)
+			if next == nil || next.lock != l || most == 2 { // it ends all holds of the lock that are over
+				t.reconcile(t.visit(now, l))
+			}
 			h = next
 		}
 		return max(most, 1)
@@ -103,7 +106,9 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 			return 0
 		}
 		most--
-		t.reconcile(t.visit(now, s.holds.head.lock))
+		l := s.holds.head.lock
+		t.expireHold(now, s.holds.head)
+		t.reconcile(t.visit(now, l))
 	}
 	if most == 0 {
 		return 0

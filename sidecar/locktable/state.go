@@ -44,7 +44,7 @@ func Clone(t *Table, j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, keeps: maps.Clone(t.keeps), isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, keeps: maps.Clone(t.keeps), many: make(map[*lock]*many, len(t.many)), isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: t.routes, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -62,7 +62,7 @@ func Clone(t *Table, j Journal) *Table {
 		n.sessions[id] = s.clone(n)
 	}
 	for _, l := range t.locks {
-		n.addClone(l)
+		n.addClone(t, l)
 	}
 	return n
 }
@@ -83,9 +83,9 @@ func (s *session) clone(n *Table) *session {
 }
 
 // addClone adds a copy of another table's lock.
-func (t *Table) addClone(l *lock) {
+func (t *Table) addClone(from *Table, l *lock) {
 	c := &lock{
-		name: l.name, index: l.index, slot: l.slot, memory: l.memory, group: l.group, shard: l.shard,
+		name: l.name, index: l.index, slot: l.slot, memory: l.memory, lockMarks: l.lockMarks, group: l.group, shard: l.shard,
 	}
 	c.timer.Value = c
 	c.claim = claim.Clone(&l.claim)
@@ -94,9 +94,7 @@ func (t *Table) addClone(l *lock) {
 	}
 	t.locks = append(t.locks, c)
 	t.byName[c.name] = c
-	for h := range l.holders.each {
-		c.holders.add(t.cloneHold(h, c))
-	}
+	t.cloneHolds(from, l, c)
 	if l.timer.Pending() {
 		t.arm(&c.timer, l.timer.Deadline())
 	}
@@ -115,7 +113,7 @@ func (t *Table) addClone(l *lock) {
 		cr := &request{
 			session: t.sessions[r.session.id], id: r.id, owner: r.owner, since: r.since,
 			leaseMS: r.leaseMS, maxHoldMS: r.maxHoldMS, crashDelayMS: r.crashDelayMS, keepMS: r.keepMS,
-			lease: r.lease, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived,
+			lease: r.lease, mode: r.mode, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived,
 		}
 		cr.timer.Value = cr
 		cr.at = waiter{request: cr, lock: c}
@@ -131,6 +129,28 @@ func (t *Table) addClone(l *lock) {
 		}
 	}
 	c.queue = &q
+}
+
+// cloneHolds copies the holds of another table's lock to its copy.
+func (t *Table) cloneHolds(from *Table, l, c *lock) {
+	m := from.manyOf(l)
+	if m == nil {
+		if h := l.holders.sole(); h != nil {
+			c.holders.newest = t.cloneHold(h, c)
+		}
+		return
+	}
+	n := *m
+	n.holds, n.gaps, n.owned, n.twins, n.changed = nil, 0, make(map[owner]*hold, len(m.owned)), maps.Clone(m.twins), nil
+	for h := range from.holdsOf(l) {
+		ch := t.cloneHold(h, c)
+		n.holds = append(n.holds, numbered{ch.id, ch})
+		if at := h.ownedBy(); m.owned[at] == h {
+			n.owned[at] = ch
+		}
+		c.holders.newest = ch
+	}
+	t.many[c] = &n
 }
 
 // cloneHold returns a copy of a hold, as one of the copy of its lock.
@@ -201,7 +221,15 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 	}
 	busy, turn := contest.Limits(&t.contests)
 	claim.Describe(&l.claim, d, now, claim.Limits{Busy: busy, Turn: turn, Lease: t.cfg.Lease, Tokens: t.cfg.Tokens, PassedMS: redisop.MS(redisop.FreeAfter)})
-	for h := range l.holders.each {
+	d.Value(uint64(l.kind()))
+	if m := t.manyOf(l); m != nil {
+		d.Time(max(m.dueAt, now))
+		d.Time(max(m.validUntil, now))
+		d.Time(max(m.latest, now))
+		d.Time(max(m.askedAt, now-int64(t.cfg.Lease)))
+		d.Value(uint64(m.askedMS)<<1 | bit(m.lookedAt == l.claim.RenewAt()))
+	}
+	for h := range t.holdsOf(l) {
 		t.describeHold(d, now, h)
 	}
 	q := l.queue
@@ -218,7 +246,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		r := w.request
 		d.Session(r.session.id)
 		d.Value(r.owner)
-		d.Value(uint64(r.leaseMS)<<32 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()))
+		d.Value(uint64(r.leaseMS)<<32 | uint64(r.mode)<<8 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()))
 		d.Value(uint64(r.maxHoldMS)<<32 | uint64(r.crashDelayMS))
 		d.Value(uint64(r.keepMS))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))
@@ -241,7 +269,7 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	d.Value(h.owner)
 	d.Value(uint64(h.entries)<<32 | uint64(h.claimedEntries))
 	d.Value(uint64(h.leaseMS)<<32 | uint64(h.crashDelayMS))
-	d.Value(uint64(h.lease)<<16 | uint64(h.phase)<<2 | bit(h.isTracked)<<1 | bit(h.leaseSeq == h.session.leaseSeq))
+	d.Value(uint64(h.mode)<<24 | uint64(h.lease)<<16 | uint64(h.phase)<<2 | bit(h.isTracked)<<1 | bit(h.leaseSeq == h.session.leaseSeq))
 	d.Time(max(h.deadline, now))
 	d.Time(max(t.deadline(h), now))
 	d.Value(bit(h.endAt != 0))

@@ -15,17 +15,18 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Table](), 32},
+		{reflect.TypeFor[Table](), 33},
 		{reflect.TypeFor[Config](), 20},
 		{reflect.TypeFor[shard](), 7},
 		{reflect.TypeFor[session](), 14},
 		{reflect.TypeFor[leaseEvents](), 7},
 		{reflect.TypeFor[user](), 5},
 		{reflect.TypeFor[lock](), 12},
-		{reflect.TypeFor[hold](), 22},
+		{reflect.TypeFor[many](), 17},
+		{reflect.TypeFor[hold](), 23},
 		{reflect.TypeFor[queue](), 11},
 		{reflect.TypeFor[waiter](), 3},
-		{reflect.TypeFor[request](), 18},
+		{reflect.TypeFor[request](), 19},
 		{reflect.TypeFor[confirm](), 3},
 		{reflect.TypeFor[dirtySet](), 9},
 	} {

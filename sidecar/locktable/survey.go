@@ -142,17 +142,22 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 	for ; i > 0 && most > 0; i, most = i-1, most-1 {
 		l := t.locks[i-1]
 		g, s := &v.Groups[l.group], v.shard(l.shard)
-		for h := range l.holders.each {
+		before := g.Holds
+		for h := range t.holdsOf(l) { // the oldest first
+			if g.Holds == before {
+				v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
+			} else {
+				most-- // each further one is as much work as a lock
+			}
 			g.Holds++
 			s.Holds++
-			v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
 			if h.phase != HoldKept { // a kept one has ended for its client, and lasts for as long as that asked
 				g.OldestHold.take(h.granted, l, h.session)
 				if i := t.overdue(l.name, time.Duration(now-h.granted)); i >= 0 {
 					v.Overdue[i]++
 				}
 			}
-			if h.isRenewed() && l.claim.ValidUntil()-now < int64(t.cfg.Lease)/2 {
+			if h.isRenewed() && t.validUntil(l)-now < int64(t.cfg.Lease)/2 {
 				v.RenewalsLate++
 			}
 		}

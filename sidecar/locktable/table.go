@@ -22,6 +22,7 @@ func New(cfg Config, now int64) *Table {
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*hold),
 		keeps:    make(map[uint64]int64),
+		many:     make(map[*lock]*many),
 	}
 	chance := cfg.Chance
 	if chance == nil {

@@ -21,7 +21,7 @@ func (t *Table) Text(now int64, name string) string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "claim: %s\n", l.claim.Text(now))
-	for h := range l.holders.each {
+	for h := range t.holdsOf(l) {
 		fmt.Fprintf(&b, "hold: %v num=%d entries=%d token=%d ends in %v\n", h.phase, h.id, h.entries, h.token, time.Duration(t.deadline(h)-now))
 	}
 	if q := l.queue; q != nil {

@@ -67,6 +67,15 @@ func (t *Table) charge(l *lock, u *user) {
 	}
 }
 
+// chargeHold counts n times the cell that a hold of a lock which may have many has in the state file.
+func (t *Table) chargeHold(h *hold, n int) {
+	t.cells += n
+	if u := h.session.user; u != nil {
+		u.cells += n
+		t.forgetIfIdle(u)
+	}
+}
+
 // countNewName counts a name that was not known in Redis.
 func (t *Table) countNewName(now int64, u *user) {
 	u.namesUntil = max(u.namesUntil, now) + int64(time.Second)/int64(t.cfg.NewNames)
@@ -105,18 +114,21 @@ func (t *Table) usage() Usage {
 // count: MaxWaiters bounds them.
 func (t *Table) isFull(s *session) bool { return s.holds.len >= t.cfg.MaxHolds }
 
-// fullOfHolds says why the session may not have one more hold, of this name; "": it may.
-func (t *Table) fullOfHolds(s *session, name string) string {
-	if !t.isFull(s) {
-		return s.overHolds(name)
+// fullOfHolds says why the session may not have one more hold, of this name and kind; "": it may.
+func (t *Table) fullOfHolds(s *session, name string, kind Kind) string {
+	if t.isFull(s) {
+		return fmt.Sprintf("this client holds %d locks; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
 	}
-	return fmt.Sprintf("this client holds %d locks; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
+	if why := s.overHolds(name); why != "" || !kind.hasMany() {
+		return why
+	}
+	return t.noRoomForHold(s.user)
 }
 
 // refuseOverLimit refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
-func (t *Table) refuseOverLimit(now int64, s *session, l *lock, req *protocol.Acquire) bool {
-	why := t.fullOfHolds(s, req.Name)
+func (t *Table) refuseOverLimit(now int64, s *session, l *lock, kind Kind, req *protocol.Acquire) bool {
+	why := t.fullOfHolds(s, req.Name, kind)
 	if why == "" {
 		why = s.overWaiters(req.Name)
 	}
@@ -142,6 +154,17 @@ func (t *Table) noRoomToWait(s *session) string {
 		return fmt.Sprintf("this sidecar has %d requests waiting; wait for some, or raise max-locks of the sidecar", t.waiting)
 	case s.user.waiters >= share:
 		return fmt.Sprintf("user %d has %d requests waiting, and one user may have %d; wait for some, or raise max-locks of the sidecar", s.user.uid, s.user.waiters, share)
+	}
+	return ""
+}
+
+// noRoomForHold says why the table does not take up one more hold that has a cell of its own; "": it does.
+func (t *Table) noRoomForHold(u *user) string {
+	switch most, share := t.limits(u); {
+	case t.cells >= most:
+		return fmt.Sprintf("this sidecar has %d locks and holds; release some, or raise max-locks of the sidecar", t.cells)
+	case u.cells >= share:
+		return fmt.Sprintf("user %d has %d locks and holds, and one user may have %d; release some, or raise max-locks of the sidecar", u.uid, u.cells, share)
 	}
 	return ""
 }

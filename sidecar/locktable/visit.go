@@ -9,14 +9,15 @@ import (
 // visit returns a visit to a lock. Another one ends it.
 func (t *Table) visit(now int64, l *lock) *visit {
 	v := &t.visiting
-	v.Alarm, v.lock, v.hasMore, v.lingerUntil, v.isDecided = moment.At(now), l, false, 0, false
+	v.Alarm, v.lock, v.hasMore, v.lingerUntil, v.isDecided, v.grants = moment.At(now), l, false, 0, false, 0
 	return v
 }
 
 // onChange notes that the lock has changed, so that what was decided is out of date.
 func (v *visit) onChange() { v.lingerUntil, v.isDecided = 0, false }
 
-// decide returns what the contest decides about the lock as it is. Precondition: no local client has it.
+// decide returns what the contest decides about the lock as it is. Precondition: no local client
+// has it, or the holds admit the first waiter.
 func (t *Table) decide(v *visit) *contest.Verdict {
 	if v.isDecided {
 		return &v.verdict
@@ -28,7 +29,7 @@ func (t *Table) decide(v *visit) *contest.Verdict {
 	w.Claim, w.IsBusy, w.IsDropping, w.IsReleasing = viewOf(c.State()), c.IsBusy(), c.IsDropping(), c.IsReleasing()
 	w.DropPassedMS, w.CameAt, w.BusySince, w.Grants = int64(c.InFlight().PassedMS), c.CameAt(), c.BusySince(), c.Grants()
 	w.LingerUntil, w.LingerLatest = c.LingerUntil(), c.ValidUntil()-moment.MS(c.LeaseMS())/3
-	w.IsSpare = c.IsSpare()
+	w.IsSpare, w.IsBeside = c.IsSpare(), l.holders.isHeld()
 	if v.lingerUntil != 0 {
 		w.IsReleased, w.LingerUntil = true, v.lingerUntil
 	}
@@ -102,7 +103,13 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.ValidUntil()-now
+	if r.lease == WatchdogLease && l.holders.isHeld() {
+		left = t.validUntil(l) - now
+	}
 	isOwn := c.IsMadeFor(t.leaseToTake(r))
+	if m := t.manyOf(l); m != nil && m.askedAt >= r.since && m.askedMS >= t.leaseToTake(r) {
+		isOwn = true // beside others
+	}
 	switch {
 	case !isOwn && left < moment.MS(r.keepMS):
 		return false

@@ -84,6 +84,18 @@ func (t *Table) skipEnded(q *queue) {
 	}
 }
 
+// becomes makes a lock one of a kind, unless it is in use as one of another.
+func (t *Table) becomes(l *lock, kind Kind) bool {
+	if l.queue != nil {
+		t.skipEnded(l.queue)
+	}
+	if l.kind() != kind && !l.holders.isHeld() && l.waiting() == 0 {
+		delete(t.many, l)
+		l.setKind(kind)
+	}
+	return l.kind() == kind
+}
+
 // blockerSince returns for which hold a request waited that came at this time: of a client of this
 // host, or of another owner, by its field in Redis; nil and "": it is not known.
 func (l *lock) blockerSince(since int64) (local *Peer, field string) {

@@ -8,6 +8,8 @@ var simulation = test("internal/sim", "TestSimulation")
 
 func tableTest(name string) check { return test("sidecar/locktable", name) }
 
+var manyHolds = tableTest("TestManyHoldsBreakNoRule")
+
 var locktableMutants = []mutant{
 	// Exclusion.
 	{
@@ -34,7 +36,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "the memory of a lock is not used again while the journal has its record",
 		in:   "sidecar/locktable (*Table).forget",
-		find: "if !l.isDirty { // otherwise writeJournal has work with it",
+		find: "if !l.isDirty() { // otherwise writeJournal has work with it",
 		put:  "{ // otherwise writeJournal has work with it",
 		by:   test("sidecar/locktable", "TestMemoryOfAForgottenLockIsUsedAgain"),
 	},
@@ -62,14 +64,14 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold is not released by another client",
 		in:   "sidecar/locktable (*Table).Release",
-		find: "if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {",
-		put:  "if h = t.byHold[req.Hold]; h == nil || h.isOrphan() {",
+		find: "t.expireHold(now, h) || h.isOrphan() || h.session != s",
+		put:  "t.expireHold(now, h) || h.isOrphan()",
 		by:   simulation,
 	},
 	{
 		rule: "a session that is full when its turn comes is refused",
 		in:   "sidecar/locktable (*Table).grantNext",
-		find: `if why := t.fullOfHolds(r.session, l.name); why != "" {`,
+		find: `if why := t.fullOfHolds(r.session, l.name, l.kind()); why != "" {`,
 		put:  `if why := ""; why != "" {`,
 		by:   tableTest("TestMaxHoldsCountsHolds"),
 	},
@@ -236,15 +238,10 @@ var locktableMutants = []mutant{
 	{
 		rule: "a key of another type under a hold ends the hold",
 		in:   "sidecar/locktable (*Table).onOutcome",
-		find: `if l.holders.isHeld() {
-			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
-		}
+		find: `t.loseHolds(now, l, protocol.Stolen, r.Field)
 		t.denyWaiters(l, r.Msg)`,
-		put: `if false {
-			t.loseHold(now, l.holders.sole(), protocol.Stolen, r.Field)
-		}
-		t.denyWaiters(l, r.Msg)`,
-		by: simulation,
+		put: "t.denyWaiters(l, r.Msg)",
+		by:  simulation,
 	},
 	{
 		rule: "a key outlives a waiter with a longer lease for no longer than its holder's lease",
@@ -330,7 +327,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a deadline that passed before the result came has passed`,
 		in:   "sidecar/locktable (*Table).Result",
-		find: `t.expireHold(now, l)
+		find: `t.expireHolds(now, l)
 
 	l.memory.NoteSubscribers(&r)`,
 		put: "l.memory.NoteSubscribers(&r)",
@@ -345,67 +342,17 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "an expired hold is not re-entered",
-		in:   "sidecar/locktable (*Table).Acquire",
-		find: `t.expireHold(now, l)
-		if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
-			t.reenter(h, req.ID)
-			t.reconcile(t.visit(now, l))
-			return
-		}`,
-		put: `if h := l.holders.sole(); !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
-			t.reenter(h, req.ID)
-			t.reconcile(t.visit(now, l))
-			return
-		}`,
-		by: simulation,
+		in:   "sidecar/locktable (*Table).acquire",
+		find: "t.expireHolds(now, l)",
+		put:  "",
+		by:   simulation,
 	},
 	{
 		rule: "an expired hold is not released",
 		in:   "sidecar/locktable (*Table).Release",
-		find: `t.expireHold(now, l)
-	if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
-		t.refuseRelease(s, &req)
-	} else {
-		h.entries--
-		if req.ID != 0 {
-			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
-		}
-		if h.entries == 0 {
-			switch {
-			case req.CutShort:
-				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
-				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
-			case h.isLong(now):
-				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
-			}
-			granted := h.granted
-			if t.leave(now, h); !l.holders.isHeld() {
-				t.linger(v, granted)
-			}
-		}
-	}`,
-		put: `if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
-		t.refuseRelease(s, &req)
-	} else {
-		h.entries--
-		if req.ID != 0 {
-			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
-		}
-		if h.entries == 0 {
-			switch {
-			case req.CutShort:
-				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
-				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
-			case h.isLong(now):
-				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
-			}
-			granted := h.granted
-			if t.leave(now, h); !l.holders.isHeld() {
-				t.linger(v, granted)
-			}
-		}
-	}`,
-		by: tableTest("TestHoldEndsAtItsDeadlineBeforeItsTimerFires"),
+		find: "t.expireHold(now, h) || h.isOrphan() || h.session != s",
+		put:  "h.isOrphan() || h.session != s",
+		by:   simulation,
 	},
 	{
 		rule: "a fixed lease is granted for no longer than its length",
@@ -431,8 +378,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal in flight does not end a crash delay early",
 		in:   "sidecar/locktable (*Table).onConfirmed",
-		find: "if h != nil && h.isRenewed() && !h.isOrphan() {",
-		put:  "if h != nil && h.isRenewed() {",
+		find: "h != nil && h.isRenewed() && !h.isOrphan()",
+		put:  "h != nil && h.isRenewed()",
 		by:   tableTest("TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight"),
 	},
 	{
@@ -445,10 +392,9 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lesser deadline is stored for the successor",
 		in:   "sidecar/locktable (*Table).lowerLease",
-		find: `h.deadline = d
-			t.markDirty(h.lock)`,
-		put: "h.deadline = d",
-		by:  tableTest("TestLesserDeadlineIsRestored"),
+		find: "t.markDirty(h.lock)",
+		put:  "",
+		by:   tableTest("TestLesserDeadlineIsRestored"),
 	},
 	{
 		rule: "a hold whose deadline has passed is not revived by a lease event",
@@ -536,7 +482,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "no tokens are reserved for a time after Redis refused to reserve them",
-		in:   "sidecar/locktable (*Table).wantForHold",
+		in:   "sidecar/locktable (*Table).wantForHolds",
 		find: "w.ReserveAt = q.drawAt",
 		put:  "w.ReserveAt = now",
 		by:   tableTest("TestRefusedDrawKeepsNoRenewalBack"),
@@ -559,29 +505,29 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold that Redis refuses to renew is lost in time for the other holds of its session",
 		in:   "sidecar/locktable (*Table).giveUpAt",
-		find: "return min(t.deadline(h), h.lock.claim.ValidUntil()) - int64(t.cfg.Lease)/4",
+		find: "return min(t.deadline(h), t.validUntil(h.lock)) - int64(t.cfg.Lease)/4",
 		put:  "return min(t.deadline(h), h.lock.claim.ValidUntil())",
 		by:   tableTest("TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown"),
 	},
 	{
 		rule: "a hold that Redis refuses to renew is given up",
-		in:   "sidecar/locktable (*Table).onOutcome",
-		find: "h.phase = HoldUnrenewable",
-		put:  "h.phase = HoldLive",
+		in:   "sidecar/locktable (*Table).refuseRenewal",
+		find: "t.setPhase(h, HoldUnrenewable)",
+		put:  "",
 		by:   tableTest("TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown"),
 	},
 	{
 		rule: "a hold that is renewed after Redis refused to renew it is not given up",
 		in:   "sidecar/locktable (*Table).onConfirmed",
-		find: "if h != nil && h.phase == HoldUnrenewable {",
-		put:  "if false {",
+		find: "t.onRenewed(l)",
+		put:  "",
 		by:   tableTest("TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline"),
 	},
 	{
 		rule: "a hold that Redis refuses to renew excludes others until its deadline",
 		in:   "sidecar/locktable (*Table).giveUp",
 		find: `t.unlinkHold(h)
-	h.phase = HoldGivenUp`,
+	t.setPhase(h, HoldGivenUp)`,
 		put: "t.endHold(t.now, h)",
 		by:  tableTest("TestHoldThatIsGivenUpExcludesOthersUntilItsDeadline"),
 	},
@@ -834,7 +780,7 @@ var locktableMutants = []mutant{
 	// Redis that cannot be reached, or does not answer.
 	{
 		rule: "an acquire that does not wait is answered while Redis is silent",
-		in:   "sidecar/locktable (*Table).Acquire",
+		in:   "sidecar/locktable (*Table).acquire",
 		find: "t.arm(&r.timer, now+int64(t.cfg.TryWithin))",
 		put:  "_ = t.cfg.TryWithin",
 		by:   tableTest("TestTryIsAnsweredAlthoughRedisIsSilent"),
@@ -1084,7 +1030,7 @@ var locktableMutants = []mutant{
 	{
 		rule: `a run of handoffs is interrupted for polling hosts`,
 		in:   "sidecar/locktable/contest (*Contest).isTurnOver",
-		find: "return v.Grants >= 2 && s.isTired(c.memory, v)",
+		find: "return v.Grants >= 2 && !v.IsBeside && s.isTired(c.memory, v)",
 		put:  "return false",
 		by:   tableTest("TestRunOfHandoffsLeavesTheKeyFreeNowAndThen"),
 	},
@@ -1638,7 +1584,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a fair acquire does not use a lock that lingers",
-		in:   "sidecar/locktable (*Table).Acquire",
+		in:   "sidecar/locktable (*Table).acquire",
 		find: "t.cool(l) // a local waiter is not",
 		put:  "// a local waiter is not",
 		by:   tableTest("TestFairAcquireDoesNotUseALingeringLock"),
@@ -2390,8 +2336,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a kept hold has the client's max_hold no more",
 		in:   "sidecar/locktable (*Table).leave",
-		find: "h.phase, h.deadline, h.endAt = HoldKept, t.keepUntil(h), 0",
-		put:  "h.phase, h.deadline = HoldKept, t.keepUntil(h)",
+		find: "h.deadline, h.endAt = t.keepUntil(h), 0",
+		put:  "h.deadline = t.keepUntil(h)",
 		by:   tableTest("TestLockIsKeptHoweverItsHoldEnds"),
 	},
 	{
@@ -2414,5 +2360,196 @@ var locktableMutants = []mutant{
 		find: "l.memory.ForgetSubscribers()",
 		put:  "",
 		by:   test("sidecar/locktable", "TestSubscribersOfARestoredLockAreNotKnown"),
+	},
+
+	// Locks that may have many holds.
+	{
+		rule: "a shared hold admits no exclusive one beside it",
+		in:   "sidecar/locktable Mode.admits",
+		find: "m != Exclusive && next != Exclusive",
+		put:  "m != Exclusive",
+		by:   manyHolds,
+	},
+	{
+		rule: "the owner of a shared hold does not enter it again for an exclusive one",
+		in:   "sidecar/locktable Mode.covers",
+		find: "m == Exclusive || m == other",
+		put:  "true",
+		by:   tableTest("TestOwnerEntersItsHoldAgainIfThatCoversTheMode"),
+	},
+	{
+		rule: "holds that are restored have the order of their numbers",
+		in:   "sidecar/locktable (*Table).Restore",
+		find: "many.sort(l)",
+		put:  "l.holders.newest = many.holds[len(many.holds)-1].hold",
+		by:   manyHolds,
+	},
+	{
+		rule: "many holds are looked at when one is due",
+		in:   "sidecar/locktable (*many).add",
+		find: "m.dueAt = min(m.dueAt, h.endAt)",
+		put:  "",
+		by:   manyHolds,
+	},
+	{
+		rule: "a further entry of one of many holds is stored",
+		in:   "sidecar/locktable (*Table).reenter",
+		find: "t.touch(h)",
+		put:  "",
+		by:   manyHolds,
+	},
+	{
+		rule: "a phase of one of many holds is stored",
+		in:   "sidecar/locktable (*Table).setPhase",
+		find: "t.touch(h)",
+		put:  "",
+		by:   tableTest("TestJournalHasEachOfManyHolds"),
+	},
+	{
+		rule: "the key has a lease that covers each of many holds",
+		in:   "sidecar/locktable (*Table).allLeases",
+		find: "lease = claim.LeaseKeeping(left)",
+		put:  "",
+		by:   manyHolds,
+	},
+	{
+		rule: "a hold beside others has all of its fixed lease",
+		in:   "sidecar/locktable (*Table).wantForMany",
+		find: "w.IsShort = c.HasTokens() && !t.isCovered(v.Now, v.lock, r)",
+		put:  "_ = r",
+		by:   tableTest("TestSharedHoldsHaveTheLongestLease"),
+	},
+	{
+		rule: "the deadlines of many holds are counted when their claim is valid until another time",
+		in:   "sidecar/locktable (*Table).trackDeadlines",
+		find: "t.trackDeadline(h)",
+		put:  "_ = h",
+		by:   tableTest("TestRenewalOfSharedHoldsIsOneOperation"),
+	},
+	{
+		rule: "what the longest of many holds needs is forgotten when it has ended",
+		in:   "sidecar/locktable (*Table).endDueHolds",
+		find: "m.latest = 0",
+		put:  "",
+		by:   tableTest("TestLeaseOfAnEndedHoldIsForgotten"),
+	},
+	{
+		rule: "a watchdog beside a long fixed lease has its own",
+		in:   "sidecar/locktable (*Table).validUntil",
+		find: "min(m.validUntil, l.claim.ValidUntil())",
+		put:  "l.claim.ValidUntil()",
+		by:   tableTest("TestWatchdogBesideALongFixedLease"),
+	},
+	{
+		rule: "a reconcile that ends several holds of a session ends no walk over them",
+		in:   "sidecar/locktable (*Table).flushLeaseEvents",
+		find: "next == nil || next.lock != h.lock",
+		put:  "true",
+		by:   tableTest("TestSeveralHoldsOfASessionEndTogether"),
+	},
+	{
+		rule: "a request that is admitted at once is no part of a wait cycle",
+		in:   "sidecar/locktable (*Table).acquire",
+		find: "req.WaitMS != 0 && req.Owner != 0 && !isFree && l.holders.isHeld()",
+		put:  "req.WaitMS != 0 && req.Owner != 0 && l.holders.isHeld()",
+		by:   tableTest("TestRequestThatIsAdmittedWaitsForNobody"),
+	},
+	{
+		rule: "a hold that is kept ends when its keep does",
+		in:   "sidecar/locktable (*Table).leave",
+		find: "m.dueAt = min(m.dueAt, h.deadline)",
+		put:  "",
+		by:   tableTest("TestKeepOfAnExclusiveHoldOfManyKinds"),
+	},
+	{
+		rule: "a keep among many holds is covered by the lease of the key",
+		in:   "sidecar/locktable (*Table).addHold",
+		find: "m.latest = max(m.latest, t.keepUntil(h))",
+		put:  "_ = m",
+		by:   manyHolds,
+	},
+	{
+		rule: "one more hold beside others ends no turn",
+		in:   "sidecar/locktable/contest (*Contest).isTurnOver",
+		find: "!v.IsBeside",
+		put:  "true",
+		by:   tableTest("TestReaderIsAdmittedBesideALongReader"),
+	},
+	{
+		rule: "a hold of a dead client that was not looked at since is not lost",
+		in:   "sidecar/locktable (*Table).loseHolds",
+		find: "h.session.phase == SessionEnded",
+		put:  "false",
+		by:   tableTest("TestHoldOfADeadClientIsNotLost"),
+	},
+	{
+		rule: "one step admits no more readers than it may",
+		in:   "sidecar/locktable (*Table).grantNext",
+		find: "v.grants > t.cfg.MaxWork && l.holders.isHeld()",
+		put:  "v.grants < 0",
+		by:   tableTest("TestManyReadersAreAdmittedInSteps"),
+	},
+	{
+		rule: "beside an orphan, a release stores no other hold",
+		in:   "sidecar/locktable (*Table).writeMany",
+		find: "m.orphans > 0 && m.storedUntil != until",
+		put:  "m.orphans > 0",
+		by:   tableTest("TestReleaseAmongManyStoresNoOther"),
+	},
+	{
+		rule: "changes of holds that find no room are not collected",
+		in:   "sidecar/locktable (*Table).writeLock",
+		find: "m.changed = m.changed[:0]",
+		put:  "",
+		by:   tableTest("TestManyHoldsFindNoRoom"),
+	},
+	{
+		rule: "an owner that had two holds enters the other one when the first has ended",
+		in:   "sidecar/locktable (*many).disown",
+		find: "m.owned[at], twins = o, 0",
+		put:  "twins = 0",
+		by:   manyHolds,
+	},
+	{
+		rule: "each of many holds is a cell of its user",
+		in:   "sidecar/locktable (*Table).addHold",
+		find: "t.chargeHold(h, 1)",
+		put:  "",
+		by:   tableTest("TestSharedHoldsCountAsCells"),
+	},
+	{
+		rule: "a user has no more holds than its share of the cells",
+		in:   "sidecar/locktable (*Table).noRoomForHold",
+		find: "u.cells >= share",
+		put:  "false",
+		by:   tableTest("TestSharedHoldsCountAsCells"),
+	},
+	{
+		rule: "an owner whose session has ended enters its hold no more",
+		in:   "sidecar/locktable (*Table).setPhase",
+		find: "m.disown(h)",
+		put:  "",
+		by:   manyHolds,
+	},
+	{
+		rule: "a name that is in use has one kind",
+		in:   "sidecar/locktable (*Table).becomes",
+		find: "l.kind() != kind && !l.holders.isHeld() && l.waiting() == 0",
+		put:  "l.kind() != kind",
+		by:   tableTest("TestNameInUseHasOneKind"),
+	},
+	{
+		rule: "a wait cycle is found through each holder",
+		in:   "sidecar/locktable (*Table).findWaitCycle",
+		find: "h.owner == 0 || h.isOrphan() || h.session.phase.IsOver()",
+		put:  "h != at.holders.newest || h.owner == 0 || h.isOrphan() || h.session.phase.IsOver()",
+		by:   tableTest("TestWaitCycleThroughAnyHolder"),
+	},
+	{
+		rule: "the holds of a client that is not served any more are not renewed, although others of the lock are",
+		in:   "sidecar/locktable (*many).mayBeDue",
+		find: "m.lookedAt != at",
+		put:  "at < 0",
+		by:   tableTest("TestUnservedHoldIsNotRenewedWithOthers"),
 	},
 }

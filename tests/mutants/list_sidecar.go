@@ -269,7 +269,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a deadlock has no names that the policy hides",
 		in:   "sidecar/locktable (*session).nameInCycle",
-		find: "i > 0 && i < len(locks)-1",
+		find: "i > 0 && i < len(cycle)-1",
 		put:  "i < 0",
 		by:   test("sidecar/locktable", "TestWaitCycleHasNoNamesThatThePolicyHides"),
 	},

@@ -755,7 +755,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a hold that its shard renews is not given up for others",
 		in:   "sidecar/locktable (*Table).giveUpForOthers",
-		find: "until, bucket := h.lock.claim.ValidUntil(), t.bucketWidth()",
+		find: "until, bucket := t.validUntil(h.lock), t.bucketWidth()",
 		put:  "until, bucket := min(t.deadline(h), h.lock.claim.ValidUntil()), t.bucketWidth()",
 		by:   test("sidecar/locktable", "TestHoldThatIsRenewedBeforeOthersIsNotGivenUpForThem"),
 	},

@@ -146,8 +146,11 @@ func (c *Claim) LimitTo(until, renewBy int64) {
 		violated("Validity is conservative", "a hold is granted until %d; the claim is valid until %d", until, c.validUntil)
 	}
 	c.validUntil = until
-	c.renewAt = min(c.renewAt, renewBy) // it may have been set for a hold with a fixed lease
+	c.RenewBy(renewBy) // renewAt may have been set for a hold with a fixed lease
 }
+
+// RenewBy has the key renewed by a time.
+func (c *Claim) RenewBy(at int64) { c.renewAt = min(c.renewAt, at) }
 
 // KnownUntil notes that Redis has the key until a time at least, by an earlier operation: what a
 // client was sent of it before a restart, or a keep.
@@ -268,13 +271,19 @@ func (c *Claim) OnMoved() {
 // RestoreLock makes the claim that of a lock in a predecessor's journal.
 func (c *Claim) RestoreLock(maxHoldID uint64) { c.state, c.maxHoldID = Uncertain, maxHoldID }
 
-// RestoreHold makes the claim that of a hold in a predecessor's journal, of whose lock it is.
+// RestoreHold makes the claim that of a hold in a predecessor's journal, of whose lock it is. Of several,
+// it is the claim of all.
 func (c *Claim) RestoreHold(now, granted, until int64, isInDoubt bool) {
-	c.state = Restored
+	if c.state != InDoubt {
+		c.state = Restored
+	}
 	if isInDoubt {
 		c.state = InDoubt
 	}
-	c.busySince, c.cameAt, c.validUntil = granted, now, until
+	if c.cameAt = now; c.busySince == 0 || granted < c.busySince {
+		c.busySince = granted
+	}
+	c.KnownUntil(until)
 }
 
 // PassedMS is for how long the key has had no free moment, ms. The next host adds its turn to

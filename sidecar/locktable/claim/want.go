@@ -20,6 +20,7 @@ type Want struct {
 	IsChecked   bool
 	Tokens      int   // local handoffs that there are to be tokens for
 	ReserveAt   int64 // from when tokens may be reserved; never: there is nothing to reserve them for
+	IsShort     bool  // the lease does not suffice for a waiter that is admitted beside holds
 	IsHot       bool  // tokens are reserved before the last one is granted, and Redis gets to know of handoffs later
 
 	// Of WantForQueue.
@@ -110,7 +111,7 @@ func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
 	switch {
 	case c.state.IsUnsure():
 		op.Kind, op.Reserve, op.Flags = redisop.Take, reserve, redisop.CountListeners // assert it
-	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt):
+	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt), w.IsShort:
 		op.Kind, op.Reserve, op.Flags = redisop.Take, reserve, redisop.RequireExisting|redisop.CountListeners
 	case (c.state == Stale || c.count != w.Count) && !handedOver, w.IsRenewed && a.Due(c.renewAt),
 		c.state == Restored, // like a renewal: there may be very many

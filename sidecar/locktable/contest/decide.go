@@ -5,7 +5,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// Decide sets w to the verdict about a lock that no local client has. c is nil if the lock is not
+// Decide sets w to the verdict about a lock that no local client has, or about its next waiter beside holds. c is nil if the lock is not
 // contended. a is the time from which the verdict may be another one, although nothing happens.
 func (s *Shared) Decide(w *Verdict, a *moment.Alarm, m *Memory, c *Contest, v *View) {
 	*w = Verdict{}

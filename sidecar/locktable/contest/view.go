@@ -31,6 +31,7 @@ type View struct {
 	LingerLatest int64 // and no longer than this, because of its lease
 	IsSpare      bool  // it is confirmed, with a token for the next client
 	IsReleased   bool  // its owner has just released it, and it may linger from now on
+	IsBeside     bool  // local clients have holds, which admit the first waiter
 	IsCovered    bool  // it suffices for a grant to the first waiter: with a token, and for long enough
 }
 
@@ -77,7 +78,7 @@ const (
 	Ask
 )
 
-// Verdict is what the table does about a lock that no local client has, and how.
+// Verdict is what the table does about a lock that no local client has, or about its next waiter beside holds, and how.
 type Verdict struct {
 	Do         Do
 	LeavesFree bool // of a lock that is given back: Redis leaves the lock free for a moment, although hosts wait
