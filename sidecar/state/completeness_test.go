@@ -149,7 +149,7 @@ func TestFileIsCompleteAgainWhenThereIsRoom(t *testing.T) {
 	uuid, w := f.Recovered().UUID, emptyWorld()
 	put := func(n int) uint32 {
 		name, id := fmt.Sprintf("lock:%d", n), uint64(n+1)
-		w.locks[name], w.holds[id], w.lastHoldID = id, heldLock{name, *holdRecord(id)}, max(w.lastHoldID, id)
+		w.locks[name], w.holds[id], w.lastHoldID = lockOf{maxHoldID: id}, heldLock{name, *holdRecord(id)}, max(w.lastHoldID, id)
 		return putHeld(f, name, id)
 	}
 	stored := 0

@@ -20,6 +20,7 @@ func (f *File) PutLock(slot uint32, r *locktable.LockRecord) uint32 {
 		panic(fmt.Sprintf("state: another lock than %q is stored in slot %d", r.Name, slot))
 	}
 	f.update(&c[lockMaxHoldID], r.MaxHoldID)
+	f.update(&c[0], withKind(c[0], kindOfLock(r.Kind)))
 	return slot
 }
 
@@ -29,7 +30,7 @@ func (f *File) addLock(r *locktable.LockRecord) uint32 {
 		f.markIncomplete()
 		return 0
 	}
-	slot, word, sum := f.newRecord(kindLock, lockName, r.Name)
+	slot, word, sum := f.newRecord(kindOfLock(r.Kind), lockName, r.Name)
 	if slot == 0 {
 		return 0
 	}
@@ -50,8 +51,8 @@ func (f *File) DeleteLock(slot uint32) {
 }
 
 // PutHold implements locktable.Journal. The first hold of a lock is in the cell of the lock,
-// where there is always room, unless it has a keep, for which that cell has no word. Others have
-// a cell each, and the caller counts the locks with holds that found none.
+// where there is always room, unless it has a keep, for which that cell has no word, or the lock is of
+// another kind than locktable.KindLock. Others have a cell each, and the caller counts the locks with holds that found none.
 func (f *File) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
 	if slot == 0 {
 		return f.addHold(lock, r)
@@ -71,7 +72,7 @@ func (f *File) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
 func (f *File) addHold(lock uint32, r *locktable.HoldRecord) uint32 {
 	l := f.lockCell(lock)
 	c, slot := l, lock
-	if l[holdID] != 0 || r.KeepUntil != 0 {
+	if l[holdID] != 0 || r.KeepUntil != 0 || kindOf(l[0]) != kindLock {
 		if slot = f.allocCell(); slot == 0 {
 			f.markIncomplete()
 			return 0
@@ -127,7 +128,7 @@ func (f *File) PutLastHoldID(id uint64) { f.update(&f.img[hLastHoldID], id) }
 
 // lockCell is the cell of a lock that is stored.
 func (f *File) lockCell(slot uint32) *cell {
-	if slot < firstCell || slot >= f.next || kindOf(f.img.cell(slot)[0]) != kindLock {
+	if slot < firstCell || slot >= f.next || !f.img.cell(slot).hasLock() {
 		panicWrongSlot("lock", slot)
 	}
 	return f.img.cell(slot)

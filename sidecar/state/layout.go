@@ -1,5 +1,7 @@
 package state
 
+import "github.com/locksidecar/locksidecar/sidecar/locktable"
+
 const (
 	pageSize  = 4096
 	pageWords = pageSize / 8
@@ -78,8 +80,40 @@ const (
 )
 
 // kindRequired is the first of the kinds without which a file is not true. The kinds from kindHold+1 to it are optional.
-// This version has none of both; the package comment has what it does with those of a later version.
+// The package comment has what this version does with those of a later one.
 const kindRequired = 1 << 7
+
+// A lock of another kind than locktable.KindLock has a required record: an earlier version cannot continue while there
+// is one.
+const (
+	kindReadWrite = kindRequired + iota
+	kindUnknown   // the first of those that this version does not have
+)
+
+// lockKindOf returns the kind of lock that a cell of a kind has; false: it has none.
+func lockKindOf(kind int) (of locktable.Kind, ok bool) {
+	switch {
+	case kind == kindLock:
+		return locktable.KindLock, true
+	case kind >= kindRequired && kind < kindUnknown:
+		return locktable.KindLock + 1 + locktable.Kind(kind-kindRequired), true
+	}
+	return 0, false
+}
+
+// kindOfLock is the kind of the cell of a lock.
+func kindOfLock(of locktable.Kind) int {
+	if of == locktable.KindLock {
+		return kindLock
+	}
+	return kindRequired + int(of-locktable.KindLock-1)
+}
+
+// hasLock reports whether a cell has a lock.
+func (c *cell) hasLock() bool {
+	_, ok := lockKindOf(kindOf(c[0]))
+	return ok
+}
 
 func head(kind, part, text int, next uint32) uint64 {
 	return uint64(kind) | uint64(part)<<8 | uint64(text)<<16 | uint64(next)<<32
@@ -89,6 +123,8 @@ func kindOf(head uint64) int    { return int(uint8(head)) }
 func partOf(head uint64) int    { return int(uint8(head >> 8)) }
 func textLen(head uint64) int   { return int(uint16(head >> 16)) }
 func nextOf(head uint64) uint32 { return uint32(head >> 32) }
+
+func withKind(head uint64, kind int) uint64 { return head&^0xff | uint64(kind) }
 
 func withNext(head uint64, next uint32) uint64 { return head&0xffffffff | uint64(next)<<32 }
 

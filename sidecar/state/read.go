@@ -106,7 +106,7 @@ func (im image) read(own identity) contents {
 // checkOthers counts the records of unknown kinds without which the rest may not be true.
 func (c *contents) checkOthers(im image) {
 	for i := uint32(firstCell); i < im.cells(); i++ {
-		if cell := im.cell(i); kindOf(cell[0]) > kindHold && !cell.isOptional() {
+		if cell := im.cell(i); kindOf(cell[0]) > kindHold && !cell.hasLock() && !cell.isOptional() {
 			c.damaged++
 		}
 	}
@@ -153,14 +153,14 @@ func (c *contents) readSessions(im image, own identity) {
 func (c *contents) readLocks(im image) (byName map[string]uint32) {
 	n := 0
 	for i := uint32(firstCell); i < im.cells(); i++ {
-		if kindOf(im.cell(i)[0]) == kindLock {
+		if im.cell(i).hasLock() {
 			n++
 		}
 	}
 	byName = make(map[string]uint32, n)
 	found := make([]locktable.RestoredLock, 0, n)
 	for i := uint32(firstCell); i < im.cells(); i++ {
-		if kindOf(im.cell(i)[0]) != kindLock {
+		if !im.cell(i).hasLock() {
 			continue
 		}
 		r, ok := im.lock(i)
@@ -202,7 +202,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 			continue
 		}
 		r, ok := cell.hold()
-		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID {
+		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID || l.Kind != locktable.KindLock || r.Mode != locktable.Exclusive {
 			c.damaged++
 			continue
 		}
@@ -216,7 +216,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 		}
 		lock, ok := im.lockOf(cell, byName)
 		r, isHold := cell.hold()
-		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID {
+		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock {
 			c.damaged++
 			continue
 		}
@@ -240,7 +240,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 // lockOf returns which lock a hold in a cell of its own is of.
 func (im image) lockOf(c *cell, byName map[string]uint32) (index uint32, ok bool) {
 	slot := uint32(c[holdLock])
-	if c[0] != head(kindHold, 0, 0, 0) || slot < firstCell || slot >= im.cells() || kindOf(im.cell(slot)[0]) != kindLock {
+	if c[0] != head(kindHold, 0, 0, 0) || slot < firstCell || slot >= im.cells() || !im.cell(slot).hasLock() {
 		return 0, false
 	}
 	l, ok := im.lock(slot)
@@ -337,6 +337,7 @@ func (im image) lock(slot uint32) (r locktable.LockRecord, ok bool) {
 		return r, false
 	}
 	r.Name, r.MaxHoldID = string(name), c[lockMaxHoldID]
+	r.Kind, _ = lockKindOf(kindOf(c[0]))
 	return r, protocol.CheckName(r.Name) == nil
 }
 
@@ -357,7 +358,7 @@ func (c *cell) hold() (r locktable.HoldRecord, ok bool) {
 	if hasKeep && kindOf(c[0]) == kindHold {
 		r.KeepUntil = int64(c[holdKeep])
 	}
-	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldKept &&
+	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)

@@ -13,8 +13,8 @@
 //
 // The number of the cell of a record is its slot. The cell of a lock has room for one hold,
 // in the same words as a hold in a cell of its own. That is enough for a lock that is held
-// exclusively. Each further hold of a lock, and each hold with a keep, has a cell of its own,
-// with the slot of the lock and the sum of its name. A session is referred to by its id.
+// exclusively. Each further hold of a lock, each hold with a keep, and each hold of a lock of another kind
+// has a cell of its own, with the slot of the lock and the sum of its name. A session is referred to by its id.
 //
 // # What a sudden end leaves
 //
@@ -30,7 +30,7 @@
 //     word is 0 until the cell is whole again, so nothing of what it had comes back.
 //   - Deleted hold in the cell of its lock: one store, its number becomes 0.
 //   - A lock that stays: its largest hold number changes, before a hold with that number is
-//     stored, and before an operation with it is sent.
+//     stored, and before an operation with it is sent. Then its kind does, if it has no hold.
 //   - A hold that stays: its fields change one by one, in this order: Deadline, End, LeaseSeq
 //     and LeaseMS in one, Entries and CrashDelayMS in one, Phase and InDoubt in one. So a
 //     hold that is not renewed any more never has an old deadline, and an orphan is never
@@ -85,8 +85,10 @@
 //     So none is out of date when the later version comes back.
 //   - A required record (kindRequired) is there only while its feature is in use. The same is
 //     true of a flag, a mode or a phase that is new. A version that does not know them resets the file.
-//   - The last word of the first cell of such a record is its sum, so that no damaged cell passes
+//   - The last word of the first cell of an optional record is its sum, so that no damaged cell passes
 //     for one. It is never changed: another one replaces it. Its text may have parts.
+//
+// Locks of another kind than locktable.KindLock are required records.
 //
 // # When the file system is full
 //

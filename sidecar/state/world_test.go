@@ -12,11 +12,16 @@ import (
 
 // world is what a file should have.
 type world struct {
-	locks                     map[string]uint64 // the largest hold number, by name
+	locks                     map[string]lockOf // by name
 	holds                     map[uint64]heldLock
 	sessions                  map[locktable.SessionID]Session
 	lastHoldID, lastSessionID uint64
 	redis                     Redis
+}
+
+type lockOf struct {
+	maxHoldID uint64
+	kind      locktable.Kind
 }
 
 type heldLock struct {
@@ -25,7 +30,7 @@ type heldLock struct {
 }
 
 func emptyWorld() world {
-	return world{locks: map[string]uint64{}, holds: map[uint64]heldLock{}, sessions: map[locktable.SessionID]Session{}}
+	return world{locks: map[string]lockOf{}, holds: map[uint64]heldLock{}, sessions: map[locktable.SessionID]Session{}}
 }
 
 func (w world) clone() world {
@@ -66,8 +71,8 @@ func diffMaps[K, V comparable](b *strings.Builder, what string, w, v map[K]V) {
 // recovered is what a successor recovers: no last number is lower than one of a record.
 func (w world) recovered() world {
 	w = w.clone()
-	for _, id := range w.locks {
-		w.lastHoldID = max(w.lastHoldID, id)
+	for _, l := range w.locks {
+		w.lastHoldID = max(w.lastHoldID, l.maxHoldID)
 	}
 	for id := range w.sessions {
 		w.lastSessionID = max(w.lastSessionID, uint64(id))
@@ -102,7 +107,7 @@ func worldOf(r Recovered) (world, error) {
 		if _, isTwice := w.locks[l.Name]; isTwice {
 			return w, fmt.Errorf("lock %.40q is recovered twice", l.Name)
 		}
-		w.locks[l.Name] = l.MaxHoldID
+		w.locks[l.Name] = lockOf{l.MaxHoldID, l.Kind}
 	}
 	for _, h := range m.Holds {
 		if _, isTwice := w.holds[h.ID]; isTwice {
@@ -150,6 +155,7 @@ type call struct {
 	method  method
 	name    string // of a lock
 	id      uint64
+	kind    locktable.Kind // of a lock
 	hold    locktable.HoldRecord
 	session Session
 	redis   Redis
@@ -187,7 +193,7 @@ func newSource(seed uint64, w world) *source {
 
 func (g *source) next() uint64 { g.id++; return g.id }
 
-func (g *source) newHold(id uint64, w world) (h locktable.HoldRecord) {
+func (g *source) newHold(id uint64, kind locktable.Kind, w world) (h locktable.HoldRecord) {
 	g.used[id] = true
 	h.ID, h.Token, h.Owner = id, g.Uint64(), g.Uint64()
 	h.Session = locktable.SessionID(1 + g.IntN(sessionIDs))
@@ -195,6 +201,9 @@ func (g *source) newHold(id uint64, w world) (h locktable.HoldRecord) {
 	h.Lease = locktable.LeaseKind(g.IntN(2))
 	h.Permits = uint16(1 + g.IntN(1<<16-1))
 	h.LeaseMS = 1
+	if kind != locktable.KindLock {
+		h.Mode = locktable.Mode(g.IntN(2))
+	}
 	if g.IntN(3) == 0 {
 		h.KeepUntil = 1 + g.Int64N(1<<50)
 	}
@@ -249,23 +258,26 @@ func (g *source) call(w world) call {
 		return g.sessionCall(w)
 	}
 	c := call{name: names[g.IntN(len(names))]}
-	largest, isStored := w.locks[c.name]
+	l, isStored := w.locks[c.name]
+	holds := w.holdsOf(c.name)
+	if c.kind = l.kind; len(holds) == 0 && g.IntN(3) == 0 {
+		c.kind = locktable.Kind(g.IntN(2))
+	}
 	if !isStored {
 		c.id = g.next()
 		return c
 	}
-	holds := w.holdsOf(c.name)
 	switch n := g.IntN(20); {
 	case n < 5 && len(holds) == 0:
 		c.method = deleteLock
 	case n < 6 && len(holds) > 0:
 		c.method, c.id = deleteHold, holds[g.IntN(len(holds))]
 	case n < 12 && len(holds) < 4:
-		if g.used[largest] {
+		if g.used[l.maxHoldID] || c.kind != l.kind {
 			c.id = g.next()
 			break
 		}
-		c.method, c.hold = putHold, g.newHold(largest, w)
+		c.method, c.hold = putHold, g.newHold(l.maxHoldID, l.kind, w)
 	case n < 14 || len(holds) == 0:
 		c.id = g.next()
 	default:
@@ -319,7 +331,10 @@ func (c call) steps(w world) (all []func(*world)) {
 	}
 	switch c.method {
 	case putLock:
-		then(func(w *world) { w.locks[c.name] = c.id })
+		if l, isStored := w.locks[c.name]; isStored {
+			then(func(w *world) { w.locks[c.name] = lockOf{c.id, l.kind} })
+		}
+		then(func(w *world) { w.locks[c.name] = lockOf{c.id, c.kind} })
 	case deleteLock:
 		then(func(w *world) { delete(w.locks, c.name) })
 	case putHold:
@@ -401,7 +416,7 @@ func (at slots) missing(w world) (n int) {
 // store stores a lock of a world and its holds, as a table does that stores again what found
 // no room. It reports whether there was room.
 func (at slots) store(f *File, w world, name string) bool {
-	slot := f.PutLock(at.locks[name], &locktable.LockRecord{Name: name, MaxHoldID: w.locks[name]})
+	slot := f.PutLock(at.locks[name], &locktable.LockRecord{Name: name, MaxHoldID: w.locks[name].maxHoldID, Kind: w.locks[name].kind})
 	if slot == 0 {
 		return false
 	}
@@ -422,7 +437,7 @@ func (at slots) store(f *File, w world, name string) bool {
 func (c call) on(f *File, at slots) bool {
 	switch c.method {
 	case putLock:
-		slot := f.PutLock(at.locks[c.name], &locktable.LockRecord{Name: c.name, MaxHoldID: c.id})
+		slot := f.PutLock(at.locks[c.name], &locktable.LockRecord{Name: c.name, MaxHoldID: c.id, Kind: c.kind})
 		if slot == 0 {
 			return false
 		}

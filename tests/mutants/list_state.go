@@ -68,8 +68,8 @@ var stateMutants = []mutant{
 	{
 		rule: "a second hold of a lock does not replace the first",
 		in:   "sidecar/state (*File).addHold",
-		find: "if l[holdID] != 0 || r.KeepUntil != 0 {",
-		put:  "if r.KeepUntil != 0 {",
+		find: "l[holdID] != 0 || r.KeepUntil != 0",
+		put:  "r.KeepUntil != 0",
 		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
 	},
 	{
@@ -299,8 +299,8 @@ var stateMutants = []mutant{
 	{
 		rule: "a record that a later version can do without is skipped",
 		in:   "sidecar/state (*contents).checkOthers",
-		find: "kindOf(cell[0]) > kindHold && !cell.isOptional()",
-		put:  "kindOf(cell[0]) > kindHold",
+		find: "kindOf(cell[0]) > kindHold && !cell.hasLock() && !cell.isOptional()",
+		put:  "kindOf(cell[0]) > kindHold && !cell.hasLock()",
 		by:   test("sidecar/state", "TestStateOfALaterVersionIsTakenOver"),
 	},
 	{
@@ -327,20 +327,15 @@ var stateMutants = []mutant{
 	{
 		rule: "a hold without its lock resets the file",
 		in:   "sidecar/state (*contents).readHolds",
-		find: `if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID {
-			c.damaged++
-			continue
-		}`,
-		put: `if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID {
-			continue
-		}`,
-		by: test("sidecar/state", "TestDamagedRecordResetsTheFile"),
+		find: "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock",
+		put:  "ok && (!isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock)",
+		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 	{
 		rule: "a hold in a cell of its own has no larger number than its lock",
 		in:   "sidecar/state (*contents).readHolds",
-		find: "if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID {",
-		put:  "if !ok || !isHold {",
+		find: "r.ID > to.Locks[lock].MaxHoldID",
+		put:  "false",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 	{
@@ -353,7 +348,7 @@ var stateMutants = []mutant{
 	{
 		rule: "a hold of an unknown mode is not restored",
 		in:   "sidecar/state (*cell).hold",
-		find: "r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldKept",
+		find: "r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept",
 		put:  "r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
@@ -473,18 +468,18 @@ var stateMutants = []mutant{
 	{
 		rule: "a hold with a keep has a cell of its own",
 		in:   "sidecar/state (*File).addHold",
-		find: "if l[holdID] != 0 || r.KeepUntil != 0 {",
-		put:  "if l[holdID] != 0 {",
+		find: "l[holdID] != 0 || r.KeepUntil != 0",
+		put:  "l[holdID] != 0",
 		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
 	},
 	{
 		rule: "a kept hold without a keep is damaged",
 		in:   "sidecar/state (*cell).hold",
-		find: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldKept &&
+		find: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)`,
-		put: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldKept &&
+		put: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0)`,
@@ -545,5 +540,26 @@ var stateMutants = []mutant{
 		find: "if f.completeness.phase == spoiled {",
 		put:  "if false {",
 		by:   test("sidecar/state", "TestOverwrittenStateIsNotRenewed"),
+	},
+	{
+		rule: "a hold of a lock of another kind has a cell of its own",
+		in:   "sidecar/state (*File).addHold",
+		find: "kindOf(l[0]) != kindLock",
+		put:  "false",
+		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
+	},
+	{
+		rule: "the kind of a lock that stays is stored",
+		in:   "sidecar/state (*File).PutLock",
+		find: "f.update(&c[0], withKind(c[0], kindOfLock(r.Kind)))",
+		put:  "",
+		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
+	},
+	{
+		rule: "a lock whose holds exclude each other has no shared hold",
+		in:   "sidecar/state (*contents).readHolds",
+		find: "r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock",
+		put:  "false",
+		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 }
