@@ -319,7 +319,7 @@ func TestSeveralHoldsOfASessionEndTogether(t *testing.T) {
 	}
 }
 
-func TestRequestThatIsAdmittedWaitsForNobody(t *testing.T) {
+func TestRequestThatIsAdmittedNeedsNoWait(t *testing.T) {
 	r := newRig(t)
 	r.reads(2, owner(5))
 	r.exclusive(3, "b", owner(5))
@@ -346,7 +346,7 @@ func TestKeepOfAnExclusiveHoldOfManyKinds(t *testing.T) {
 	r.want("s2 granted hold=2 token=2 count=1")
 }
 
-// However long others read, a reader is admitted beside them: it takes nothing from anybody.
+// However long others read, a reader is admitted beside them: it takes nothing from others.
 func TestReaderIsAdmittedBesideALongReader(t *testing.T) {
 	for _, isListening := range []bool{false, true} {
 		r := newRig(t)

@@ -2452,7 +2452,7 @@ var locktableMutants = []mutant{
 		in:   "sidecar/locktable (*Table).acquire",
 		find: "req.WaitMS != 0 && req.Owner != 0 && !isFree && l.holders.isHeld()",
 		put:  "req.WaitMS != 0 && req.Owner != 0 && l.holders.isHeld()",
-		by:   tableTest("TestRequestThatIsAdmittedWaitsForNobody"),
+		by:   tableTest("TestRequestThatIsAdmittedNeedsNoWait"),
 	},
 	{
 		rule: "a hold that is kept ends when its keep does",

@@ -58,7 +58,7 @@ var inline = map[string]struct{ file, pattern string }{
 	"renewal":       {"sidecar/locktable/renewal.go", `ceilDiv\(set\+lease/(\d+), cell\)`},
 	"reserveEarly":  {"sidecar/locktable/claim/want.go", `w\.Tokens/(\d+)\)`},
 	"spareCells":    {"sidecar/locktable/renewal.go", `/cell \+ (\d+)`},
-	"unrenewable":   {"sidecar/locktable/hold.go", `ValidUntil\(\)\) - int64\(t\.cfg\.Lease\)/(\d+)`},
+	"unrenewable":   {"sidecar/locktable/hold.go", `validUntil\(h\.lock\)\) - int64\(t\.cfg\.Lease\)/(\d+)`},
 	"unreserved":    {"sidecar/locktable/user.go", `max\(1, limit/(\d+)\)\) }\n\n// limits`},
 	"userShare":     {"sidecar/locktable/user.go", `max\(1, limit/(\d+)\)\) }\n\n// Unreserved`},
 	"waitPart":      {"sidecar/store/pipeline/durable.go", `time\.Millisecond/(\d+), minWait`},

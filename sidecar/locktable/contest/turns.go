@@ -26,8 +26,8 @@ func (c *Contest) endsTurn(s *Shared, v *View) bool {
 // isTurnOver reports whether this host has had the lock for long enough in a row.
 //
 // If no other host is known to want it, one handoff is always allowed: the waiter of a holder
-// that was killed after hours gets the lock at once. Beside holds, one more leaves the lock to nobody
-// later. Between sidecars, a lock that is in order has no turns.
+// that was killed after hours gets the lock at once. One more hold beside others does not
+// postpone when the lock is free. Between sidecars, a lock that is in order has no turns.
 func (c *Contest) isTurnOver(s *Shared, v *View) bool {
 	cfg := &s.cfg
 	hostsWait := c.memory.hostsWait && !v.isInOrder()
