@@ -98,7 +98,11 @@ func TestAsyncWriterDropsLinesAndDoesNotBlock(t *testing.T) {
 		_, _ = io.Copy(&b, r)
 		read <- b.String()
 	}()
-	l.close()
+	l.mu.Lock()
+	l.isClosing = true
+	l.changed.Signal()
+	l.mu.Unlock()
+	<-l.done
 	w.Close()
 	got := <-read
 	if n := strings.Count(got, "msg=line"); n < maxBacklog || n >= 2*maxBacklog {

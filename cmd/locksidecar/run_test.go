@@ -458,7 +458,7 @@ func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var f *fakeSidecar
 			var p *program
-			for lease := time.Second; ; lease *= 2 { // on a busy host, the command may start later than that
+			for lease := 8 * time.Second; ; lease *= 2 { // on a busy host, the command may start later than that
 				f = startFake(t, func(f *fakeSidecar) { f.lease = lease })
 				if p = start(t, f, args...); !p.isSilent() {
 					break
@@ -476,7 +476,7 @@ func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 
 func TestCommandThatWasEndedBeforeTheLossIsReported(t *testing.T) {
 	t.Parallel()
-	f := startFake(t, func(f *fakeSidecar) { f.lease = 4 * time.Second })
+	f := startFake(t, func(f *fakeSidecar) { f.lease = 12 * time.Second })
 	p := start(t, f, "run", "job", "--", "sleep", "600")
 	expectExit(t, p, 79, "is not renewed; ending the command")
 	if r := <-f.released; r.Hold != fakeHold || !r.CutShort {

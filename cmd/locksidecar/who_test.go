@@ -128,7 +128,7 @@ func TestWhoEndsWith69IfRedisWasNotRead(t *testing.T) {
 func TestMessagesNameTheCommandThatAnswers(t *testing.T) {
 	f := startFake(t)
 	expectExit(t, start(t, f, "run", "--wait", "0", nameHeld, "--", "true"), exitNotAcquired, "locksidecar who 'held by another host' shows by which")
-	expectExit(t, start(t, f, "run", "--wait", "50ms", nameWait, "--", "true"), exitNotAcquired, "locksidecar who 'waits forever' shows who holds it")
+	expectExit(t, start(t, f, "run", "--wait", "2s", nameWait, "--", "true"), exitNotAcquired, "locksidecar who 'waits forever' shows who holds it")
 	expectExit(t, start(t, f, "force-release", "free"), 1, "locksidecar who free shows who holds it")
 	expectExit(t, start(t, f, "force-release", "--orphaned", "changed"), 1, "it changed its owner; locksidecar who changed shows who holds it")
 	expectExit(t, start(t, f, "force-release", "--orphaned", "unknown"), exitUnavailable, "Redis has not answered; when Redis answers, locksidecar who unknown shows who holds it")

@@ -11,7 +11,7 @@ import (
 func TestDemoSellsEachUnitOnceWithLock(t *testing.T) {
 	t.Parallel()
 	// Without Python all tills are in Go.
-	out := harness.RunProgram(t, []string{"LOCKSIDECAR_DEMO_PYTHON=/nonexistent/python"}, "demo", "--stock", "100", "--tills", "4", "--pay", "5ms", "--in-process")
+	out := harness.RunProgram(t, []string{"LOCKSIDECAR_DEMO_PYTHON=/nonexistent/python"}, "demo", "--stock", "100", "--tills", "4", "--pay", "50ms", "--in-process")
 	if out.Code != 0 {
 		t.Fatalf("exit code %d:\n%s\n%s", out.Code, out.Stdout, out.Stderr)
 	}

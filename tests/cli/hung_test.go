@@ -14,10 +14,10 @@ func TestHungDaemonIsNotALockThatIsHeld(t *testing.T) {
 	d := harness.StartDaemon(t, redis.TCPURL())
 	holder := harness.StartRun(t, d, "job", "echo running; read line")
 	holder.AwaitOutput("running")
-	if got := d.Run("run", "--wait", "1s", "job", "true"); got.Code != 75 {
+	if got := d.Run("run", "--wait", "5s", "job", "true"); got.Code != 75 {
 		t.Errorf("beside a holder it ends with %d: %s", got.Code, got.Stderr)
 	}
-	waiter := harness.StartRun(t, d, "job", "true", "--wait", "3s")
+	waiter := harness.StartRun(t, d, "job", "true", "--wait", "20s")
 	harness.Eventually(t, "it waits", func() bool { return harness.Waiters(t, d, "job") == 1 })
 	d.Suspend()
 	if code := waiter.Wait(); code != 69 {

@@ -69,7 +69,7 @@ func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
 // Shows docs/guarantees.md: Full.
 func TestRedisThatEvictsIsShown(t *testing.T) {
 	r := harness.StartRedis(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
-	d := harness.StartDaemon(t, r.UnixURL(), "--lease", "1s")
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease", "10s")
 	d.Log.AwaitWords(t, "Redis may delete locks that are held", "maxmemory-policy allkeys-lru")
 	for _, args := range [][]string{{"ping"}, {"status"}, {"status", "--json"}, {"serve", "--check", "--redis", r.UnixURL()}} {
 		if out := d.Run(args...); out.Code != 0 || !strings.Contains(out.Stdout, "set maxmemory-policy noeviction there") {

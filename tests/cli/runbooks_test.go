@@ -240,7 +240,9 @@ var runbooks = []book{
 			first.CloseStdin()
 			holder.AwaitOutput("running")
 			i.waiter(i.there)
-			harness.Eventually(i.T, "a job of the other host waits", func() bool { return harness.Waiters(i.T, i.there, "invoice:42") == 1 })
+			harness.Eventually(i.T, "a job of the other host waits", func() bool {
+				return harness.Waiters(i.T, i.there, "invoice:42") == 1 && i.redis.Tickets("invoice:42") == 1
+			})
 			holder.Signal(syscall.SIGSTOP)
 		},
 		shows: []shown{

@@ -38,7 +38,7 @@ func TestStatusShowsWaiterHolderAndRestart(t *testing.T) {
 		if err := json.Unmarshal([]byte(got.Stdout), &v); err != nil || got.Code != 0 {
 			t.Fatalf("status --json: exit code %d, %v\n%s%s", got.Code, err, got.Stdout, got.Stderr)
 		}
-		return v.OldestWaiter.PID == waiter.PID() && v.OldestWaiter.HeldBy.PID == holder.PID()
+		return v.OldestWaiter.PID == waiter.PID() && v.OldestWaiter.HeldBy.PID == holder.PID() && v.Restart.Back == 1 && v.Redis == "ok"
 	})
 	if v.Redis != "ok" || v.Held != 1 || v.Restart.Held != 1 || v.Restart.Back != 1 {
 		t.Errorf("status --json: %+v", v)

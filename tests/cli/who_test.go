@@ -71,12 +71,12 @@ func TestCommandOfAMessageAnswersWhoHoldsTheLock(t *testing.T) {
 			begin := time.Now()
 			out := d.Run("who", "--json", "job")
 			if out.Code != 0 {
-				t.Fatalf("exit code %d: %s", out.Code, out.Stderr)
+				return false // Redis has not answered in time
 			}
 			t.Logf("with 500 hosts: %v", time.Since(begin))
 			row = whoRow{}
 			decode(t, out.Stdout, &row)
-			return len(row.Queue) == 1
+			return len(row.Queue) == 1 && row.Holder.PID != 0
 		})
 		if row.Key != "lock" || row.Holder.PID != holder.PID() || row.Holder.Token == 0 || row.Owners[0].Host != "db-7" || row.Queue[0].Host != "web-1" {
 			t.Errorf("who --json shows %+v", row)

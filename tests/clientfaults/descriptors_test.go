@@ -167,7 +167,7 @@ func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 	p := harness.StartProxy(t, r)
 	d := harness.NewDaemon(t, p.URL())
 	d.MaxFiles = 128
-	d.Start("--lease=3s")
+	d.Start("--lease=12s")
 	d.AwaitSocket()
 	d.AwaitRedis("ok")
 	there := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), harness.LongLease))
@@ -260,7 +260,7 @@ func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 func TestDaemonWithoutDescriptorsServesItsClients(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
-	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=12s")
 	w := harness.StartGoWorker(t, d)
 	w.Lock("kept")
 	was := limitFiles(t, d.PID(), noFiles)

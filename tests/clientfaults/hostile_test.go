@@ -34,7 +34,7 @@ func TestHostileProcessCostsNoOtherProcessALock(t *testing.T) {
 		seen[a.Kind] = true
 		t.Run(a.Description, func(t *testing.T) {
 			r := harness.StartRedis(t)
-			d := harness.StartDaemonForAllUsers(t, r, "--lease=4s")
+			d := harness.StartDaemonForAllUsers(t, r, "--lease=12s")
 			c := harness.Dial(t, d)
 			held, err := c.Lock(t.Context(), "held")
 			if err != nil {

@@ -21,7 +21,7 @@ func TestLockIsNotRenewedAfterItsProcessHasBecomeAnotherUser(t *testing.T) {
 	}
 	t.Parallel()
 	r := harness.StartRedis(t)
-	const lease = "--lease=2s"
+	const lease = "--lease=10s"
 	d := harness.StartDaemonForAllUsers(t, r, lease)
 	cmd := exec.Command(harness.Python(t), "-u", "setuid.py")
 	cmd.Env = append(os.Environ(), "LOCKSIDECAR_SOCKET="+d.Socket)

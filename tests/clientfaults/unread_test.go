@@ -21,7 +21,7 @@ import (
 func TestClientThatNeverReadsHarmsNoOtherClient(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
-	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=12s")
 	good := harness.StartGoWorker(t, d)
 	before := harness.ResidentMemory(t, d.PID())
 	clients := make([]*exec.Cmd, 3)
@@ -64,7 +64,7 @@ func TestClientThatNeverReadsHarmsNoOtherClient(t *testing.T) {
 	if n := r.Exists(t.Context(), name(1), fixed(1), name(2), fixed(2)).Val(); n != 4 {
 		t.Errorf("the stop left %d of 4 locks", n)
 	}
-	d.Start("--lease=3s")
+	d.Start("--lease=12s")
 	d.AwaitSocket()
 	d.AwaitRedis("ok")
 	awaitRenewals(t, r, name(1), 4)
@@ -74,7 +74,7 @@ func TestClientThatNeverReadsHarmsNoOtherClient(t *testing.T) {
 	killed(1)
 	d.Kill()
 	clients[2].Process.Kill() // while no daemon runs
-	d.Start("--lease=3s")
+	d.Start("--lease=12s")
 	d.AwaitSocket()
 	killed(2)
 }

@@ -16,7 +16,7 @@ func TestFiftyProcessesShareOneRedisConnection(t *testing.T) {
 	t.Parallel()
 	const processes, locksEach = 50, 20
 	r := harness.StartRedis(t)
-	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=12s")
 	ctx := t.Context()
 
 	var fleet []*harness.Worker

@@ -149,7 +149,7 @@ func TestDeletedLockIsNoticedByHostsThatQueue(t *testing.T) {
 			t.Parallel()
 			r := harness.StartRedis(t)
 			host := harness.StartRedisson(t, r)
-			w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=3s"))
+			w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10s"))
 			h := harness.LockEach(r, []*harness.Worker{w}, "deleted")[0]
 			fleet, granted := enqueueEach(t, r, h.Name, 3)
 			deleted := time.Now()

@@ -331,7 +331,7 @@ func TestReentryInASidecarIsRespectedByRedisson(t *testing.T) {
 func TestLockThatASidecarRenewsIsNeverFreeForRedisson(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
-	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=2s"), 1)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=8s"), 1)
 	neverFreeFor(t, r, w, harness.StartRedisson(t, r))
 }
 
@@ -340,7 +340,7 @@ func TestLockThatRedissonRenewsIsNeverFreeForASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
-	neverFreeFor(t, r, harness.StartRedissonWithWatchdog(t, r, 2000), w)
+	neverFreeFor(t, r, harness.StartRedissonWithWatchdog(t, r, 8000), w)
 }
 
 func neverFreeFor(t *testing.T, r *harness.Redis, holder, poller *harness.Worker) {
@@ -565,7 +565,7 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			r := harness.StartRedis(t)
-			d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+			d := harness.StartDaemon(t, r.UnixURL(), "--lease=10s")
 			host := harness.StartRedisson(t, r)
 			var holds []harness.Hold
 			for i, w := range harness.StartWorkerPerSDK(t, d) {
@@ -706,7 +706,7 @@ func TestFairLockIsNotWokenByAReleaseOfASidecar(t *testing.T) {
 	}
 
 	const short = "until a short lease ends"
-	granted := wait(short, 2000)
+	granted := wait(short, 10_000)
 	w.Unlock(short)
 	if a := host.Await(granted); a.Err != "" {
 		t.Errorf("the thread got %+v", a)
@@ -789,8 +789,8 @@ func TestMultiLockOfRedissonRespectsALockOfASidecar(t *testing.T) {
 func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
-	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
-	host := harness.StartRedissonWithWatchdog(t, r, 3000)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=10s")
+	host := harness.StartRedissonWithWatchdog(t, r, 10_000)
 	for i, object := range []string{"read", "write"} {
 		t.Run(object, func(t *testing.T) {
 			t.Parallel()
@@ -838,8 +838,8 @@ func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
 		daemon  string
 		leaseMS int64
 	}{
-		{"a renewed lock", "--lease=3s", 0},
-		{"a lease that is shorter than the daemon's", "--lease=10m", 3000},
+		{"a renewed lock", "--lease=10s", 0},
+		{"a lease that is shorter than the daemon's", "--lease=10m", 10_000},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			t.Parallel()

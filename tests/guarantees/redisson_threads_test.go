@@ -20,7 +20,7 @@ func TestInterruptOfRedissonCanLeaveALockTaken(t *testing.T) {
 	t.Parallel()
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
-	host := harness.StartRedissonWithWatchdog(t, r, 2000)
+	host := harness.StartRedissonWithWatchdog(t, r, 8000)
 	const name = "left by an interrupt"
 	host.Lock("the scripts are loaded")
 	host.Unlock("the scripts are loaded")

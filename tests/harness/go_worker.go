@@ -137,6 +137,8 @@ func (w *goWorker) poll(ctx context.Context, c Command) Answer {
 			}
 			time.Sleep(time.Duration(c.Pause) * time.Millisecond)
 			asked = time.Now()
+		case c.WaitMS == 0 && errors.Is(err, locksidecar.ErrUnavailable): // Redis was silent for as long as a try waits
+			time.Sleep(time.Millisecond)
 		case ctx.Err() == nil && !errors.Is(err, locksidecar.ErrHeld) && !errors.Is(err, locksidecar.ErrTimeout):
 			return failed(err)
 		default:

@@ -93,7 +93,7 @@ func TestEveryBlockOfTheREADMERuns(t *testing.T) {
 	}
 	for _, r := range [][2]string{
 		{"git clone https://github.com/locksidecar/locksidecar && cd locksidecar\n", "cd '" + root + "'\n"},
-		{"locksidecar demo ", "locksidecar demo --stock 100 --tills 2 "},
+		{"locksidecar demo ", "locksidecar demo --stock 100 --tills 2 --pay 50ms "},
 		{"LOCKSIDECAR_SOCKET=/tmp/locks.sock", "LOCKSIDECAR_SOCKET='" + filepath.Join(dir, "s.sock") + "'"},
 		// A person takes longer from one line to the next than a daemon to start.
 		{"serve --embedded &", "serve --embedded & until locksidecar ping >/dev/null 2>&1; do sleep 0.1; done;"},
