@@ -8,15 +8,15 @@ import (
 // Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
 // unless the session ends first.
 func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
-	t.acquire(now, id, KindLock, Exclusive, req)
+	t.acquire(now, id, KindLock, Exclusive, &req)
 }
 
 // AcquireReadWrite asks for a read/write lock, like Acquire.
 func (t *Table) AcquireReadWrite(now int64, id SessionID, mode Mode, req protocol.Acquire) {
-	t.acquire(now, id, KindReadWrite, mode, req)
+	t.acquire(now, id, KindReadWrite, mode, &req)
 }
 
-func (t *Table) acquire(now int64, id SessionID, kind Kind, mode Mode, req protocol.Acquire) {
+func (t *Table) acquire(now int64, id SessionID, kind Kind, mode Mode, req *protocol.Acquire) {
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {
 		return
@@ -35,7 +35,7 @@ func (t *Table) acquire(now int64, id SessionID, kind Kind, mode Mode, req proto
 			return
 		}
 	}
-	if t.refuseOverLimit(now, s, l, kind, &req) {
+	if t.refuseOverLimit(now, s, l, kind, req) {
 		if l != nil {
 			t.reconcile(t.visit(now, l))
 		}
@@ -49,7 +49,7 @@ func (t *Table) acquire(now int64, id SessionID, kind Kind, mode Mode, req proto
 	q := t.needQueue(l)
 	t.skipEnded(q)
 	isFree := l.holders.admits(mode) && q.waiters.head == nil
-	isFair := t.wantsOrder(&req)
+	isFair := t.wantsOrder(req)
 	switch {
 	case isFair:
 		t.cool(l) // a local waiter is not to pass those that wait in Redis

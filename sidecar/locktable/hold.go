@@ -62,15 +62,19 @@ func (t *Table) expireHold(now int64, h *hold) (hasEnded bool) {
 // expireHolds ends the holds of a lock whose time is over.
 func (t *Table) expireHolds(now int64, l *lock) {
 	a, m := moment.At(now), t.manyOf(l)
-	if m != nil && !m.mayBeDue(now, l) {
+	if m == nil {
+		if h := l.holders.sole(); h != nil {
+			t.expire(&a, h)
+		}
+		return
+	}
+	if !m.mayBeDue(now, l) {
 		return
 	}
 	for h := range t.holdsOf(l) {
 		t.expire(&a, h)
 	}
-	if m != nil {
-		m.dueAt = min(m.dueAt, a.Next)
-	}
+	m.dueAt = min(m.dueAt, a.Next)
 }
 
 // endDueHolds ends the holds of a lock whose time is over, or gives them up. It returns whether one

@@ -23,7 +23,7 @@ func (s *holders) admits(next Mode) bool { return s.newest == nil || s.newest.mo
 
 // manyOf returns the record of the holds of a lock; nil: it has one at most.
 func (t *Table) manyOf(l *lock) *many {
-	if !l.kind().hasMany() {
+	if l.lockMarks < lockKind { // kind lock: nearly all are
 		return nil
 	}
 	return t.many[l]

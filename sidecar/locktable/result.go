@@ -173,7 +173,8 @@ func (t *Table) refuseRenewal(now int64, l *lock) {
 
 // onRenewed notes that Redis renews the key of a lock again.
 func (t *Table) onRenewed(l *lock) {
-	if m := t.manyOf(l); m != nil && m.refused == 0 {
+	m, h := t.manyOf(l), l.holders.newest
+	if m != nil && m.refused == 0 || m == nil && (h == nil || h.phase != HoldUnrenewable) {
 		return
 	}
 	for h := range t.holdsOf(l) {
