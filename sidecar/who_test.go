@@ -242,7 +242,7 @@ func TestWhoShowsOtherHostsToThoseWhoMayListThem(t *testing.T) {
 // The event of a lock that another host took names that host.
 func TestEventOfAStolenLockNamesTheHost(t *testing.T) {
 	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "db-7" })
-	here := newHouse(t, func(c *sidecar.Config) { c.Redis, c.Lease = there.cfg.Redis, 300*time.Millisecond })
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis, c.Lease = there.cfg.Redis, 3*time.Second })
 	other, hello := there.hello(false, "")
 	other.hold("b") // Redis serves
 	c := greeted(t, here.cfg.Socket)

@@ -144,7 +144,7 @@ func (w *watcher) end() (runs int, mistakes []string) {
 // Shows docs/topologies.md: Every command has keys of one slot.
 func TestClusterCommandsHaveOneSlot(t *testing.T) {
 	t.Parallel()
-	const lease = 2 * time.Second
+	const lease = 6 * time.Second
 	c := harness.StartCluster(t, 3, 0)
 	var watchers []*watcher
 	for _, n := range c.Masters() {

@@ -212,7 +212,7 @@ func TestClusterStatusHasSlotsWithoutAMaster(t *testing.T) {
 func TestClusterCountsRedirects(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, 3, 0)
-	d := harness.StartDaemon(t, c.URL(), "--lease=1s") // renewed each 333 ms
+	d := harness.StartDaemon(t, c.URL(), "--lease=6s") // renewed each 2 s
 	client := harness.Dial(t, d)
 	name := lockOn(t, c, client, 0)
 	from, to := c.ShardMaster(0).Address(), c.ShardMaster(1).Address()

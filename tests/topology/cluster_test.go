@@ -183,7 +183,7 @@ func needAtomicMigration(t *testing.T) {
 // keepLocksThroughMigration moves the slots of names to another master and back, while clients of two hosts
 // contend for locks of these slots, hold so many of them, and wait for those.
 func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harness.Cluster, names []string, to *harness.ClusterNode)) {
-	const lease = 3 * time.Second // so that there are renewals while slots move
+	const lease = 6 * time.Second // so that there are renewals while slots move
 	c := harness.StartCluster(t, 3, 0)
 	w := startCrowd(t, lease, startHosts(t, c, lease)...)
 	moving := c.Names(0, "moving", 100)
@@ -238,7 +238,7 @@ func keepLocksThroughMigration(t *testing.T, laps, held int, move func(c *harnes
 // Shows docs/topologies.md: A master that gave all of its slots away.
 func TestClusterMasterGivesAllItsSlotsAndGetsThemBack(t *testing.T) {
 	t.Parallel()
-	const lease = 3 * time.Second // so that there are renewals meanwhile
+	const lease = 6 * time.Second // so that there are renewals meanwhile
 	needAtomicMigration(t)
 	c := harness.StartCluster(t, 3, 0, "--cluster-allow-replica-migration", "yes")
 	w := startCrowd(t, lease, startHosts(t, c, lease)...)
@@ -356,7 +356,7 @@ func sum(numbers []int) (sum int) {
 // Shows docs/topologies.md: While a slot moves key by key.
 func TestClusterHeldLockIsRenewedDuringAnOpenMigration(t *testing.T) {
 	t.Parallel()
-	const lease = time.Second
+	const lease = 6 * time.Second
 	c := harness.StartCluster(t, 3, 0)
 	hosts := startHosts(t, c, lease)
 	holder, other := harness.Dial(t, hosts[0]), harness.Dial(t, hosts[1])

@@ -372,7 +372,7 @@ def test_tasks_exclude_each_other_over_restarts(restartable: Daemon, tmp_path: P
         async with await aio.connect(socket) as client, client.lock("held") as held:
             token = held.token
             for _ in range(3):
-                await asyncio.to_thread(counter.wait_for, counter.value() + 10)
+                await asyncio.to_thread(counter.wait_for, min(counter.value() + 10, 200))
                 await asyncio.to_thread(restartable.kill)
                 restartable.start()
             await working
@@ -391,7 +391,7 @@ def test_threads_and_processes_exclude_each_other_over_restarts(restartable: Dae
     for thread in threads:
         thread.start()
     for _ in range(4):
-        counter.wait_for(counter.value() + 20)
+        counter.wait_for(min(counter.value() + 20, 300))
         restartable.kill()
         restartable.start()
     for thread in threads:

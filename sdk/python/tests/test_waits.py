@@ -23,7 +23,7 @@ from locksidecar._core import SERVING
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (_shared_session, _waits, aio):
         monkeypatch.setattr(module, "SLOW", 0.02)
-    monkeypatch.setattr(_waits, "_ASK_PATIENCE", 0.05)
+    monkeypatch.setattr(_waits, "_ASK_PATIENCE", 30.0)
 
 
 class Warnings(logging.Handler):
@@ -124,7 +124,10 @@ def test_wait_for_another_owner_is_not_logged(model: testing.Sidecar, warnings: 
         thread.join()
 
 
-def test_wait_for_a_sidecar_that_hangs(sidecar: FakeSidecar, warnings: Warnings) -> None:
+def test_wait_for_a_sidecar_that_hangs(
+    sidecar: FakeSidecar, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_waits, "_ASK_PATIENCE", 0.05)
     with locksidecar.connect(sidecar.path) as client:
         client.ping()
         sidecar.silent = True
