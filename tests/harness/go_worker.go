@@ -137,9 +137,7 @@ func (w *goWorker) poll(ctx context.Context, c Command) Answer {
 			}
 			time.Sleep(time.Duration(c.Pause) * time.Millisecond)
 			asked = time.Now()
-		case c.WaitMS == 0 && errors.Is(err, locksidecar.ErrUnavailable): // Redis was silent for as long as a try waits
-			time.Sleep(time.Millisecond)
-		case ctx.Err() == nil && !errors.Is(err, locksidecar.ErrHeld) && !errors.Is(err, locksidecar.ErrTimeout):
+		case ctx.Err() == nil && !errors.Is(err, locksidecar.ErrHeld) && !errors.Is(err, locksidecar.ErrTimeout) && !isUnanswered(c, err):
 			return failed(err)
 		default:
 			time.Sleep(time.Millisecond)
@@ -147,6 +145,11 @@ func (w *goWorker) poll(ctx context.Context, c Command) Answer {
 	}
 	a.LongestNS = max(a.LongestNS, int64(time.Since(asked)))
 	return a
+}
+
+// isUnanswered reports whether Redis was silent for as long as a try waits.
+func isUnanswered(c Command, err error) bool {
+	return c.WaitMS == 0 && errors.Is(err, locksidecar.ErrUnavailable)
 }
 
 // pairs acquires and releases with Count goroutines, for WaitMS.
