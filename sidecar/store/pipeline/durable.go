@@ -92,7 +92,7 @@ func (m *Machine) onWait(now int64, answer *wire.Reply) error {
 		notSynced(m.results, d.unawaited, why)
 		m.probeBy(now + int64(probeDegraded))
 	}
-	m.dueAt(now) // no probe is sent while a WAIT is in flight, and the next batch has one again
+	m.probeBy(m.probe.next) // none is sent while a WAIT is in flight, and the next batch has one again
 	return nil
 }
 

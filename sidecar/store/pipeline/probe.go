@@ -41,10 +41,12 @@ func (m *Machine) beginProbes() {
 func (m *Machine) checkProbe(now int64) (next int64) {
 	b := &m.probe
 	switch {
-	case b.interval == 0, b.inFlight, m.durability.inFlight, m.isFinishing, !m.accepts(): // a reply, or the end of the connection, changes that
+	case b.interval == 0, b.inFlight, m.isFinishing, !m.accepts(): // a reply, or the end of the connection, changes that
 		return math.MaxInt64
 	case now < b.next:
 		return b.next
+	case m.durability.inFlight: // the answer to the WAIT looks again
+		return math.MaxInt64
 	}
 	if m.probeLock == "" {
 		b.next = now + min(int64(probeDegraded), b.interval)

@@ -56,6 +56,33 @@ func TestProbeFollowsSoonAfterARefusal(t *testing.T) {
 	}
 }
 
+// No probe is sent while a WAIT is in flight. Its answer has one sent that is due, and otherwise has nothing looked at: each
+// batch has a WAIT.
+func TestAnswerToAWaitBringsNoProbeForward(t *testing.T) {
+	d := drive(t, durable)
+	d.probe = probe{interval: int64(time.Minute), next: d.now + int64(time.Minute)}
+	wait := func() {
+		t.Helper()
+		d.do(takeOp("a", 1))
+		if d.Advance(d.now, d.now, false); d.probe.inFlight {
+			t.Fatal("a probe is sent while a WAIT is in flight")
+		}
+		if err := d.answer(token + ":1\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		d.rest()
+	}
+	for range 2 {
+		if wait(); d.Next() <= d.now {
+			t.Error("the answer to a WAIT has a connection looked at for which nothing is due")
+		}
+	}
+	d.now = d.probe.next
+	if wait(); d.Next() > d.now {
+		t.Error("the answer to a WAIT does not have a probe sent that is due")
+	}
+}
+
 // A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
 // probe sent a second after the last one, and not after the interval.
 func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
