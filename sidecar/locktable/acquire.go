@@ -3,20 +3,21 @@ package locktable
 import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
 // unless the session ends first.
 func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
-	t.acquire(now, id, KindLock, Exclusive, &req)
+	t.acquire(now, id, redisop.KindLock, Exclusive, &req)
 }
 
 // AcquireReadWrite asks for a read/write lock, like Acquire.
 func (t *Table) AcquireReadWrite(now int64, id SessionID, mode Mode, req protocol.Acquire) {
-	t.acquire(now, id, KindReadWrite, mode, &req)
+	t.acquire(now, id, redisop.KindReadWrite, mode, &req)
 }
 
-func (t *Table) acquire(now int64, id SessionID, kind Kind, mode Mode, req *protocol.Acquire) {
+func (t *Table) acquire(now int64, id SessionID, kind redisop.LockKind, mode Mode, req *protocol.Acquire) {
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {
 		return

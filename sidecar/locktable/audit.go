@@ -69,7 +69,7 @@ func (t *Table) Audit() error {
 				q, _ := h.session.terms.Holds.Of(l.name)
 				quotas[q]++
 			}
-			if l.kind().hasMany() {
+			if l.kind().HasMany() {
 				total++
 				if h.session.user != nil {
 					add(h.session.user, user{cells: 1})
@@ -79,7 +79,7 @@ func (t *Table) Audit() error {
 		if err := t.auditMany(l); err != nil {
 			return err
 		}
-		if h := l.holders.newest; h != nil && !l.kind().hasMany() && h.session.user != l.user {
+		if h := l.holders.newest; h != nil && !l.kind().HasMany() && h.session.user != l.user {
 			return fmt.Errorf("%s is held by user %d and counts as another user's", l.name, h.session.user.uid)
 		}
 	}
@@ -117,8 +117,8 @@ func (t *Table) Audit() error {
 // auditMany recounts what is known of the holds of a lock that may have many.
 func (t *Table) auditMany(l *lock) error {
 	m := t.many[l]
-	if !l.kind().hasMany() || m == nil {
-		if m != nil || l.kind().hasMany() && l.holders.isHeld() {
+	if !l.kind().HasMany() || m == nil {
+		if m != nil || l.kind().HasMany() && l.holders.isHeld() {
 			return fmt.Errorf("%s is of kind %d, held: %v, and its record of many holds is %+v", l.name, l.kind(), l.holders.isHeld(), m)
 		}
 		return nil

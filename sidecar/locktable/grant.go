@@ -120,7 +120,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		t.keeps[id] = min(now+moment.MS(r.keepMS), c.ValidUntil())
 	}
 	until := min(c.ValidUntil(), now+claim.Validity(t.leaseOf(r.lease, r.leaseMS)))
-	if l.kind().hasMany() {
+	if l.kind().HasMany() {
 		if m := t.needMany(l); !isBeside {
 			m.validUntil = min(c.ValidUntil(), now+claim.Validity(t.leaseMS))
 		}
@@ -131,7 +131,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h.deadline, h.leaseSeq = until, s.leaseSeq
 	switch {
 	case h.lease == WatchdogLease:
-		if renewBy := until - int64(t.cfg.Lease)/4; l.kind().hasMany() {
+		if renewBy := until - int64(t.cfg.Lease)/4; l.kind().HasMany() {
 			c.RenewBy(renewBy)
 		} else {
 			c.LimitTo(until, renewBy)

@@ -63,7 +63,7 @@ func (t *Table) addHold(h *hold) {
 	l := h.lock
 	l.holders.newest = h
 	t.byHold[h.id] = h
-	if !l.kind().hasMany() {
+	if !l.kind().HasMany() {
 		return
 	}
 	m := t.needMany(l)

@@ -1,20 +1,5 @@
 package locktable
 
-// Kind says which holds of a lock admit which next one, and how many a lock may have. A lock has one
-// kind while it is in use.
-type Kind uint8
-
-const (
-	// KindLock: each hold excludes all others, so a lock has one hold at most.
-	KindLock Kind = iota
-
-	// KindReadWrite: its holds are one that excludes all others, or any number of shared ones.
-	KindReadWrite
-)
-
-// hasMany reports whether a lock of this kind may have more than one hold. Then Table.many has them.
-func (k Kind) hasMany() bool { return k != KindLock }
-
 // Mode says which other holds of a lock a hold excludes. The journal has it, so another meaning of a
 // number needs another format of the state file.
 type Mode uint8

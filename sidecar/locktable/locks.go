@@ -31,7 +31,7 @@ func (t *Table) forget(l *lock) {
 	t.charge(l, nil)
 	t.cells -= Cells(l.name)
 	t.wheel.Remove(&l.timer)
-	if l.kind().hasMany() {
+	if l.kind().HasMany() {
 		delete(t.many, l)
 	}
 	delete(t.byName, l.name)

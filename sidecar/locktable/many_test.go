@@ -501,7 +501,7 @@ func TestJournalHasEachOfManyHolds(t *testing.T) {
 	r.collect()
 	phases := map[uint64]locktable.HoldPhase{}
 	for _, h := range j.holds {
-		if h.Mode != locktable.Shared || j.locks[h.Lock].Kind != locktable.KindReadWrite {
+		if h.Mode != locktable.Shared || j.locks[h.Lock].Kind != redisop.KindReadWrite {
 			t.Errorf("%+v of %+v", h, j.locks[h.Lock])
 		}
 		phases[h.ID] = h.Phase

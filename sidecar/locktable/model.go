@@ -103,9 +103,9 @@ func (m *lockMarks) setDirty(is bool) {
 	}
 }
 
-func (m lockMarks) kind() Kind { return Kind(m / lockKind) }
+func (m lockMarks) kind() redisop.LockKind { return redisop.LockKind(m / lockKind) }
 
-func (m *lockMarks) setKind(k Kind) { *m = *m&lockIsDirty | lockMarks(k)*lockKind }
+func (m *lockMarks) setKind(k redisop.LockKind) { *m = *m&lockIsDirty | lockMarks(k)*lockKind }
 
 // holders are the holds of a lock: see holders.go.
 type holders struct {

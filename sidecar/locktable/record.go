@@ -1,5 +1,7 @@
 package locktable
 
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
+
 // A Journal stores for a successor what the table must not forget when its process dies:
 // for which locks Redis may have a field of this sidecar, and which holds there are. The
 // table stores every change before it returns the effects of that change, and never reads
@@ -37,8 +39,8 @@ type Journal interface {
 // lock has no hold, the field is to be dropped. A ticket is given back when it is transferred.
 type LockRecord struct {
 	Name      string
-	MaxHoldID uint64 // largest number that any hold of it, or operation on it, had
-	Kind      Kind   // of another than KindLock, each hold is in a slot of its own
+	MaxHoldID uint64           // largest number that any hold of it, or operation on it, had
+	Kind      redisop.LockKind // of another than redisop.KindLock, each hold is in a slot of its own
 }
 
 // HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, KeepUntil,

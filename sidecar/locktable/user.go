@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Users. MaxLocks bounds the table, and so the state file, for all clients together. One
@@ -115,11 +116,11 @@ func (t *Table) usage() Usage {
 func (t *Table) isFull(s *session) bool { return s.holds.len >= t.cfg.MaxHolds }
 
 // fullOfHolds says why the session may not have one more hold, of this name and kind; "": it may.
-func (t *Table) fullOfHolds(s *session, name string, kind Kind) string {
+func (t *Table) fullOfHolds(s *session, name string, kind redisop.LockKind) string {
 	if t.isFull(s) {
 		return fmt.Sprintf("this client holds %d locks; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
 	}
-	if why := s.overHolds(name); why != "" || !kind.hasMany() {
+	if why := s.overHolds(name); why != "" || !kind.HasMany() {
 		return why
 	}
 	return t.noRoomForHold(s.user)
@@ -127,7 +128,7 @@ func (t *Table) fullOfHolds(s *session, name string, kind Kind) string {
 
 // refuseOverLimit refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
-func (t *Table) refuseOverLimit(now int64, s *session, l *lock, kind Kind, req *protocol.Acquire) bool {
+func (t *Table) refuseOverLimit(now int64, s *session, l *lock, kind redisop.LockKind, req *protocol.Acquire) bool {
 	why := t.fullOfHolds(s, req.Name, kind)
 	if why == "" {
 		why = s.overWaiters(req.Name)

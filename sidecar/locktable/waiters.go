@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // When requests arrived at Redis, for strict order between hosts: see contest/order.go.
@@ -85,7 +86,7 @@ func (t *Table) skipEnded(q *queue) {
 }
 
 // becomes makes a lock one of a kind, unless it is in use as one of another.
-func (t *Table) becomes(l *lock, kind Kind) bool {
+func (t *Table) becomes(l *lock, kind redisop.LockKind) bool {
 	if l.queue != nil {
 		t.skipEnded(l.queue)
 	}

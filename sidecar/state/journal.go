@@ -52,7 +52,7 @@ func (f *File) DeleteLock(slot uint32) {
 
 // PutHold implements locktable.Journal. The first hold of a lock is in the cell of the lock,
 // where there is always room, unless it has a keep, for which that cell has no word, or the lock is of
-// another kind than locktable.KindLock. Others have a cell each, and the caller counts the locks with holds that found none.
+// another kind than redisop.KindLock. Others have a cell each, and the caller counts the locks with holds that found none.
 func (f *File) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
 	if slot == 0 {
 		return f.addHold(lock, r)

@@ -1,6 +1,6 @@
 package state
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
 
 const (
 	pageSize  = 4096
@@ -83,30 +83,31 @@ const (
 // The package comment has what this version does with those of a later one.
 const kindRequired = 1 << 7
 
-// A lock of another kind than locktable.KindLock has a required record: an earlier version cannot continue while there
+// A lock of another kind than redisop.KindLock has a required record: an earlier version cannot continue while there
 // is one.
 const (
 	kindReadWrite = kindRequired + iota
-	kindUnknown   // the first of those that this version does not have
+	kindPermits
+	kindUnknown // the first of those that this version does not have
 )
 
 // lockKindOf returns the kind of lock that a cell of a kind has; false: it has none.
-func lockKindOf(kind int) (of locktable.Kind, ok bool) {
+func lockKindOf(kind int) (of redisop.LockKind, ok bool) {
 	switch {
 	case kind == kindLock:
-		return locktable.KindLock, true
+		return redisop.KindLock, true
 	case kind >= kindRequired && kind < kindUnknown:
-		return locktable.KindLock + 1 + locktable.Kind(kind-kindRequired), true
+		return redisop.KindLock + 1 + redisop.LockKind(kind-kindRequired), true
 	}
 	return 0, false
 }
 
 // kindOfLock is the kind of the cell of a lock.
-func kindOfLock(of locktable.Kind) int {
-	if of == locktable.KindLock {
+func kindOfLock(of redisop.LockKind) int {
+	if of == redisop.KindLock {
 		return kindLock
 	}
-	return kindRequired + int(of-locktable.KindLock-1)
+	return kindRequired + int(of-redisop.KindLock-1)
 }
 
 // hasLock reports whether a cell has a lock.

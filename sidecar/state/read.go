@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // unusable returns, in one sentence, why nothing of the file can be taken over; "": it can
@@ -202,7 +203,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 			continue
 		}
 		r, ok := cell.hold()
-		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID || l.Kind != locktable.KindLock || r.Mode != locktable.Exclusive {
+		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID || l.Kind != redisop.KindLock || r.Mode != locktable.Exclusive {
 			c.damaged++
 			continue
 		}
@@ -216,7 +217,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 		}
 		lock, ok := im.lockOf(cell, byName)
 		r, isHold := cell.hold()
-		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock {
+		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock {
 			c.damaged++
 			continue
 		}

@@ -88,7 +88,7 @@
 //   - The last word of the first cell of an optional record is its sum, so that no damaged cell passes
 //     for one. It is never changed: another one replaces it. Its text may have parts.
 //
-// Locks of another kind than locktable.KindLock are required records.
+// Locks of another kind than redisop.KindLock are required records.
 //
 // # When the file system is full
 //

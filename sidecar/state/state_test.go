@@ -13,6 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 func inodeOf(t testing.TB, path string) (dev, inode uint64) {
@@ -47,7 +48,7 @@ func aWorld(t *testing.T, path string, h host) (world, Recovered) {
 			Phase: locktable.HoldCrashDelayed, InDoubt: true,
 		}},
 		{method: putLock, name: "dropped", id: 10},
-		{method: putLock, name: "catalog", id: 11, kind: locktable.KindReadWrite},
+		{method: putLock, name: "catalog", id: 11, kind: redisop.KindReadWrite},
 		{method: putHold, name: "catalog", hold: locktable.HoldRecord{
 			ID: 11, Token: 6, Session: 3, Granted: 1e9, Deadline: 31e9, Entries: 1, Permits: 1, Phase: locktable.HoldUnserved, Mode: locktable.Shared,
 		}},

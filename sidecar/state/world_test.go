@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // world is what a file should have.
@@ -21,7 +22,7 @@ type world struct {
 
 type lockOf struct {
 	maxHoldID uint64
-	kind      locktable.Kind
+	kind      redisop.LockKind
 }
 
 type heldLock struct {
@@ -155,7 +156,7 @@ type call struct {
 	method  method
 	name    string // of a lock
 	id      uint64
-	kind    locktable.Kind // of a lock
+	kind    redisop.LockKind // of a lock
 	hold    locktable.HoldRecord
 	session Session
 	redis   Redis
@@ -193,7 +194,7 @@ func newSource(seed uint64, w world) *source {
 
 func (g *source) next() uint64 { g.id++; return g.id }
 
-func (g *source) newHold(id uint64, kind locktable.Kind, w world) (h locktable.HoldRecord) {
+func (g *source) newHold(id uint64, kind redisop.LockKind, w world) (h locktable.HoldRecord) {
 	g.used[id] = true
 	h.ID, h.Token, h.Owner = id, g.Uint64(), g.Uint64()
 	h.Session = locktable.SessionID(1 + g.IntN(sessionIDs))
@@ -201,7 +202,7 @@ func (g *source) newHold(id uint64, kind locktable.Kind, w world) (h locktable.H
 	h.Lease = locktable.LeaseKind(g.IntN(2))
 	h.Permits = uint16(1 + g.IntN(1<<16-1))
 	h.LeaseMS = 1
-	if kind != locktable.KindLock {
+	if kind != redisop.KindLock {
 		h.Mode = locktable.Mode(g.IntN(2))
 	}
 	if g.IntN(3) == 0 {
@@ -261,7 +262,7 @@ func (g *source) call(w world) call {
 	l, isStored := w.locks[c.name]
 	holds := w.holdsOf(c.name)
 	if c.kind = l.kind; len(holds) == 0 && g.IntN(3) == 0 {
-		c.kind = locktable.Kind(g.IntN(2))
+		c.kind = redisop.LockKind(g.IntN(3))
 	}
 	if !isStored {
 		c.id = g.next()

@@ -327,8 +327,8 @@ var stateMutants = []mutant{
 	{
 		rule: "a hold without its lock resets the file",
 		in:   "sidecar/state (*contents).readHolds",
-		find: "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock",
-		put:  "ok && (!isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock)",
+		find: "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock",
+		put:  "ok && (!isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock)",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 	{
@@ -558,7 +558,7 @@ var stateMutants = []mutant{
 	{
 		rule: "a lock whose holds exclude each other has no shared hold",
 		in:   "sidecar/state (*contents).readHolds",
-		find: "r.Mode != locktable.Exclusive && to.Locks[lock].Kind == locktable.KindLock",
+		find: "r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock",
 		put:  "false",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
