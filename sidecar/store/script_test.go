@@ -465,3 +465,49 @@ func TestScriptIsTaughtAgainAfterScriptFlush(t *testing.T) {
 		}
 	})
 }
+
+// A Take or a Drop that comes alone is executed by the head of the script, where that is as this sidecar left it.
+func TestLoneTakeAndDropAreLikeOthers(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	const counted = int64(1) << 51 // above the floor
+	a.Set(ctx, counterOf("forever"), counted, time.Hour)
+	a.Set(ctx, counterOf("week"), counted, time.Hour)
+	a.Set(ctx, counterOf("denied"), counted, 0)
+
+	r := connected(t, s.url())
+	if res := r.one(takeOp("forever", 1)); res.Outcome != redisop.Done || res.Token != uint64(counted)+1 {
+		t.Errorf("%+v", res)
+	}
+	if left := must(a.PTTL(ctx, counterOf("forever")).Result()); left != -1 {
+		t.Errorf("counters do not expire, and this one does in %v", left)
+	}
+	expiring := connected(t, s.url(), func(c *Config) { c.TokenExpiry = 7 * 24 * time.Hour })
+	if res := expiring.one(takeOp("week", 1)); res.Outcome != redisop.Done || res.Token != uint64(counted)+1 {
+		t.Errorf("%+v", res)
+	}
+	if left := must(a.PTTL(ctx, counterOf("week")).Result()); left < 6*24*time.Hour {
+		t.Errorf("the counter of a lock that was taken expires in %v", left)
+	}
+	denied := connected(t, s.userURL("nopexpire", "~*", "&*", "+@all", "-pexpire"))
+	if res := denied.one(takeOp("denied", 1)); res.Outcome != redisop.Refused {
+		t.Errorf("%+v", res)
+	}
+	if left := must(a.HGetAll(ctx, "denied").Result()); len(left) > 0 {
+		t.Errorf("a lock that never expires is left: %v", left)
+	}
+
+	listen := a.Subscribe(ctx, channelOf("forever"))
+	defer listen.Close()
+	must(listen.Receive(ctx))
+	must(a.ConfigResetStat(ctx).Result())
+	if res := r.one(dropOp("forever", 1)); res.Outcome != redisop.Done || res.Listeners != redisop.CountedListeners(1) {
+		t.Errorf("%+v", res)
+	}
+	stats := a.Info(ctx, "commandstats").Val()
+	for _, command := range []string{"hdel", "publish"} {
+		if !strings.Contains(stats, "cmdstat_"+command+":calls=1,") {
+			t.Errorf("a Drop executes %s more than once", command)
+		}
+	}
+}
