@@ -352,7 +352,7 @@ var locktableMutants = []mutant{
 		in:   "sidecar/locktable (*Table).Release",
 		find: "t.expireHold(now, h) || h.isOrphan() || h.session != s",
 		put:  "h.isOrphan() || h.session != s",
-		by:   simulation,
+		by:   tableTest("TestHoldEndsAtItsDeadlineBeforeItsTimerFires"),
 	},
 	{
 		rule: "a fixed lease is granted for no longer than its length",
@@ -1073,7 +1073,7 @@ var locktableMutants = []mutant{
 		rule: "the search for a deadlock is bounded",
 		in:   "sidecar/locktable (*Table).findWaitCycle",
 		find: "if steps++; steps > maxSteps {",
-		put:  "if steps++; false {",
+		put:  "if false {",
 		by:   tableTest("TestSearchForADeadlockIsBounded"),
 	},
 
