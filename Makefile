@@ -325,7 +325,7 @@ topology: redis venv redisson ## the scripts, Cluster, Sentinel and durability w
 		PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
 			go test -count 1 -timeout 10m ./sidecar/store -run '^(TestRealCluster|TestDropThatFindsNothingIsWrittenForReplicas)$$' || exit 1; \
 		[ $$s = redis-6.2 ] || PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
-			go test -count 1 -timeout 10m ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$/^redis$$' || exit 1; \
+			go test -count 1 -timeout 10m ./internal/sim/redis -run '^Test(Scripts|Permits)BehaveAsTheirModel$$/^redis$$' || exit 1; \
 		PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
 			go test -count 1 -timeout 10m ./internal/sim/server -run '^TestModelAnswersAsRedis$$' || exit 1; \
 	done
@@ -415,7 +415,7 @@ orders: ## one connection to Redis through all orders of small worlds: ORDERS_ST
 
 .PHONY: diff
 diff: redis ## search the scripts' differential test for a difference: DIFF_LAPS laps from seed DIFF_FROM
-	go test ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.seed=$(DIFF_FROM) -diff.laps=$(DIFF_LAPS)
+	go test ./internal/sim/redis -run '^Test(Scripts|Permits)BehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.seed=$(DIFF_FROM) -diff.laps=$(DIFF_LAPS)
 
 .PHONY: mutants
 mutants: redis ## break the rules of the code one at a time, and list the broken rules that no test notices

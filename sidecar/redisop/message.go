@@ -20,6 +20,8 @@ type Message struct {
 	Waiting   uint32 // tickets in the queue behind it
 	PassedMS  uint32 // for how long the lock has passed from owner to owner without having been free, ms
 
+	Units uint16 // of Admitted, which has what Transferred has, but for PassedMS
+
 	// Of Freed.
 	PauseMS uint32 // for how long sidecars leave the lock free, ms
 
@@ -59,6 +61,9 @@ const (
 	// Requeue: the Ticket of this sidecar left the queue without the lock, because it had not
 	// asked for too long. It asks again.
 	Requeue
+
+	// Admitted: this sidecar has Units permits more, that its place with the number Ticket was for.
+	Admitted
 )
 
 // Number returns the number of the connection; false: it is not known.

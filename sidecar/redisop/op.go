@@ -10,6 +10,12 @@
 // All of them have one rule of ownership: a key is this sidecar's if it has one field, of
 // this sidecar's uuid, with a hold number that is not above HoldID. A lower number never
 // replaces a higher one, so an operation that is executed late does no harm either.
+//
+// Of a semaphore (KindPermits), a sidecar owns its claim, which has a number too, and the permits of
+// all its holds: Count. Each operation but Renew and Check has a new number. A Take keeps Count permits,
+// and asks for Want more, for each of up to Times waiters. If these are not free, then with Enqueue the
+// sidecar waits for them, and has no others than Count. With RequireExisting, it has lost its holds if it
+// has less than Count; otherwise it gets these back if they are free. A Drop gives back all.
 package redisop
 
 // OpKind says what Redis shall have for a lock.
@@ -56,11 +62,12 @@ type Op struct {
 	User     int64  // as whose the lock counts, by uid; NoUser: it counts for no user
 	HoldID   uint64 // hold number; only grows
 	Asked           // Take. Drop: a Ticket that is given up, and CanWait
-	Count    uint32 // entries of the hold; 1 or more
+	Count    uint32 // entries of the hold; 1 or more. Of permits: that the host keeps
 	LeaseMS  uint32 // time to live of the key, ms
 	PassedMS uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 	Shard    Shard  // that has the lock
 	Kind     OpKind
+	Of       LockKind
 }
 
 // Asked is how a Take asks for a lock.
@@ -68,6 +75,12 @@ type Asked struct {
 	Ticket  uint64 // with Enqueue: that may stand in the queue already; 0: none
 	Arrived uint64 // with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
 	Reserve uint16 // tokens to draw; 0 draws none
+
+	// Of permits:
+	Want     uint16 // that the first waiter asks for; 0: there is none
+	Capacity uint16 // that its request names
+	Times    uint8  // how many waiters ask for as many; 1 or more
+
 	Flags
 }
 
@@ -102,15 +115,16 @@ const (
 	// sidecar, whichever other host has it.
 	Done Outcome = iota
 
-	// HeldByOther: the key is not this sidecar's (Field, TTL); nothing was changed.
+	// HeldByOther: the key is not this sidecar's (Field, TTL); nothing was changed. Of permits: Want are not
+	// free (Permits); or, with a Field, something else has the key, and nothing was changed.
 	HeldByOther
 
-	// KeyMissing: there is no such key; nothing was changed. Of Renew, Check, and Take with
-	// RequireExisting.
+	// KeyMissing: there is no such key, or fewer permits than Count; nothing was changed. Of Renew, Check,
+	// and Take with RequireExisting, and of each Take of permits.
 	KeyMissing
 
-	// Differs: the key has a field of this sidecar, with another count or a lower number;
-	// nothing was changed. Of Check.
+	// Differs: the key has a field of this sidecar, with another count or a lower number; or, of
+	// permits, a claim or a place with a higher number. Nothing was changed. Of Check, and of permits.
 	Differs
 
 	// NotALock: the key is of another type (Field says which), or, of a Take, it is a hash that is
@@ -201,7 +215,7 @@ type Result struct {
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
 	Conn      Conn   // that it came over; not known: Redis does not name the server
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
-	TTLMS     int64  // HeldByOther: PTTL of the key, as Redis has it: −1: it does not expire
+	TTLMS     int64  // HeldByOther: PTTL of the key, as Redis has it: −1: it does not expire. Of permits: until a claim may expire
 	Listeners Listeners
 	Kind      OpKind
 	Outcome   Outcome
@@ -216,7 +230,8 @@ type Result struct {
 	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
 	Recall       Recall // Take, HeldByOther with IsQueued
 	Rank         uint32 // Take, HeldByOther with IsQueued: tickets before it
-	Waiting      uint32 // Take, Done, and Drop with Passed: tickets in the queue
+	Waiting      uint32 // Take, Done, and Drop with Passed: tickets in the queue. Drop of permits: hosts that wait
+	Permits      uint32 // of permits: Done: that the host has. HeldByOther: that all hosts have
 	Ticket       uint64 // Take: HeldByOther with IsQueued: the ticket. Done: the number that the field has, 0: HoldID
 	Arrived      uint64 // Take, HeldByOther with IsQueued; and Arrive: Redis's clock when it was executed, µs
 	FirstArrived uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there

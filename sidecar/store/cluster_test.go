@@ -222,6 +222,8 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 			name := fmt.Sprintf([]string{"lock%d", "{tag}%d", "{t%d}x"}[rnd.IntN(3)], i)
 			op := redisop.Op{Kind: redisop.OpKind(1 + rnd.IntN(5)), Name: name, HoldID: 1 + rnd.Uint64N(1<<40), Count: 1 + uint32(rnd.IntN(2)), LeaseMS: 30_000 + uint32(rnd.IntN(2)), Asked: redisop.Asked{Reserve: 1}}
 			switch {
+			case op.Kind != redisop.Arrive && rnd.IntN(4) == 0:
+				op.Of, op.Want, op.Times, op.Capacity = redisop.KindPermits, 1, 1, 10
 			case op.Kind == redisop.Drop && rnd.IntN(2) == 0:
 				op.LeaseMS = 0
 			case op.Kind == redisop.Take && rnd.IntN(3) == 0:
@@ -256,6 +258,12 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 			want := make(map[string]bool)
 			for name := range locks {
 				want[e.Keys.Key(name)] = true
+				renews := func(op redisop.Op) bool {
+					return op.Name == name && (op.Kind == redisop.Renew || op.Kind == redisop.Check)
+				}
+				if s == wire.Permits && !slices.ContainsFunc(ops[:n], renews) {
+					want[e.Keys.Ours(wire.WantedPrefix, name)], want[e.Keys.Ours(wire.WantsPrefix, name)] = true, true
+				}
 				if s != wire.AcquireRelease {
 					continue
 				}
@@ -268,6 +276,9 @@ func TestScriptsOfAClusterDeclareTheirKeys(t *testing.T) {
 			}
 			if s == wire.AcquireRelease && e.Declares && len(keys) != 4*len(locks) {
 				t.Fatalf("%d keys for %d locks", len(keys), len(locks))
+			}
+			if s == wire.Permits {
+				keys = slices.Compact(keys)
 			}
 			if len(keys) != len(want) {
 				t.Fatalf("keys %q, want %v", keys, want)

@@ -448,3 +448,52 @@ func BenchmarkRedisMemory(b *testing.B) {
 	b.ReportMetric((memory()-before)/locks, "redis-B/used-lock")
 	b.ReportMetric(0, "ns/op")
 }
+
+// BenchmarkRedisPermits measures what a permit that is taken and given back costs Redis, and a lock of kind lock in the
+// same run: alone, and beside nine hosts that have one each of ten. In flight are so many semaphores.
+func BenchmarkRedisPermits(b *testing.B) {
+	for _, beside := range []int{0, 9} {
+		for _, inFlight := range []int{1, 16, 64} {
+			b.Run(fmt.Sprintf("beside=%d/inflight=%d", beside, inFlight), func(b *testing.B) {
+				s := startRedis(b)
+				admin := s.admin()
+				for _, script := range wire.Scripts {
+					admin.ScriptLoad(ctx, script.Text)
+				}
+				many := func(prefix string, op func(name string) redisop.Op) (ops []redisop.Op) {
+					for i := range inFlight {
+						ops = append(ops, op(fmt.Sprintf("%s:%02d", prefix, i)))
+					}
+					return ops
+				}
+				acquire := func(name string) redisop.Op { return permitsOp(name, 1, 0, 1) }
+				for i := range beside {
+					dialHost(b, s, fmt.Sprintf("%08d-2222-8333-8444-555555555555", i)).ask(many("permits", acquire)...)
+				}
+				h := dialHost(b, s, ourUUID)
+				measure := func(take, drop []redisop.Op) float64 {
+					first, replies := h.bytes(take...)
+					then, more := h.bytes(drop...)
+					before := s.cpu(admin)
+					for range b.N {
+						h.write(first)
+						for range replies {
+							h.reply()
+						}
+						h.write(then)
+						for range more {
+							h.reply()
+						}
+					}
+					return (s.cpu(admin) - before) / float64(b.N*inFlight)
+				}
+				locks := measure(many("lock", func(name string) redisop.Op { return takeOp(name, 1) }), many("lock", func(name string) redisop.Op { return dropOp(name, 1) }))
+				permits := measure(many("permits", acquire), many("permits", func(name string) redisop.Op { return permitsDrop(name, 1) }))
+				b.ReportMetric(locks, "lock-redis-µs/pair")
+				b.ReportMetric(permits, "redis-µs/pair")
+				b.ReportMetric(permits/locks, "ratio")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}

@@ -459,6 +459,18 @@ func dropOp(name string, num uint64) redisop.Op {
 	return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num}
 }
 
+// permitsOp keeps permits of a semaphore of ten, and asks for more.
+func permitsOp(name string, num uint64, keep uint32, want uint16) redisop.Op {
+	return redisop.Op{
+		Kind: redisop.Take, Of: redisop.KindPermits, Name: name, HoldID: num, Count: keep, LeaseMS: 30_000,
+		Asked: redisop.Asked{Reserve: 1, Want: want, Times: 1, Capacity: 10},
+	}
+}
+
+func permitsDrop(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Drop, Of: redisop.KindPermits, Name: name, HoldID: num}
+}
+
 func field(uuid string, num uint64) string { return fmt.Sprintf("%s:%d", uuid, num) }
 
 // must returns v.

@@ -191,7 +191,7 @@ var pipelineMutants = []mutant{
 	},
 	{
 		rule: "a release that an earlier connection executed is confirmed when a replica has it",
-		in:   "sidecar/store/wire (*Encoder).AppendRun",
+		in:   "sidecar/store/wire (*Encoder).takesAndDrops",
 		find: "flags += 4",
 		put:  "flags += 0",
 		by:   simulation,

@@ -6,7 +6,9 @@ const (
 	head       = "sidecar/store/wire/scripts/head.lua"
 	ownership  = "sidecar/store/wire/scripts/ownership.lua"
 	tokens     = "sidecar/store/wire/scripts/tokens.lua"
+	messages   = "sidecar/store/wire/scripts/messages.lua"
 	queue      = "sidecar/store/wire/scripts/queue.lua"
+	permits    = "sidecar/store/wire/scripts/permits.lua"
 	take       = "sidecar/store/wire/scripts/take.lua"
 	drop       = "sidecar/store/wire/scripts/drop.lua"
 	mainScript = "sidecar/store/wire/scripts/main.lua"
@@ -16,6 +18,9 @@ const (
 
 // differential compares the scripts with their model.
 var differential = check{"internal/sim/redis", "^TestScriptsBehaveAsTheirModel$/^redis$"}
+
+// permitsDifferential compares the script of semaphores with its model.
+var permitsDifferential = check{"internal/sim/redis", "^TestPermitsBehaveAsTheirModel$/^redis$"}
 
 var scriptMutants = []mutant{
 	{
@@ -936,7 +941,7 @@ end`,
 	},
 	{
 		rule: "a drop passes a lock on with its own lease",
-		in:   "sidecar/store/wire (*Encoder).AppendRun",
+		in:   "sidecar/store/wire (*Encoder).takesAndDrops",
 		find: "passLease = ops[i].LeaseMS",
 		put:  "passLease, lease = lease, ops[i].LeaseMS",
 		by:   test("sidecar/store", "TestQueueInScripts"),
@@ -992,16 +997,279 @@ end`,
 	},
 	{
 		rule: "an operation that a replica refuses to write for ends with that error",
-		in:   queue,
+		in:   messages,
 		find: `string.find(reply.err, 'READONLY', 1, true) then error(reply) end`,
 		put:  `false then error(reply) end`,
 		by:   test("sidecar/store", "TestReplicaEndsTheSessionOfAWaiter"),
 	},
 	{
 		rule: "older sidecars receive messages without an origin",
-		in:   queue,
+		in:   messages,
 		find: `if string.sub(field, 15, 15) == '8' then word = word .. ':' .. origin end`,
 		put:  `word = word .. ':' .. origin`,
 		by:   test("sidecar/store", "TestQueueInScripts"),
+	},
+	{
+		rule: "a late operation changes no claim of permits with a higher number",
+		in:   permits,
+		find: `if own and own + 0 > number + 0 then return {code.later} end`,
+		put:  ``,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "a late operation changes no place with a higher number",
+		in:   permits,
+		find: `if place and place + 0 > number + 0 then return {code.later} end`,
+		put:  ``,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "K1: permits are granted up to the capacity",
+		in:   permits,
+		find: `others + keep + want <= capacity then`,
+		put:  `others + keep + want <= capacity + 1 then`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "K1: one host is admitted while its permits are free",
+		in:   permits,
+		find: `if held + permits > capacity + 0 then break end`,
+		put:  `if held > capacity + 0 then break end`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "K10: permits that are free go to the first that waits",
+		in:   permits,
+		find: `elseif (hosts == 0 or rank == 0) and others`,
+		put:  `elseif others`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "K16: a host that waits keeps none idle",
+		in:   permits,
+		find: `local permits, is_granted = keep, want == 0`,
+		put:  `local permits, is_granted = want == 0 and keep or max(keep, had), want == 0`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "K11: a claim that has expired is free",
+		in:   permits,
+		find: `expiry <= now_ms() and host ~= uuid then`,
+		put:  `false then`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "a host that asks has what it had, also if that expired a moment ago",
+		in:   permits,
+		find: `expiry <= now_ms() and host ~= uuid then`,
+		put:  `expiry <= now_ms() then`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "a renewal with a shorter lease lets its claim expire in time",
+		in:   permits,
+		find: `      due = min(due, expiry)
+      store(uuid`,
+		put: `      store(uuid`,
+		by:  permitsDifferential,
+	},
+	{
+		rule: "a host that has not asked for long is passed over",
+		in:   permits,
+		find: `now() - max(arrived, asked * 1000000) > policy.max_silence_us`,
+		put:  `false`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "permits whose message nothing received are free",
+		in:   permits,
+		find: `            held = held - permits
+            store(host, before)`,
+		put: `            store(host, before)`,
+		by:  permitsDifferential,
+	},
+	{
+		rule: "a host that is admitted keeps the longer lease",
+		in:   permits,
+		find: `        local drawn = draw(1) -- a place is for one hold
+        give(host, number, had, had + permits, lease + 0, expiry)`,
+		put: `        local drawn = draw(1)
+        give(host, number, had, had + permits, lease + 0)`,
+		by: permitsDifferential,
+	},
+	{
+		rule: "a host that asks again keeps its place",
+		in:   permits,
+		find: `write('ZADD', wanted, 'NX', format`,
+		put:  `write('ZADD', wanted, format`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the key of a semaphore lasts as long as its claims",
+		in:   permits,
+		find: `if not ends or now_ms() + lease > ends then`,
+		put:  `if not ends then`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "permits of a host are renewed in a Redis that is full",
+		in:   permits,
+		find: `    redis.call('HDEL', lock, '-') -- the same, and changes nothing
+`,
+		put: ``,
+		by:  permitsDifferential,
+	},
+	{
+		rule: "others keep what they have when a host gives back all",
+		in:   permits,
+		find: `if held > had then
+    redis.call('HDEL', lock, host)`,
+		put: `if false then
+    redis.call('HDEL', lock, host)`,
+		by: permitsDifferential,
+	},
+	{
+		rule: "tokens of a semaphore grow, also if Redis's clock was set back",
+		in:   permits,
+		find: `last = max(last or 0, now(), birth) + n`,
+		put:  `last = max(now(), birth) + n`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "tokens of a semaphore are above those that the sidecar knows",
+		in:   permits,
+		find: `last = max(last or 0, now(), birth) + n`,
+		put:  `last = max(last or 0, now()) + n`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: a late operation changes no claim with a higher number",
+		in:   permits,
+		find: `(not own or #own < #number or #own == #number and own <= number) and`,
+		put:  ``,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: a late Drop takes no claim with a higher number",
+		in:   permits,
+		find: `if not held or not own or #held > 9 or #had > 9 or #own > #number or #own == #number and own > number then`,
+		put:  `if not held or not own then`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: permits are granted up to the capacity",
+		in:   permits,
+		find: `held - had + keep + want <= capacity + 0
+`,
+		put: `true
+`,
+		by: permitsDifferential,
+	},
+	{
+		rule: "the head: a host that has lost permits is told",
+		in:   permits,
+		find: `          had + 0 >= keep + 0 and`,
+		put:  `         `,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: claims are counted when one may have expired",
+		in:   permits,
+		find: `#due == #ms_text and due > ms_text and`,
+		put:  ``,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: no host is passed over",
+		in:   permits,
+		find: `rest = not is_free and #places > 0 and ask('EXISTS', unpack(places)) ~= 0`,
+		put:  `rest = false`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: a lone operation passes no host over",
+		in:   permits,
+		find: `rest = not is_free and ask('EXISTS', keys[2]) ~= 0`,
+		put:  `rest = false`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: others keep what they have when a host gives back all",
+		in:   permits,
+		find: `elseif held == had then`,
+		put:  `elseif true then`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: tokens grow",
+		in:   permits,
+		find: `last = last < token and token or format('%.0f', last + 1)`,
+		put:  `last = token`,
+		by:   permitsDifferential,
+	},
+	{
+		rule: "the head: what is denied an expiry is gone",
+		in:   permits,
+		find: `if ask('PEXPIRE', lock, lasts) == 1 then done = now else ask('DEL', lock) end`,
+		put:  `if ask('PEXPIRE', lock, lasts) then done = now else ask('DEL', lock) end`,
+		by:   test("sidecar/store", "TestPermitsWithoutAPermission"),
+	},
+	{
+		rule: "what is written by hand into a semaphore is counted",
+		in:   permits,
+		find: `if not held or held < had or`,
+		put:  `if not held or`,
+		by:   test("sidecar/store", "TestPermitsSurviveWhatIsWrittenByHand"),
+	},
+	{
+		rule: "a lock waits for a semaphore of its name",
+		in:   ownership,
+		find: `if string.find(mode or '', '^permits') then return nil, 'a semaphore' end`,
+		put:  ``,
+		by:   test("sidecar/store", "TestSemaphoreExcludesALock"),
+	},
+	{
+		rule: "a Drop of a semaphore leaves a lock alone",
+		in:   permits,
+		find: "        if (place_of(uuid) or 0) + 0 <= number + 0 then leave(uuid) end\n        return 0\n",
+		put:  "        redis.call('DEL', lock)\n        return 0\n",
+		by:   test("sidecar/store", "TestSemaphoreExcludesALock"),
+	},
+	{
+		rule: "permits are renewed in a Redis that is full, also when all are counted",
+		in:   permits,
+		find: `  if #gone == 0 then redis.call('HDEL', lock, '-') end -- see outlive
+`,
+		put: ``,
+		by:  test("sidecar/store", "TestPermitsInAFullRedis"),
+	},
+	{
+		rule: "a Drop of permits that Redis refused is not done",
+		in:   permits,
+		find: `  if type(mode) == 'table' and string.sub(mode.err, 1, 9) ~= 'WRONGTYPE' then error(mode) end
+`,
+		put: ``,
+		by:  test("sidecar/store", "TestPermitsAreNotGivenBackIfThatIsRefused"),
+	},
+	{
+		rule: "a host that is admitted draws one token",
+		in:   permits,
+		find: `local drawn = draw(1)`,
+		put:  `local drawn = draw(permits)`,
+		by:   test("internal/sim/redis", "TestTokensOfPermitsAreThoseOfTheClock"),
+	},
+	{
+		rule: "a place that never fits stops no other",
+		in:   permits,
+		find: `or permits + 0 > capacity + 0 then -- it`,
+		put:  `then -- it`,
+		by:   test("sidecar/store", "TestPlacesSurviveWhatIsWrittenByHand"),
+	},
+	{
+		rule: "numbers that Redis cannot return exactly are counted again",
+		in:   permits,
+		find: ` or max(held, due, ends, last + 1000000) >= 2 ^ 53 then`,
+		put:  `  then`,
+		by:   test("sidecar/store", "TestPermitsSurviveWhatIsWrittenByHand"),
 	},
 }

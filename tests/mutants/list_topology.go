@@ -538,8 +538,8 @@ var topologyMutants = []mutant{
 		rule: "an asked operation follows ASKING",
 		in:   "sidecar/store/pipeline (*Machine).runAsking",
 		find: `m.ask(now, asking, "asking")
-	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)`,
-		put: "m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)",
+	m.runScript(now, call{script: wire.ScriptOf(&ops[0]), isAsking: true}, ops)`,
+		put: "m.runScript(now, call{script: wire.ScriptOf(&ops[0]), isAsking: true}, ops)",
 		by:  test("sidecar/store", "TestAskedOperationsGoOneByOne"),
 	},
 	{
@@ -600,7 +600,7 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a script of a Cluster declares the queues and the signs",
-		in:   "sidecar/store/wire (*Encoder).AppendRun",
+		in:   "sidecar/store/wire (*Encoder).takesAndDrops",
 		find: "[]string{QueuePrefix, SignsPrefix}",
 		put:  "[]string{QueuePrefix, QueuePrefix}",
 		by:   test("sidecar/store", "TestScriptsOfAClusterDeclareTheirKeys"),
@@ -608,7 +608,7 @@ var topologyMutants = []mutant{
 	{
 		rule: "a run of a Cluster has locks of one slot",
 		in:   "sidecar/store/wire BatchPrefix",
-		find: "case ScriptOf(op.Kind) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):",
+		find: "case ScriptOf(op) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):",
 		put:  "case ScriptOf(op.Kind) != s:",
 		by:   test("sidecar/store", "TestScriptsOfAClusterDeclareTheirKeys"),
 	},
@@ -792,12 +792,12 @@ var topologyMutants = []mutant{
 		in:   "sidecar/store/pipeline (*Machine).runAsking",
 		find: `{
 	m.ask(now, asking, "asking")
-	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
+	m.runScript(now, call{script: wire.ScriptOf(&ops[0]), isAsking: true}, ops)
 	m.queueWait(now)
 }`,
 		put: `{
 	m.ask(now, asking, "asking")
-	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
+	m.runScript(now, call{script: wire.ScriptOf(&ops[0]), isAsking: true}, ops)
 }`,
 		by: test("sidecar/store", "TestAskedOperationIsConfirmedByTheReplicasOfTheNodeThatExecutesIt"),
 	},

@@ -373,7 +373,7 @@ func drawKey(r dice, key string, base uint64, inProcess bool) change {
 	case x < 17: // several fields
 		c.hash = map[string]string{ours(): count()}
 		more := pick(r, field(otherUUID, 7), "mode", "mode", "z", ours())
-		c.hash[more] = pick(r, "read", "write", "1", strings.Repeat("m", 40))
+		c.hash[more] = pick(r, "read", "write", "permits 1 2 3 4", "1", strings.Repeat("m", 40))
 		if r.oneIn(3) {
 			c.hash = map[string]string{more: "read", "y": "2", "z": "3"}
 		}

@@ -16,8 +16,8 @@ const (
 	Same                            // its only field is ours, with the number and the count of the operation
 	OtherCount                      // its only field is ours, with the number of the operation and another count
 	Earlier                         // its only field is ours, with a lower number
-	Foreign                         // its only field is another owner's, or ours with a higher number; or it is a read-write lock without our field
-	Shared                          // it is a read-write lock, and has our field with the number of the operation
+	Foreign                         // its only field is another owner's, or ours with a higher number; or it is a lock of another kind without our field
+	Shared                          // it is a lock of another kind, and has our field with the number of the operation
 	Structure                       // it is another hash, without that field
 	SharedStructure                 // the same, with that field
 	WrongType                       // it is not a hash
@@ -62,7 +62,7 @@ func (c *Command) standingOf(content *Content) Standing {
 		return Same
 	}
 	_, has := content.Hash[own]
-	switch isLock := isReadWriteLock(content.Hash); {
+	switch isLock := isOtherKind(content.Hash); {
 	case isLock && has:
 		return Shared
 	case isLock:
@@ -88,10 +88,12 @@ func soleOwner(hash map[string]string) (field string, ok bool) {
 	})
 }
 
-// isReadWriteLock reports whether a hash is a read-write lock of Redisson, or what is left of one.
-func isReadWriteLock(hash map[string]string) bool {
-	return hash["mode"] == "read" || hash["mode"] == "write"
+// isOtherKind reports whether a hash is a semaphore, or a read-write lock of Redisson, or what is left of one.
+func isOtherKind(hash map[string]string) bool {
+	return hash["mode"] == "read" || hash["mode"] == "write" || isSemaphore(hash)
 }
+
+func isSemaphore(hash map[string]string) bool { return strings.HasPrefix(hash["mode"], "permits") }
 
 // Change is what an operation does to the key.
 type Change uint8

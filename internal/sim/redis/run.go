@@ -26,6 +26,8 @@ type Command struct {
 	// as it would write.
 	ReadOnly bool
 
+	Confirms bool // replicas confirm operations, so that each writes something
+
 	SkipsLook bool // a Renew does not look for fields of others beside ours, as most do not
 
 	LowersLateScores bool // a mutant: a ticket that is asked for again, and whose score is later than Redis's clock, gets the clock
@@ -85,6 +87,8 @@ type Reply struct {
 	Paused       bool
 	LeftFree     bool
 	Sent         []Sent // to sidecars, in this order
+
+	Permits uint32 // as in [redisop.Result]
 }
 
 // Run carries out a command on the key, the token counter and the channel of its lock.
@@ -295,7 +299,10 @@ func Describe(k *Key, prefixes []string, denied Denied) string {
 	if field, isOwned := soleOwner(hash); isOwned {
 		return field[:min(len(field), 256)]
 	}
-	if isReadWriteLock(hash) {
+	if isSemaphore(hash) {
+		return "a semaphore"
+	}
+	if isOtherKind(hash) {
 		return "a read-write lock in mode " + hash["mode"]
 	}
 	fields := "fields"

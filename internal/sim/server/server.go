@@ -56,7 +56,7 @@ type Server struct {
 	AsksForAny bool
 
 	world   World
-	scripts [4]bool // of wire.Scripts, that it knows
+	scripts [5]bool // of wire.Scripts, that it knows
 	conns   []*Conn // in the order in which they were made
 
 	channels map[string]string // of locks, by name
@@ -137,10 +137,10 @@ func (c *Conn) Disconnect() {
 func (s *Server) Conns() []*Conn { return s.conns }
 
 // FlushScripts has the server forget all scripts.
-func (s *Server) FlushScripts() { s.scripts = [4]bool{} }
+func (s *Server) FlushScripts() { s.scripts = [5]bool{} }
 
 // Learn teaches the server all scripts, as a greeting does.
-func (s *Server) Learn() { s.scripts = [4]bool{true, true, true, true} }
+func (s *Server) Learn() { s.scripts = [5]bool{true, true, true, true, true} }
 
 func (s *Server) knows(of *wire.Script) *bool {
 	for i, known := range wire.Scripts {

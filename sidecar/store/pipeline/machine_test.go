@@ -460,3 +460,23 @@ func TestRedirectsAreCountedByTheirKind(t *testing.T) {
 		t.Errorf("counted %+v", got)
 	}
 }
+
+// The counters of locks need not be above the tokens of semaphores, which have none. Those of an admission that may be
+// forged are not granted.
+func TestTokensOfPermitsRaiseNoFloor(t *testing.T) {
+	d := drive(t)
+	before := d.Identity()
+	op := takeOp("api", 1)
+	op.Of, op.Count, op.Want, op.Times, op.Capacity = redisop.KindPermits, 0, 1, 1, 10
+	d.do(op)
+	if err := d.answer(fmt.Sprintf("*1\r\n:%d\r\n", d.Clock+int64(time.Hour/time.Microsecond))); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.rest(); len(got) != 1 || d.Identity() != before {
+		t.Errorf("%q, and the floor is %+v", got, d.Identity())
+	}
+	ahead := redisop.Message{Kind: redisop.Admitted, LastToken: uint64(d.Clock + int64(time.Hour/time.Microsecond)), Tokens: 1, Conn: redisop.NewConn(1)}
+	if d.checkTokens(d.now, &ahead); ahead.Tokens != 0 || d.Identity() != before {
+		t.Errorf("%+v, and the floor is %+v", ahead, d.Identity())
+	}
+}

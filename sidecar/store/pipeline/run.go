@@ -31,7 +31,7 @@ func (m *Machine) runBatch(now int64, ops []redisop.Op) {
 // runAsking runs one operation of a slot that another node has.
 func (m *Machine) runAsking(now int64, ops []redisop.Op) {
 	m.ask(now, asking, "asking")
-	m.runScript(now, call{script: wire.ScriptOf(ops[0].Kind), isAsking: true}, ops)
+	m.runScript(now, call{script: wire.ScriptOf(&ops[0]), isAsking: true}, ops)
 	m.queueWait(now)
 }
 
@@ -90,7 +90,7 @@ func (m *Machine) onRun(now int64, answer *wire.Reply) error {
 		return err
 	}
 	for i := range results {
-		if token := results[i].Token; token != 0 {
+		if token := results[i].Token; token != 0 && m.flight.head(cl.ops)[i].Of == redisop.KindLock { // others need no floor
 			m.raiseFloor(now, token)
 		}
 		m.noteResult(&results[i])
@@ -155,6 +155,7 @@ func (m *Machine) split(now int64, cl *call) {
 
 // decode takes the reply to a run apart, one result for each of its operations.
 func (m *Machine) decode(cl *call, answer *wire.Reply, results []redisop.Result) error {
+	ops := m.flight.head(cl.ops)
 	switch {
 	case answer.Kind == '-':
 		for i := range results {
@@ -165,12 +166,12 @@ func (m *Machine) decode(cl *call, answer *wire.Reply, results []redisop.Result)
 			results[i].Outcome = redisop.Done
 		}
 	case cl.script == wire.AcquireRelease && len(results) == 1:
-		return m.decodeStatus(answer, &results[0])
+		return m.decodeStatus(&ops[0], answer, &results[0])
 	case answer.Kind != '*', len(answer.List) != len(results):
 		return &wire.UnexpectedReply{Script: cl.script, Reply: *answer}
 	default:
 		for i := range answer.List {
-			if err := m.decodeStatus(&answer.List[i], &results[i]); err != nil {
+			if err := m.decodeStatus(&ops[i], &answer.List[i], &results[i]); err != nil {
 				return err
 			}
 		}
@@ -179,8 +180,15 @@ func (m *Machine) decode(cl *call, answer *wire.Reply, results []redisop.Result)
 }
 
 // decodeStatus reads what a script returned for one operation into its result.
-func (m *Machine) decodeStatus(status *wire.Reply, r *redisop.Result) error {
-	refusal, silent, err := wire.Decode(*status, r)
+func (m *Machine) decodeStatus(op *redisop.Op, status *wire.Reply, r *redisop.Result) error {
+	var refusal string
+	var silent bool
+	var err error
+	if op.Of == redisop.KindPermits {
+		refusal, err = wire.DecodePermits(*status, op, r)
+	} else {
+		refusal, silent, err = wire.Decode(*status, r)
+	}
 	if err != nil {
 		return err
 	}

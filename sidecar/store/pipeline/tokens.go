@@ -71,12 +71,16 @@ func (m *Machine) raiseFloor(now int64, last uint64) {
 	}
 }
 
-// checkTokens takes the tokens out of a transfer that this sidecar must not grant unseen. It draws its own then. These
+// checkTokens takes the tokens out of a transfer, or of an admission, that this sidecar must not grant unseen. It draws its own then. These
 // are tokens that are not above the floor of this connection: another sidecar drew them, whose floor may be lower. And
 // those that are ahead of Redis's clock: a message can be forged, and must not raise the floors of other locks. The
 // result of a draw may.
 func (m *Machine) checkTokens(now int64, msg *redisop.Message) {
-	if msg.Kind != redisop.Transferred {
+	switch {
+	case msg.Kind == redisop.Admitted && (m.isAhead(now, int64(msg.LastToken)) || msg.Conn == (redisop.Conn{})):
+		msg.Tokens = 0
+		return
+	case msg.Kind != redisop.Transferred:
 		return
 	}
 	if int64(msg.LastToken)-int64(msg.Tokens) < m.encoder.TokensAbove() || m.isAhead(now, int64(msg.LastToken)) || msg.Conn == (redisop.Conn{}) {

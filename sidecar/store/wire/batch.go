@@ -7,7 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// Which operations one run of a script executes.
+// Which operations one run of a script executes, and its command.
 
 // SortForBatching puts ops that are sent at now, ns, into an order in which few scripts
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
@@ -26,6 +26,9 @@ func SortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 			return 1
 		case redisop.Arrive:
 			return 2
+		}
+		if op.Of == redisop.KindPermits {
+			return 4
 		}
 		return 3
 	}
@@ -49,7 +52,7 @@ func SortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 		if c == 0 && slot != nil {
 			c = cmp.Compare(slot(a.Name), slot(b.Name))
 		}
-		if c = cmp.Or(c, cmp.Compare(lease(&a), lease(&b))); c != 0 || ScriptOf(a.Kind) != Renew {
+		if c = cmp.Or(c, cmp.Compare(a.Of, b.Of), cmp.Compare(lease(&a), lease(&b))); c != 0 || ScriptOf(&a) != Renew {
 			return c
 		}
 		if c := cmp.Compare(a.Count, b.Count); c != 0 {
@@ -68,14 +71,15 @@ func SortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 // BatchPrefix returns how many of ops, at least one, one run of a script executes, and which
 // script: neighbours with the same script and one lease; and if they are renewed or checked,
 // with the same number of entries. Drops, which have a lease for what they pass on, go with
-// any lease of the others. slot: as in sortForBatching; one run has locks of one slot.
+// any lease of the others. Operations of semaphores have a lease each. slot: as in sortForBatching; one run has locks of one slot.
 func BatchPrefix(ops []redisop.Op, slot func(name string) uint16) (*Script, int) {
-	s := ScriptOf(ops[0].Kind)
+	s := ScriptOf(&ops[0])
 	var first, drop *redisop.Op // of those with a lease
 	belongs := func(op *redisop.Op) bool {
 		switch {
-		case ScriptOf(op.Kind) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):
+		case ScriptOf(op) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):
 			return false
+		case s == Permits: // each has its own lease
 		case op.Kind == redisop.Drop && drop != nil:
 			return op.LeaseMS == drop.LeaseMS
 		case op.Kind == redisop.Drop:
@@ -100,4 +104,18 @@ func BatchPrefix(ops []redisop.Op, slot func(name string) uint16) (*Script, int)
 // IsPair reports whether the second operation is a Take that is pipelined after the first, a Drop.
 func IsPair(drop, take *redisop.Op) bool {
 	return drop.Kind == redisop.Drop && take.Has(redisop.AfterPendingDrop) && take.Name == drop.Name
+}
+
+// AppendRun appends the command that runs a script for ops, and arranges them. It is sent at now, ns. The
+// first token of a new counter is above birth, µs.
+func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.Op) []byte {
+	switch r.Script {
+	case Renew:
+		return e.renewals(dst, r, now, ops)
+	case Arrive:
+		return e.arrivals(dst, r, ops)
+	case Permits:
+		return e.permits(dst, r, birth, ops)
+	}
+	return e.takesAndDrops(dst, r, birth, ops)
 }

@@ -26,6 +26,9 @@ const (
 	CodeArrived
 	CodeNotALock
 	CodeRefused
+	CodePermitted
+	CodeWanted
+	CodeLater
 )
 
 // wait is how an operation waits in the queue of its lock.

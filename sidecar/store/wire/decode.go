@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -54,7 +55,7 @@ func Decode(status Reply, r *redisop.Result) (refusal string, silent bool, err e
 		return "", false, nil
 	}
 	if !IsLaidOut(status, r.Kind) {
-		return "", false, &UnexpectedReply{ScriptOf(r.Kind), status}
+		return "", false, &UnexpectedReply{scriptOf(r.Kind), status}
 	}
 	c, v := StatusCode(status.List[0].Num), status.List[1:]
 	switch c {
@@ -109,13 +110,18 @@ func IsLaidOut(status Reply, kind redisop.OpKind) bool {
 		return false
 	}
 	layout := &layouts[list[0].Num]
-	if len(list) != 1+len(layout.what) {
+	return slices.Contains(layout.of, kind) && areLaidOut(list[1:], layout.what)
+}
+
+// areLaidOut reports whether values are as the letters of a layout say.
+func areLaidOut(values []Reply, what string) bool {
+	if len(values) != len(what) {
 		return false
 	}
-	for i, v := range list[1:] {
+	for i, v := range values {
 		isNumber := v.Kind == ':' && v.Num >= 0
 		ok := false
-		switch layout.what[i] {
+		switch what[i] {
 		case 'n':
 			ok = isNumber
 		case 'p':
@@ -135,12 +141,7 @@ func IsLaidOut(status Reply, kind redisop.OpKind) bool {
 			return false
 		}
 	}
-	for _, of := range layout.of {
-		if of == kind {
-			return true
-		}
-	}
-	return false
+	return true
 }
 
 func listenersOf(v []Reply) redisop.Listeners {

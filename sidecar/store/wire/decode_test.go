@@ -56,6 +56,49 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 	}
 }
 
+// The same of operations of semaphores, which have codes of their own.
+func TestStatusesThatNoScriptOfPermitsMakes(t *testing.T) {
+	n := func(n int64) Reply { return Reply{Kind: ':', Num: n} }
+	text := func(s string) Reply { return Reply{Kind: '$', Text: s} }
+	list := func(c StatusCode, values ...Reply) Reply {
+		return Reply{Kind: '*', List: append([]Reply{n(int64(c))}, values...)}
+	}
+	for what, c := range map[string]struct {
+		kind   redisop.OpKind
+		status Reply
+		ok     bool
+		want   redisop.Result // if ok
+	}{
+		"permits":                   {redisop.Take, list(CodePermitted, n(5), n(70), n(2)), true, redisop.Result{Permits: 5, Token: 70, Waiting: 2}},
+		"without the waiting":       {redisop.Take, list(CodePermitted, n(5), n(70)), false, redisop.Result{}},
+		"less than none":            {redisop.Take, list(CodePermitted, n(-5), n(70), n(2)), false, redisop.Result{}},
+		"a place":                   {redisop.Take, list(CodeWanted, n(10), n(7), n(1), n(3), n(90), n(0)), true, redisop.Result{Outcome: redisop.HeldByOther, Permits: 10, TTLMS: 7, IsQueued: true, Ticket: 4, Rank: 3, Arrived: 90}},
+		"none, and nothing expires": {redisop.Take, list(CodeWanted, n(10), n(-1), n(0), n(0), n(90), n(0)), true, redisop.Result{Outcome: redisop.HeldByOther, Permits: 10, TTLMS: -1, Arrived: 90}},
+		"a place of a drop":         {redisop.Drop, list(CodeWanted, n(10), n(7), n(1), n(3), n(90), n(0)), false, redisop.Result{}},
+		"an unknown recall":         {redisop.Take, list(CodeWanted, n(10), n(7), n(1), n(3), n(90), n(3)), false, redisop.Result{}},
+		"a later number":            {redisop.Renew, list(CodeLater), true, redisop.Result{Outcome: redisop.Differs}},
+		"with a number":             {redisop.Renew, list(CodeLater, n(1)), false, redisop.Result{}},
+		"a claim that is gone":      {redisop.Take, list(CodeMissing), true, redisop.Result{Outcome: redisop.KeyMissing}},
+		"a lock":                    {redisop.Take, list(CodeHeld, n(9), text("a:1"), n(0), n(0)), true, redisop.Result{Outcome: redisop.HeldByOther, TTLMS: 9, Field: "a:1"}},
+		"a lock that was taken":     {redisop.Take, list(CodeTaken, n(7), n(1), n(0), n(0), n(0), n(0)), false, redisop.Result{}},
+		"a renewal":                 {redisop.Renew, n(0), true, redisop.Result{Permits: 3}},
+		"a drop":                    {redisop.Drop, n(0), true, redisop.Result{}},
+		"a token":                   {redisop.Take, n(7), true, redisop.Result{Permits: 5, Token: 7}},
+		"a token of a renewal":      {redisop.Renew, n(7), false, redisop.Result{}},
+		"nothing for a take":        {redisop.Take, n(0), false, redisop.Result{}},
+		"an unknown code":           {redisop.Take, list(CodeLater + 1), false, redisop.Result{}},
+		"a text":                    {redisop.Renew, text("ERR x"), false, redisop.Result{}},
+		"an empty list":             {redisop.Renew, Reply{Kind: '*'}, false, redisop.Result{}},
+	} {
+		r := redisop.Result{Kind: c.kind}
+		c.want.Kind = c.kind
+		_, err := DecodePermits(c.status, &redisop.Op{Kind: c.kind, Of: redisop.KindPermits, HoldID: 4, Count: 3, Asked: redisop.Asked{Want: 2}}, &r)
+		if (err == nil) != c.ok || c.ok && r != c.want || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
+			t.Errorf("%s: %v, %+v, want %+v", what, err, r, c.want)
+		}
+	}
+}
+
 // The scripts that Redis gets have numbers in place of the names.
 func TestScriptsHaveNoNamesOfNumbers(t *testing.T) {
 	for _, s := range Scripts {
@@ -67,7 +110,7 @@ func TestScriptsHaveNoNamesOfNumbers(t *testing.T) {
 		t.Errorf("the script is %q", text)
 	}
 	for name := range scriptNumbers {
-		if !strings.Contains(tokensText+queueText+takeText+dropText+mainText+renewText+arriveText, name) {
+		if !strings.Contains(tokensText+queueText+takeText+dropText+mainText+renewText+arriveText+permitsText, name) {
 			t.Errorf("no script has %s", name)
 		}
 	}

@@ -111,23 +111,13 @@ func (e *Encoder) orderArgs(ops []redisop.Op) {
 	}
 }
 
-// AppendRun appends the command that runs a script for ops, and arranges them. It is sent at now, ns. The
-// first token of a new counter is above birth, µs.
-func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.Op) []byte {
+// takesAndDrops appends the command that takes and drops the locks of ops, and arranges them. The first token of a new
+// counter is above birth, µs.
+func (e *Encoder) takesAndDrops(dst []byte, r Run, birth int64, ops []redisop.Op) []byte {
 	e.orderArgs(ops)
 	counts := [argSections]int{}
 	for i := range e.sections {
 		counts[i] = len(e.sections[i])
-	}
-	switch r.Script {
-	case Renew:
-		return e.renewals(dst, r, now, ops)
-	case Arrive:
-		dst = AppendCommand(dst, r, len(ops), 0)
-		for i := range ops {
-			dst = e.Keys.appendKey(dst, ops[i].Name)
-		}
-		return dst
 	}
 	counts[set] += counts[setLate]
 	pairs := counts[retaken] / 2
@@ -189,7 +179,7 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 		flags += 4
 	}
 	text := e.terms([...]byte{byte(counts[Taken]), byte(counts[set]), byte(counts[dropped]), flags}, birth, int64(passLease), ops)
-	dst = append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')
+	dst = appendText(dst, text)
 	if hasLease {
 		dst = AppendNumber(dst, int64(lease))
 	}
@@ -254,6 +244,11 @@ func (e *Encoder) appendField(dst []byte, holdID uint64) []byte {
 	return append(dst, '\r', '\n')
 }
 
+// appendText appends an argument of a command.
+func appendText(dst, text []byte) []byte {
+	return append(append(appendHead(dst, '$', len(text)), text...), '\r', '\n')
+}
+
 // terms returns what a run has to know beside its locks, as one argument: see main.lua. counts: how many are
 // taken, are set and are dropped; and flags.
 func (e *Encoder) terms(counts [4]byte, birth, passLease int64, ops []redisop.Op) []byte {
@@ -303,6 +298,15 @@ func (e *Encoder) DropArgs(name, field string, birth, passLease int64) []string 
 		flags = 1
 	}
 	return append(args, field, string(e.terms([...]byte{0, 0, 1, flags}, birth, passLease, nil)))
+}
+
+// arrivals appends the command that asks when requests for the locks of ops arrived.
+func (e *Encoder) arrivals(dst []byte, r Run, ops []redisop.Op) []byte {
+	dst = AppendCommand(dst, r, len(ops), 0)
+	for i := range ops {
+		dst = e.Keys.appendKey(dst, ops[i].Name)
+	}
+	return dst
 }
 
 // renewals appends the command that renews or checks the locks of ops.

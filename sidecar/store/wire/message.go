@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 // them. The last one is the key of the lock, in which any character may occur:
 //
 //	transfer:<origin> <ticket> <last token> <tokens> <lease ms> <waiting> <passed ms> <key>
+//	admit:<origin> p <number> <units> <last token> <tokens> <lease ms> <waiting> <key>
 //	recall:<origin> <key>
 //	free:<origin> <pause ms> <key>
 //	requeue:<origin> <ticket> <key>
@@ -52,6 +54,17 @@ func parseMessage(text string) (m redisop.Message, from Origin, ok bool) {
 		m.LeaseMS = uint32(fields.number(1, maxLeaseMS))
 		m.Waiting = uint32(fields.number(0, maxWaiting))
 		m.PassedMS = uint32(fields.number(0, maxPassedMS))
+	case "admit":
+		m.Kind = redisop.Admitted
+		if fields.next() != "p" { // permits
+			return redisop.Message{}, Origin{}, false
+		}
+		m.Ticket = fields.number(1, MaxScriptNumber)
+		m.Units = uint16(fields.number(1, math.MaxUint16))
+		m.LastToken = fields.number(1, MaxScriptNumber)
+		m.Tokens = uint16(fields.number(1, min(uint64(m.Units), m.LastToken)))
+		m.LeaseMS = uint32(fields.number(1, maxLeaseMS))
+		m.Waiting = uint32(fields.number(0, maxWaiting))
 	case "recall":
 		m.Kind = redisop.Recalled
 	case "free":

@@ -28,8 +28,19 @@ var messageCases = []struct {
 	{"requeue ключ{1}", redisop.Message{Kind: redisop.Requeue, Name: "ключ{1}"}, ""},
 	{"requeue 7 a", redisop.Message{Kind: redisop.Requeue, Name: "7 a"}, ""},
 	{"requeue:- 7 a", redisop.Message{Kind: redisop.Requeue, Name: "a", Ticket: 7, NamesTicket: true}, "-"},
+	{"admit:0123abcd p 7 3 1700000000000003 3 30000 5 api", redisop.Message{Kind: redisop.Admitted, Name: "api",
+		Ticket: 7, Units: 3, LastToken: 1700000000000003, Tokens: 3, LeaseMS: 30000, Waiting: 5}, "0123abcd"},
+	{"admit p 7 65535 1700000000000003 65535 30000 0 p a", redisop.Message{Kind: redisop.Admitted, Name: "p a",
+		Ticket: 7, Units: 65535, LastToken: 1700000000000003, Tokens: 65535, LeaseMS: 30000}, ""},
 
 	{text: ""},
+	{text: "admit:0123abcd w 7 3 1700000000000003 3 30000 5 api"}, // of a lock of another kind
+	{text: "admit:0123abcd p 7 0 1700000000000003 3 30000 5 api"},
+	{text: "admit:0123abcd p 7 65536 1700000000000003 3 30000 5 api"},
+	{text: "admit:0123abcd p 7 3 2 3 30000 5 api"}, // more tokens than there are
+	{text: "admit:0123abcd p 7 3 1700000000000003 3 0 5 api"},
+	{text: "admit:0123abcd p 0 3 1700000000000003 3 30000 5 api"},
+	{text: "admit:0123abcd p 7 3 1700000000000003 3 30000 5"},
 	{text: " "},
 	{text: "0"},
 	{text: "a"},
@@ -136,7 +147,7 @@ func FuzzMessages(f *testing.F) {
 			return
 		}
 		// No message has what no script sends.
-		if m.PauseMS > 10 || m.LeaseMS > protocol.MaxDurationMS || m.Tokens > 128 || max(m.Ticket, m.LastToken) >= 1<<53 ||
+		if m.PauseMS > 10 || m.LeaseMS > protocol.MaxDurationMS || m.Tokens > max(128, m.Units) || max(m.Ticket, m.LastToken) >= 1<<53 ||
 			uint64(m.Tokens) > m.LastToken || m.Conn != (redisop.Conn{}) {
 			t.Fatalf("%q is %+v", text, m)
 		}
@@ -144,6 +155,8 @@ func FuzzMessages(f *testing.F) {
 		switch m.Kind {
 		case redisop.Transferred:
 			word, numbers = "transfer", fmt.Sprintf(" %d %d %d %d %d %d", m.Ticket, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS)
+		case redisop.Admitted:
+			word, numbers = "admit", fmt.Sprintf(" p %d %d %d %d %d %d", m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting)
 		case redisop.Freed:
 			word, numbers = "free", fmt.Sprintf(" %d", m.PauseMS)
 		case redisop.Requeue:

@@ -16,6 +16,8 @@ const (
 	CounterPrefix = "redisson_lock_token:"
 	QueuePrefix   = "locksidecar_queue:"
 	SignsPrefix   = "locksidecar_signs:"
+	WantedPrefix  = "locksidecar_wanted:"
+	WantsPrefix   = "locksidecar_wants:"
 	HostPrefix    = "locksidecar_host:"
 	HostsPrefix   = "locksidecar_hosts:"
 
@@ -182,9 +184,9 @@ func (k *Keyspace) Ours(from, name string) string {
 	return from + "{" + k.Prefix + name + "}"
 }
 
-// AppendOurs appends ours(from, name) as an argument of a command.
+// AppendOurs appends Ours(from, name) as an argument of a command.
 func (k *Keyspace) AppendOurs(dst []byte, from, name string) []byte {
-	return AppendString(dst, k.Ours(from, name))
+	return k.append(dst, from, ":", name)
 }
 
 // appendKey appends key(name) as an argument of a command.
@@ -197,18 +199,20 @@ func (k *Keyspace) appendKey(dst []byte, name string) []byte {
 
 // appendDerived appends derived(from, name) as an argument of a command.
 func (k *Keyspace) appendDerived(dst []byte, from, name string) []byte {
+	return k.append(dst, from, "", name)
+}
+
+// append appends a key of a lock as an argument of a command. With a tag in the name, it has tagged between from and that.
+func (k *Keyspace) append(dst []byte, from, tagged, name string) []byte {
+	n := len(from) + len(k.Prefix) + len(name)
 	if k.IsTagged(name) {
-		dst = appendHead(dst, '$', len(from)+len(k.Prefix)+len(name))
-		dst = append(dst, from...)
-		dst = append(dst, k.Prefix...)
-		dst = append(dst, name...)
+		dst = appendHead(dst, '$', n+len(tagged))
+		dst = append(append(dst, from...), tagged...)
+		dst = append(append(dst, k.Prefix...), name...)
 	} else {
-		dst = appendHead(dst, '$', len(from)+len(k.Prefix)+len(name)+2)
-		dst = append(dst, from...)
-		dst = append(dst, '{')
-		dst = append(dst, k.Prefix...)
-		dst = append(dst, name...)
-		dst = append(dst, '}')
+		dst = appendHead(dst, '$', n+2)
+		dst = append(append(dst, from...), '{')
+		dst = append(append(append(dst, k.Prefix...), name...), '}')
 	}
 	return append(dst, '\r', '\n')
 }

@@ -20,6 +20,13 @@ func dropOp(name string, num uint64) redisop.Op {
 	return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num}
 }
 
+// permitsOp keeps permits of a semaphore of ten, and asks for more.
+func permitsOp(name string, num uint64, keep uint32, want uint16) redisop.Op {
+	op := takeOp(name, num)
+	op.Of, op.Count, op.Want, op.Times, op.Capacity = redisop.KindPermits, keep, want, 1, 10
+	return op
+}
+
 // wirePass is a Drop that may pass the lock on.
 func passOp(name string, num uint64, passedMS uint32) redisop.Op {
 	op := dropOp(name, num)

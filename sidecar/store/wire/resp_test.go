@@ -177,6 +177,11 @@ func TestCommandsAreEncoded(t *testing.T) {
 		drop("d", 7, 0, 60), reserves, drop("f", 10, 2, 20), asks, wait(takeOp("g", 12), 13), inOrder, wait(takeOp("h", 14), 0), takeOp("i", 15),
 		drop("j", 16, 0, 70), drop("k", 17, 18, 80),
 	}
+	permitsWait := permitsOp("b{c}", 8, 0, 3)
+	permitsWait.Times, permitsWait.Arrived, permitsWait.Flags = 2, 1700000000000123, redisop.Enqueue|redisop.RequireExisting
+	ofPermits := func(op redisop.Op) redisop.Op { op.Of = redisop.KindPermits; return op }
+	permitsDrop, permitsRenew, permitsCheck := ofPermits(dropOp("a", 9)), ofPermits(renewOp("a", 7)), ofPermits(checkOp("a", 7))
+	permitsDrop.Count, permitsRenew.Count, permitsCheck.Count = 4, 5, 5
 	for _, tt := range []struct {
 		bytes []byte
 		want  []string
@@ -214,6 +219,12 @@ func TestCommandsAreEncoded(t *testing.T) {
 			ourUUID + ":1", "\x01\x00\x01\x01\x00\x00" + "\x00\x00\x00\x00\x00\x00\x00" + "0 7 0 - ", "30000", "2"}},
 		{prefixed.AppendRun(nil, Run{Script: Renew}, 0, 7, []redisop.Op{renewOp("a", 200)}), []string{"evalsha", Renew.SHA, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "0", "200"}},
+		{e.AppendRun(nil, Run{Script: Permits}, 0, 7, []redisop.Op{permitsOp("a", 7, 2, 3), permitsWait, permitsDrop, permitsRenew, permitsCheck}), []string{"evalsha", Permits.SHA, "15",
+			"a", "locksidecar_wanted:{a}", "locksidecar_wants:{a}",
+			"b{c}", "locksidecar_wanted::b{c}", "locksidecar_wants::b{c}",
+			"a", "locksidecar_wanted:{a}", "locksidecar_wants:{a}", "a", "a", "a", "a", "a", "a",
+			ourUUID + ":", "\x00\x00\x00\x00\x00\x00" + floor + "0 7 0 0123abcd ",
+			"t 7 2 3 10 30000", "tqm 8 0 3 10 30000 2 1 1700000000000123", "d 9", "r 7 5 0 0 30000", "c 7 5 0 0 0"}},
 		{AppendLoad(nil, AcquireRelease), []string{"script", "load", AcquireRelease.Text}},
 		{AppendPing(nil), []string{"ping"}},
 	} {
@@ -291,6 +302,8 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 	ops := func(n int, op redisop.Op) []redisop.Op { return slices.Repeat([]redisop.Op{op}, n) }
 	drop, take, keep, twice := dropOp("a", 1), takeOp("a", 1), renewOp("a", 1), renewOp("a", 1)
 	twice.Count = 2
+	permits, longPermits := permitsOp("a", 1, 0, 1), permitsOp("b", 1, 0, 1)
+	longPermits.LeaseMS++
 	for _, tt := range []struct {
 		says   string
 		ops    []redisop.Op
@@ -303,10 +316,12 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"drops go with any", []redisop.Op{drop, longer, drop, longer}, AcquireRelease, 4},
 		{"drops that pass locks on with another lease", []redisop.Op{drop, passOp("a", 1, 0), longer}, AcquireRelease, 1},
 		{"drops that pass locks on, and takes", []redisop.Op{passOp("a", 1, 0), longer, passOp("b", 1, 0)}, AcquireRelease, 3},
-		{"renewals", []redisop.Op{keep, keep, take}, ScriptOf(redisop.Renew), 2},
+		{"renewals", []redisop.Op{keep, keep, take}, scriptOf(redisop.Renew), 2},
 		{"no more than so many", ops(RunMax+1, drop), AcquireRelease, RunMax},
-		{"renewals with more entries", []redisop.Op{keep, twice}, ScriptOf(redisop.Renew), 1},
-		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), ScriptOf(redisop.Renew), 4},
+		{"renewals with more entries", []redisop.Op{keep, twice}, scriptOf(redisop.Renew), 1},
+		{"permits, whatever their leases", []redisop.Op{permits, longPermits, permits, take}, Permits, 3},
+		{"locks before permits", []redisop.Op{take, permits}, AcquireRelease, 1},
+		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(redisop.Renew), 4},
 	} {
 		if s, n := BatchPrefix(tt.ops, nil); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)

@@ -20,8 +20,9 @@ var (
 	Renew          = NewScript(scriptText(OwnershipText, renewText))
 	Arrive         = NewScript(scriptText(arriveText))
 	Permissions    = NewScript(scriptText(permissionsText))
+	Permits        = NewScript(PermitsText())
 
-	Scripts = []*Script{AcquireRelease, Renew, Arrive, Permissions}
+	Scripts = []*Script{AcquireRelease, Renew, Arrive, Permissions, Permits}
 )
 
 func NewScript(text string) *Script {
@@ -36,8 +37,16 @@ type Run struct {
 	ByText bool
 }
 
-// ScriptOf is the script for operations of a kind.
-func ScriptOf(k redisop.OpKind) *Script {
+// ScriptOf is the script that executes an operation.
+func ScriptOf(op *redisop.Op) *Script {
+	if op.Of == redisop.KindPermits {
+		return Permits
+	}
+	return scriptOf(op.Kind)
+}
+
+// scriptOf is the script that executes operations on locks of kind lock.
+func scriptOf(k redisop.OpKind) *Script {
 	switch k {
 	case redisop.Take, redisop.Drop:
 		return AcquireRelease

@@ -18,6 +18,8 @@ var (
 	OwnershipText string
 	//go:embed scripts/tokens.lua
 	tokensText string
+	//go:embed scripts/messages.lua
+	messagesText string
 	//go:embed scripts/queue.lua
 	queueText string
 	//go:embed scripts/take.lua
@@ -28,6 +30,8 @@ var (
 	mainText string
 	//go:embed scripts/renew.lua
 	renewText string
+	//go:embed scripts/permits.lua
+	permitsText string
 	//go:embed scripts/arrive.lua
 	arriveText string
 	//go:embed scripts/permissions.lua
@@ -50,12 +54,24 @@ func AcquireReleaseText() string {
 	queuedTake, take := withQueue(takeText)
 	queuedDrop, drop := withQueue(dropText)
 	return scriptText(headText, OwnershipText, tokensText, drop,
-		"local function define_queues()\n", queueText, queuedTake, queuedDrop,
+		"local function define_queues()\n", messagesText, queueText, queuedTake, queuedDrop,
 		"return {refuse = refuse, in_order = in_order, leave = leave, drop = drop, words_of = words_of}\nend\n",
 		take, mainText)
 }
 
 const queuesAbove = "-- ^ in define_queues ^\n"
+
+// PermitsText joins the files of the script for permits. What it has above its line sharedBelow is what the shared files
+// use.
+func PermitsText() string {
+	above, rest, found := strings.Cut(permitsText, sharedBelow)
+	if !found {
+		panic("store: permits.lua has no line " + sharedBelow)
+	}
+	return scriptText(above, OwnershipText, messagesText, rest)
+}
+
+const sharedBelow = "-- ^ before the shared files ^\n"
 
 // scriptText joins parts of a script, and puts in the numbers that it has by name. A name costs
 // Redis nothing in a run. With another number the script has another digest.
@@ -101,6 +117,9 @@ var scriptNumbers = map[string]int64{
 	"code.arrived":     int64(CodeArrived),
 	"code.not_a_lock":  int64(CodeNotALock),
 	"code.refused":     int64(CodeRefused),
+	"code.permitted":   int64(CodePermitted),
+	"code.wanted":      int64(CodeWanted),
+	"code.later":       int64(CodeLater),
 
 	"recall.none":     int64(redisop.NotRecalled),
 	"recall.received": int64(redisop.RecallReceived),

@@ -32,6 +32,7 @@ local function owner(lock, fields, num)
   local mode = redis.pcall('HGET', lock, 'mode')
   if type(mode) == 'table' then error(mode) end
   if mode == 'read' or mode == 'write' then return nil, 'a read-write lock in mode ' .. mode end
+  if string.find(mode or '', '^permits') then return nil, 'a semaphore' end -- see permits.lua
   -- Where time goes on during a script, as in the embedded Redis, the key may have expired since.
   if redis.pcall('EXISTS', lock) == 0 then return end
   return nil, 'a hash with ' .. fields .. ' field' .. (fields == 1 and '' or 's') .. ', which is not a lock', true

@@ -1,4 +1,4 @@
--- queue: the tickets of a lock between sidecars, and messages to sidecars.
+-- queue: the tickets of a lock between sidecars.
 --
 -- The queue of a lock is a ZSET, locksidecar_queue:{lock}, or if the lock's key has a brace,
 -- locksidecar_queue::lock. Its members are tickets: the owner field "<uuid>:<ticket>" that the lock
@@ -7,19 +7,10 @@
 -- ticket that stood, s. They are no KEYS, so that a user who may not use them may use the locks: to
 -- such a user each queue is empty, and no ticket stands.
 --
--- Messages on redisson_lock__channel:{locksidecar}:<uuid>:
---   transfer:<origin> <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
---   recall:<origin> <lock>
---   free:<origin> <pause, ms> <lock>
---   requeue:<origin> <ticket> <lock>
--- A sidecar whose uuid is not of version 8 may know no origins: its messages have none, and its
--- requeue has no ticket.
---
 -- Redis pays in each run for each function that a script defines, and most locks have no queue. So
 -- these are in a function, define_queues, with what take.lua and drop.lua have above a line of their
 -- own: see script_text.go.
 
-local pass_lease, origin, waits = string.match(terms, '^%d+ %d+ (%d+) (%S*) (.*)$', 14)
 local words = {}
 for word in string.gmatch(waits, '%d+') do words[#words + 1] = word end
 -- The numbers of an operation in waits: wait, ticket, time.
@@ -29,16 +20,6 @@ end
 
 -- Has an operation name this ticket from now on.
 local function set_ticket(op, ticket) words[3 * op - 1] = ticket end
-
-local clock
--- Redis's clock, µs.
-local function now()
-  if not clock then
-    local time = redis.call('TIME')
-    clock = time[1] * 1000000 + time[2]
-  end
-  return clock
-end
 
 -- Redis's clock, but later than each ticket of another sidecar, µs: the clock may have been set
 -- back, and a newcomer never stands before a ticket that came earlier.
@@ -61,24 +42,6 @@ local function count(queue)
 end
 
 local function signs_of(queue) return 'locksidecar_signs:' .. string.sub(queue, #'locksidecar_queue:' + 1) end
-
--- Executes a command that writes, and may fail for any reason but that this server is a replica.
--- A replica executes what only reads, and what it read may be out of date: so the first command
--- that is refused with READONLY ends the operation with this error.
-local function write(...)
-  local reply = ask(...)
-  if type(reply) == 'table' and reply.err and string.find(reply.err, 'READONLY', 1, true) then error(reply) end
-  return reply
-end
-
--- Sends a message, of a word and the rest, to the sidecar of an owner field. Returns how many
--- connections received it.
-local function send(field, word, rest)
-  if not string.find(field, '^:%d+$', 37) then return 0 end
-  if string.sub(field, 15, 15) == '8' then word = word .. ':' .. origin end
-  local reached = ask('PUBLISH', 'redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36), word .. ' ' .. rest)
-  return type(reached) == 'number' and reached or 0
-end
 
 -- Notes that this sidecar has asked.
 local function sign(queue)
