@@ -65,6 +65,20 @@ func aWorld(t *testing.T, path string, h host) (world, Recovered) {
 	return w, r
 }
 
+// A number is not used again, also if no lock that had it is left.
+func TestLastHoldIDOutlivesItsLock(t *testing.T) {
+	path, h := filepath.Join(t.TempDir(), "state"), thisHost()
+	f := mustOpen(t, path, h)
+	f.PutLastHoldID(50)
+	f.DeleteLock(f.PutLock(0, &locktable.LockRecord{Name: "invoice:42", MaxHoldID: 50}))
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r := mustOpen(t, path, h).Recovered(); r.Snapshot.LastHoldID != 50 {
+		t.Errorf("the last hold number is %d, want 50", r.Snapshot.LastHoldID)
+	}
+}
+
 func TestFirstStartResetsWithoutAReason(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	r := mustOpen(t, path, thisHost()).Recovered()

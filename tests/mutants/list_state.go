@@ -201,7 +201,7 @@ var stateMutants = []mutant{
 		in:   "sidecar/state (*File).PutLastHoldID",
 		find: "func (f *File) PutLastHoldID(id uint64) { f.update(&f.img[hLastHoldID], id) }",
 		put:  "func (f *File) PutLastHoldID(uint64) {}",
-		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
+		by:   test("sidecar/state", "TestLastHoldIDOutlivesItsLock"),
 	},
 	{
 		rule: "the largest session id is stored",
