@@ -162,6 +162,14 @@ func TestSemaphoreExcludesALock(t *testing.T) {
 		if got := must(b.admin.HGetAll(ctx, "api").Result()); !maps.Equal(got, map[string]string{field(ourUUID, 4): "1"}) {
 			t.Errorf("the lock became %v", got)
 		}
+		b.admin.ZAdd(ctx, wantedOf("api"), redis.Z{Score: 1, Member: ourUUID})
+		b.admin.HSet(ctx, wantsOf("api"), ourUUID, "9 1 10 30000 1")
+		for _, num := range []uint64{8, 9} {
+			r.one(permitsDrop("api", num))
+			if got := must(b.admin.ZCard(ctx, wantedOf("api")).Result()); (got == 1) != (num == 8) { // a late one leaves a later place
+				t.Errorf("after Drop %d there are %d places", num, got)
+			}
+		}
 		b.admin.Set(ctx, "text", "x", 0)
 		if res := r.one(permitsOp("text", 7, 0, 1)); res.Outcome != redisop.NotALock || !strings.Contains(res.Msg, "choose another name") {
 			t.Errorf("a string: %+v", res)
