@@ -83,7 +83,7 @@ func TestPermitsSurviveWhatIsWrittenByHand(t *testing.T) {
 	})
 }
 
-// Places that cannot be read are in nobody's way.
+// Places that cannot be read keep no host waiting.
 func TestPlacesSurviveWhatIsWrittenByHand(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)

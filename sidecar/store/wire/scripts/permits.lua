@@ -264,7 +264,7 @@ local function admit(tokens)
     local host, arrived = first[1], tonumber(first[2])
     if not host then break end
     local number, permits, capacity, lease, asked = place_of(host)
-    if not number or #host ~= 36 or permits + 0 > capacity + 0 then -- it would stop all others for ever
+    if not number or #host ~= 36 or permits + 0 > capacity + 0 then -- it never fits, and others wait behind it
       leave(host)
     elseif host ~= uuid and now() - max(arrived, asked * 1000000) > policy.max_silence_us then
       leave(host)
