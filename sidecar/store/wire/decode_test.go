@@ -7,13 +7,18 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
+func numberReply(n int64) Reply { return Reply{Kind: ':', Num: n} }
+
+func textReply(s string) Reply { return Reply{Kind: '$', Text: s} }
+
+// statusReply is a status with a code.
+func statusReply(c StatusCode, values ...Reply) Reply {
+	return Reply{Kind: '*', List: append([]Reply{numberReply(int64(c))}, values...)}
+}
+
 // What no script returns for an operation is not taken for a result of it.
 func TestStatusesThatNoScriptMakes(t *testing.T) {
-	n := func(n int64) Reply { return Reply{Kind: ':', Num: n} }
-	text := func(s string) Reply { return Reply{Kind: '$', Text: s} }
-	list := func(c StatusCode, values ...Reply) Reply {
-		return Reply{Kind: '*', List: append([]Reply{n(int64(c))}, values...)}
-	}
+	n, text, list := numberReply, textReply, statusReply
 	for what, c := range map[string]struct {
 		kind   redisop.OpKind
 		status Reply
@@ -58,11 +63,7 @@ func TestStatusesThatNoScriptMakes(t *testing.T) {
 
 // The same of operations of semaphores, which have codes of their own.
 func TestStatusesThatNoScriptOfPermitsMakes(t *testing.T) {
-	n := func(n int64) Reply { return Reply{Kind: ':', Num: n} }
-	text := func(s string) Reply { return Reply{Kind: '$', Text: s} }
-	list := func(c StatusCode, values ...Reply) Reply {
-		return Reply{Kind: '*', List: append([]Reply{n(int64(c))}, values...)}
-	}
+	n, text, list := numberReply, textReply, statusReply
 	for what, c := range map[string]struct {
 		kind   redisop.OpKind
 		status Reply
