@@ -122,17 +122,29 @@ func TestProcessThatExecutesAnotherProgramIsRecognized(t *testing.T) {
 	mustFind(t, "after, with nothing known", pid, was, anyDescriptor, Watched)
 }
 
-// startProcess starts a process that runs until the test ends it.
+// startProcess starts a process that runs until the test ends it. It waits for an answer of its
+// program: Start returns during exec, while the addresses of code and stack still change.
 func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("cat")
-	if _, err := cmd.StdinPipe(); err != nil {
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	if _, err := in.Write([]byte{'x'}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
 	return cmd
 }
 
