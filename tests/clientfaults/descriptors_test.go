@@ -176,7 +176,11 @@ func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 	dies.Must(harness.Command{Do: "lock", As: "dies", Name: "dies", WaitMS: -1, Lease: 600_000})
 
 	clients := occupy(t, d)
-	t.Logf("%d clients could connect apart from two, with %d files open of %d", len(clients), harness.OpenFiles(t, d.PID()), d.MaxFiles)
+	open := harness.OpenFiles(t, d.PID())
+	t.Logf("%d clients could connect apart from two, with %d files open of %d", len(clients), open, d.MaxFiles)
+	if reserve := 48; open > d.MaxFiles-reserve { // 64, but for clients that are just refused
+		t.Errorf("with %d files open of %d, fewer than %d are left to the daemon", open, d.MaxFiles, reserve)
+	}
 	if len(clients) < 10 {
 		t.Errorf("only %d clients could connect", len(clients))
 	}
