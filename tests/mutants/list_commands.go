@@ -123,7 +123,7 @@ var commandMutants = []mutant{
 		rule: "a reload to a Redis with other data is refused",
 		in:   "cmd/locksidecar otherData",
 		find: "case !isSame:",
-		put:  "case false:",
+		put:  "case !isSame && false:",
 		by:   test("tests/messages", "TestCheckBeforeAReloadConnectsToRedis"),
 	},
 	{

@@ -134,7 +134,15 @@ type bench struct {
 	root     string // of the module
 	dir      string // for the overlay, the mutated file and the test binary
 	overlaid string // the overlay of the last compile; "": none
+	tries    int
 }
+
+// triesOfCache is for how many mutants one build cache is good. What is compiled of a mutant is never used again, and is
+// about 100 MB.
+const triesOfCache = 40
+
+// cache is the build cache of the bench.
+func (b *bench) cache() string { return filepath.Join(b.dir, "cache") }
 
 // A mutant may have its check wait for what never happens. The check fails when it takes
 // several times as long as it does on the unchanged source.
@@ -244,6 +252,9 @@ func moduleRoot() (string, error) {
 
 // try breaks a rule and calls the check. how says what failed.
 func (b *bench) try(ctx context.Context, m *mutant, limit time.Duration) (v verdict, how string) {
+	if b.tries++; b.tries%triesOfCache == 0 {
+		_ = os.RemoveAll(b.cache()) // the disk is full before what it is for fails
+	}
 	overlay, err := b.overlay(m)
 	if err != nil {
 		return misfit, err.Error()
@@ -342,7 +353,7 @@ func (b *bench) output(ctx context.Context, limit time.Duration, dir, name strin
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "LOCKSIDECAR_REQUIRE_REDIS=1", "GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+b.overlaid)
+	cmd.Env = append(os.Environ(), "LOCKSIDECAR_REQUIRE_REDIS=1", "GOCACHE="+b.cache(), "GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+b.overlaid)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 10 * time.Second
