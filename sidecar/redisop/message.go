@@ -20,6 +20,8 @@ type Message struct {
 	Waiting   uint32 // tickets in the queue behind it
 	PassedMS  uint32 // for how long the lock has passed from owner to owner without having been free, ms
 
+	Of LockKind // of Admitted and Recalled: of what kind the lock is
+
 	Units uint16 // of Admitted, which has what Transferred has, but for PassedMS
 
 	// Of Freed.
@@ -52,7 +54,8 @@ const (
 	// Transferred: the lock passed to this sidecar, under its Ticket.
 	Transferred
 
-	// Recalled, to the sidecar that has the lock: another one waits for it.
+	// Recalled, to the sidecar that has the lock: another one waits for it. Of permits: to give back those that it does
+	// not use.
 	Recalled
 
 	// Freed, to the first of the queue: the lock is free. It asks again after PauseMS.

@@ -14,8 +14,9 @@
 // Of a semaphore (KindPermits), a sidecar owns its claim, which has a number too, and the permits of
 // all its holds: Count. Each operation but Renew and Check has a new number. A Take keeps Count permits,
 // and asks for Want more, for each of up to Times waiters. If these are not free, then with Enqueue the
-// sidecar waits for them, and has no others than Count. With RequireExisting, it has lost its holds if it
-// has less than Count; otherwise it gets these back if they are free. A Drop gives back all.
+// sidecar waits for them, and has no others than Count; unless it would wait for itself alone. With
+// RequireExisting, it has lost its holds if it has less than Count; otherwise it gets these back if they are
+// free. A Drop gives back all.
 package redisop
 
 // OpKind says what Redis shall have for a lock.
@@ -73,7 +74,7 @@ type Op struct {
 // Asked is how a Take asks for a lock.
 type Asked struct {
 	Ticket  uint64 // with Enqueue: that may stand in the queue already; 0: none
-	Arrived uint64 // with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
+	Arrived uint64 // with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now. Of permits: 0: as the place has it; ArrivesNow
 	Reserve uint16 // tokens to draw; 0 draws none
 
 	// Of permits:
@@ -94,7 +95,11 @@ const (
 	InOrder                            // Take with Enqueue: a free key goes to the first of the queue
 	CountListeners                     // Take: the subscribers of the lock's channel are counted, also if the lock is this sidecar's then
 	CanWait                            // Drop: it is not known that anything waits for the lock
+	Yields                             // Take of permits: what the host has beyond Count is for hosts that wait before it; with Ticket: if that stands
 )
+
+// ArrivesNow is later than all arrivals: a place that a host of a semaphore has moves behind all others.
+const ArrivesNow = uint64(1) << 53
 
 // Has reports whether a flag is set.
 func (f Flags) Has(flag Flags) bool { return f&flag != 0 }

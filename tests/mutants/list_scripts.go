@@ -1040,7 +1040,7 @@ end`,
 	{
 		rule: "K10: permits that are free go to the first that waits",
 		in:   permits,
-		find: `elseif (hosts == 0 or rank == 0) and others`,
+		find: `elseif (hosts == 0 or rank == 0 and arrived == '0') and others`,
 		put:  `elseif others`,
 		by:   permitsDifferential,
 	},

@@ -169,9 +169,9 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "an admission to a lock of another kind is not taken for permits",
-		in:   "sidecar/store/wire parseMessage",
-		find: `fields.next() != "p"`,
-		put:  `fields.next() == ""`,
+		in:   "sidecar/store/wire (*messageFields).kind",
+		find: `f.next() != "p"`,
+		put:  `f.next() == ""`,
 		by:   test("sidecar/store/wire", "TestMessagesOnTheChannelOfASidecar"),
 	},
 	{
@@ -184,7 +184,7 @@ var storeMutants = []mutant{
 	{
 		rule: "tokens of semaphores raise no floor of locks",
 		in:   "sidecar/store/pipeline (*Machine).onRun",
-		find: "token != 0 && m.flight.head(cl.ops)[i].Of == redisop.KindLock",
+		find: "token != 0 && m.flight.head(cl.ops)[i].Of != redisop.KindPermits",
 		put:  "token != 0",
 		by:   test("sidecar/store/pipeline", "TestTokensOfPermitsRaiseNoFloor"),
 	},

@@ -143,10 +143,11 @@ func (r *permitsRun) execute() {
 	units, isGranted := keep, want == 0
 	if want > 0 {
 		most := int64(0)
+		yields := others > 0 && op.Has(redisop.Yields) && (op.Ticket == 0 || at >= 0)
 		switch {
-		case own.Units >= keep+want:
+		case own.Units >= keep+want && !yields:
 			most = (own.Units - keep) / want
-		case others > 0 && at != 0, otherUnits+keep+want > int64(op.Capacity):
+		case others > 0 && (at != 0 || op.Arrived != 0), otherUnits+keep+want > int64(op.Capacity):
 		case others > 0:
 			most = 1
 		default:
@@ -169,7 +170,8 @@ func (r *permitsRun) execute() {
 	stands := false
 	if !isGranted {
 		arrives = r.arrives()
-		stands = op.Has(redisop.Enqueue) && want <= int64(op.Capacity) && r.enqueue(arrives)
+		waitsForOthers := others > 0 || otherUnits > 0
+		stands = op.Has(redisop.Enqueue) && want <= int64(op.Capacity) && waitsForOthers && r.enqueue(arrives)
 	}
 	if at >= 0 && !stands {
 		r.leave(r.Owner)
@@ -177,7 +179,7 @@ func (r *permitsRun) execute() {
 	if units == 0 && !hasClaim && at < 0 && !stands && r.Confirms {
 		r.write(true)
 	}
-	if others > 0 && !(stands && s.PlaceOf(r.Owner) == 0) {
+	if others > 0 && !(stands && s.PlaceOf(r.Owner) == 0 && op.Arrived == 0) {
 		if got := r.admit(); got > 0 {
 			units, isGranted = units+got, true
 		}
@@ -197,7 +199,7 @@ func (r *permitsRun) execute() {
 		return
 	}
 	r.reply.Rank, r.reply.Ticket = uint32(s.PlaceOf(r.Owner)), op.HoldID
-	if r.reply.Rank == 0 {
+	if wasCalled := at == 0 && own.Units > keep; r.reply.Rank == 0 && !wasCalled {
 		r.callBack()
 	}
 }
@@ -369,7 +371,7 @@ func (r *permitsRun) admit() (got int64) {
 			continue
 		}
 		m := redisop.Message{
-			Kind: redisop.Admitted, Ticket: p.Num, Units: uint16(p.Units), LastToken: uint64(last), Tokens: 1,
+			Kind: redisop.Admitted, Of: redisop.KindPermits, Ticket: p.Num, Units: uint16(p.Units), LastToken: uint64(last), Tokens: 1,
 			LeaseMS: uint32(p.LeaseMS), Waiting: uint32(len(s.Places)),
 		}
 		switch {
@@ -388,7 +390,7 @@ func (r *permitsRun) admit() (got int64) {
 func (r *permitsRun) callBack() {
 	r.reply.Recall = redisop.RecallMissed
 	for _, owner := range slices.Sorted(maps.Keys(r.s.Claims)) {
-		if owner != r.Owner && r.send(owner, redisop.Message{Kind: redisop.Recalled}, &r.reply) > 0 {
+		if owner != r.Owner && r.send(owner, redisop.Message{Kind: redisop.Recalled, Of: redisop.KindPermits}, &r.reply) > 0 {
 			r.reply.Recall = redisop.RecallReceived
 		}
 	}

@@ -52,6 +52,7 @@ func TestPermitsBehaveAsTheirModel(t *testing.T) {
 // permitsSituations are what the laps must meet.
 var permitsSituations = []string{
 	"granted", "several at once", "kept", "given back", "waits", "waits on", "asked again", "a place is admitted", "the own place is admitted",
+	"waits for itself", "yields", "its place is gone", "behind all others",
 	"nothing received an admission", "a silent place", "an expired claim", "lost", "got back", "late", "renewed", "OOM", "READONLY", "recalled",
 }
 
@@ -217,8 +218,11 @@ func (d *permitsDiff) drawOp(owner redis.Owner, p *permitsOf) redisop.Op {
 		}
 		op.Set(redisop.Enqueue, !r.oneIn(3))
 		op.Set(redisop.RequireExisting, r.oneIn(2))
+		if op.Set(redisop.Yields, r.oneIn(2)); r.oneIn(2) {
+			op.Ticket = op.HoldID - 1
+		}
 		if r.oneIn(5) {
-			op.Arrived = uint64(d.clock - pick[int64](r, 1_500_000, 30_000_000, -1_000_000_000))
+			op.Arrived = pick(r, uint64(d.clock-1_500_000), uint64(d.clock-30_000_000), uint64(d.clock+1_000_000_000), redisop.ArrivesNow)
 		}
 	}
 	return op
@@ -406,6 +410,10 @@ func (d *permitsDiff) observe(op *redisop.Op, before, after *redis.Semaphore, r 
 		"waits on":                      r.IsQueued && r.Rank > 0,
 		"asked again":                   r.IsQueued && stood,
 		"the own place is admitted":     r.Outcome == redisop.Done && op.Want > 0 && stood && len(before.Places) > 1 && before.PlaceOf(owner) > 0,
+		"waits for itself":              r.Outcome == redisop.HeldByOther && op.Has(redisop.Enqueue) && op.Want <= op.Capacity && !r.IsQueued && r.Code == "",
+		"yields":                        op.Kind == redisop.Take && op.Has(redisop.Yields) && op.Want > 0 && had >= int64(op.Count)+int64(op.Want) && has < had,
+		"its place is gone":             op.Has(redisop.Yields) && op.Ticket != 0 && !stood && r.Outcome == redisop.Done && len(before.Places) > 0 && op.Want > 0,
+		"behind all others":             op.Arrived == redisop.ArrivesNow && r.IsQueued && stood && before.PlaceOf(owner) < after.PlaceOf(owner),
 		"an expired claim":              len(after.Claims) < len(before.Claims) && has > 0,
 		"lost":                          r.Outcome == redisop.KeyMissing && op.Kind == redisop.Take,
 		"got back":                      r.Outcome == redisop.Done && op.Kind == redisop.Take && had < int64(op.Count),

@@ -90,7 +90,7 @@ func (m *Machine) onRun(now int64, answer *wire.Reply) error {
 		return err
 	}
 	for i := range results {
-		if token := results[i].Token; token != 0 && m.flight.head(cl.ops)[i].Of == redisop.KindLock { // others need no floor
+		if token := results[i].Token; token != 0 && m.flight.head(cl.ops)[i].Of != redisop.KindPermits { // these need no floor
 			m.raiseFloor(now, token)
 		}
 		m.noteResult(&results[i])

@@ -16,6 +16,7 @@ import (
 //	transfer:<origin> <ticket> <last token> <tokens> <lease ms> <waiting> <passed ms> <key>
 //	admit:<origin> p <number> <units> <last token> <tokens> <lease ms> <waiting> <key>
 //	recall:<origin> <key>
+//	return:<origin> p <key>
 //	free:<origin> <pause ms> <key>
 //	requeue:<origin> <ticket> <key>
 //
@@ -55,10 +56,7 @@ func parseMessage(text string) (m redisop.Message, from Origin, ok bool) {
 		m.Waiting = uint32(fields.number(0, maxWaiting))
 		m.PassedMS = uint32(fields.number(0, maxPassedMS))
 	case "admit":
-		m.Kind = redisop.Admitted
-		if fields.next() != "p" { // permits
-			return redisop.Message{}, Origin{}, false
-		}
+		m.Kind, m.Of = redisop.Admitted, fields.kind()
 		m.Ticket = fields.number(1, MaxScriptNumber)
 		m.Units = uint16(fields.number(1, math.MaxUint16))
 		m.LastToken = fields.number(1, MaxScriptNumber)
@@ -67,6 +65,8 @@ func parseMessage(text string) (m redisop.Message, from Origin, ok bool) {
 		m.Waiting = uint32(fields.number(0, maxWaiting))
 	case "recall":
 		m.Kind = redisop.Recalled
+	case "return":
+		m.Kind, m.Of = redisop.Recalled, fields.kind()
 	case "free":
 		m.Kind = redisop.Freed
 		m.PauseMS = uint32(fields.number(0, maxPauseMS))
@@ -99,6 +99,14 @@ func (f *messageFields) next() string {
 	}
 	f.rest = rest
 	return field
+}
+
+// kind removes the first field, which is a kind of locks.
+func (f *messageFields) kind() redisop.LockKind {
+	if f.next() != "p" {
+		f.broken = true
+	}
+	return redisop.KindPermits
 }
 
 // number removes the first field, which is a decimal number from least to most.

@@ -28,12 +28,16 @@ var messageCases = []struct {
 	{"requeue ключ{1}", redisop.Message{Kind: redisop.Requeue, Name: "ключ{1}"}, ""},
 	{"requeue 7 a", redisop.Message{Kind: redisop.Requeue, Name: "7 a"}, ""},
 	{"requeue:- 7 a", redisop.Message{Kind: redisop.Requeue, Name: "a", Ticket: 7, NamesTicket: true}, "-"},
-	{"admit:0123abcd p 7 3 1700000000000003 3 30000 5 api", redisop.Message{Kind: redisop.Admitted, Name: "api",
+	{"admit:0123abcd p 7 3 1700000000000003 3 30000 5 api", redisop.Message{Kind: redisop.Admitted, Of: redisop.KindPermits, Name: "api",
 		Ticket: 7, Units: 3, LastToken: 1700000000000003, Tokens: 3, LeaseMS: 30000, Waiting: 5}, "0123abcd"},
-	{"admit p 7 65535 1700000000000003 65535 30000 0 p a", redisop.Message{Kind: redisop.Admitted, Name: "p a",
+	{"admit p 7 65535 1700000000000003 65535 30000 0 p a", redisop.Message{Kind: redisop.Admitted, Of: redisop.KindPermits, Name: "p a",
 		Ticket: 7, Units: 65535, LastToken: 1700000000000003, Tokens: 65535, LeaseMS: 30000}, ""},
 
+	{"return:0123abcd p p a", redisop.Message{Kind: redisop.Recalled, Of: redisop.KindPermits, Name: "p a"}, "0123abcd"},
+
 	{text: ""},
+	{text: "return:0123abcd w a"},
+	{text: "return:0123abcd a"},
 	{text: "admit:0123abcd w 7 3 1700000000000003 3 30000 5 api"}, // of a lock of another kind
 	{text: "admit:0123abcd p 7 0 1700000000000003 3 30000 5 api"},
 	{text: "admit:0123abcd p 7 65536 1700000000000003 3 30000 5 api"},
@@ -157,6 +161,10 @@ func FuzzMessages(f *testing.F) {
 			word, numbers = "transfer", fmt.Sprintf(" %d %d %d %d %d %d", m.Ticket, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS)
 		case redisop.Admitted:
 			word, numbers = "admit", fmt.Sprintf(" p %d %d %d %d %d %d", m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting)
+		case redisop.Recalled:
+			if m.Of == redisop.KindPermits {
+				word, numbers = "return", " p"
+			}
 		case redisop.Freed:
 			word, numbers = "free", fmt.Sprintf(" %d", m.PauseMS)
 		case redisop.Requeue:

@@ -31,7 +31,7 @@ func (e *Encoder) permits(dst []byte, r Run, birth int64, ops []redisop.Op) []by
 	dst = appendText(dst, e.terms([4]byte{3: flags}, birth, 0, nil))
 	for i := range ops {
 		op := &ops[i]
-		text := append(e.text[:0], whatOf(op)...)
+		text := appendWhat(e.text[:0], op)
 		n := [...]uint64{op.HoldID, uint64(op.Count), uint64(op.Want), uint64(op.Capacity), uint64(op.LeaseMS), uint64(op.Times), uint64(op.Reserve), op.Arrived}
 		given := len(n)
 		switch isUsual := op.Arrived == 0 && op.Reserve == 1 && op.Times == 1; {
@@ -49,25 +49,30 @@ func (e *Encoder) permits(dst []byte, r Run, birth int64, ops []redisop.Op) []by
 	return dst
 }
 
-// whatOf is what an operation does, as permits.lua has it.
-func whatOf(op *redisop.Op) string {
+// appendWhat appends what an operation does, as permits.lua has it.
+func appendWhat(dst []byte, op *redisop.Op) []byte {
 	switch op.Kind {
 	case redisop.Drop:
-		return "d"
+		return append(dst, 'd')
 	case redisop.Renew:
-		return "r"
+		return append(dst, 'r')
 	case redisop.Check:
-		return "c"
+		return append(dst, 'c')
 	}
-	switch isQueued, isKept := op.Has(redisop.Enqueue), op.Has(redisop.RequireExisting); {
-	case isQueued && isKept:
-		return "tqm"
-	case isQueued:
-		return "tq"
-	case isKept:
-		return "tm"
+	dst = append(dst, 't')
+	if op.Has(redisop.Enqueue) {
+		dst = append(dst, 'q')
 	}
-	return "t"
+	if op.Has(redisop.RequireExisting) {
+		dst = append(dst, 'm')
+	}
+	switch {
+	case op.Has(redisop.Yields) && op.Ticket != 0:
+		dst = append(dst, 'p')
+	case op.Has(redisop.Yields):
+		dst = append(dst, 'y')
+	}
+	return dst
 }
 
 // DecodePermits reads the status of an operation of a semaphore into r. A refusal is the text of an error of Redis for this

@@ -4,6 +4,7 @@
 --   transfer:<origin> <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
 --   admit:<origin> p <number> <units> <last token> <tokens> <lease, ms> <waiting> <lock>
 --   recall:<origin> <lock>
+--   return:<origin> p <lock>
 --   free:<origin> <pause, ms> <lock>
 --   requeue:<origin> <ticket> <lock>
 -- A sidecar whose uuid is not of version 8 may know no origins: its messages have none, and its

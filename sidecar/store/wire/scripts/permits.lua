@@ -26,11 +26,13 @@
 -- ARGV[…]  for each: "<what> <number>", and what follows after a space each, without those at the end that
 --          are as usual: keep 0, want 0, capacity 0, lease 0 ms, times 1, tokens 1, arrived 0 µs
 --   what:  t  the host has keep permits, and then want more, once or up to so many times, if they are free
---          q  after t: otherwise it waits for want permits, and has no more than keep
+--          q  after t: otherwise it waits for want permits, and has no more than keep. If it alone has permits, and
+--             wants more than there are, it waits for itself, and has no place
+--          y  after these: what it has beyond keep is for hosts that wait before it; p: if its place stands
 --          m  after these: it is not to have lost any of keep; otherwise it gets them back if they are free
 --          d  it has none, and does not wait
 --          r  what it has is renewed; c  and checked
---   arrived: of a place, 0: now, or when it arrived before
+--   arrived: of a place, 0: now, or when it arrived before. Otherwise it moves there, before any permits are given out
 --
 -- Returns for each the status:
 --   0               it is as the operation says, of d, r and c; of d, no host waits
@@ -302,7 +304,7 @@ end
 local function call_back()
   local reached = 0
   for _, host in ipairs(ask('HKEYS', lock)) do
-    if host ~= uuid then reached = reached + send(host .. ':0', 'recall', lock) end
+    if host ~= uuid then reached = reached + send(host .. ':0', 'return', 'p ' .. lock) end
   end
   return reached > 0 and recall.received or recall.missed
 end
@@ -394,9 +396,10 @@ local function set(what, number, keep, want, capacity, lease, times, tokens, arr
   local permits, is_granted = keep, want == 0
   if want > 0 then
     local most = 0 -- times
-    if had >= keep + want then
+    local yields = hosts > 0 and (string.find(what, 'y', 1, true) or rank and string.find(what, 'p', 1, true))
+    if had >= keep + want and not yields then
       most = math.floor((had - keep) / want)
-    elseif (hosts == 0 or rank == 0) and others + keep + want <= capacity then
+    elseif (hosts == 0 or rank == 0 and arrived == '0') and others + keep + want <= capacity then
       most = hosts > 0 and 1 or math.floor((capacity - others - keep) / want)
     end
     if most > 0 then permits, is_granted = keep + want * min(most, times), true end
@@ -410,11 +413,11 @@ local function set(what, number, keep, want, capacity, lease, times, tokens, arr
   local arrives, at = 0, nil
   if not is_granted then
     arrives = arrival()
-    if string.find(what, 'q', 1, true) and want <= capacity then at = enqueue(number, want, capacity, lease, arrived, arrives) end
+    if string.find(what, 'q', 1, true) and want <= capacity and (hosts > 0 or others > 0) then at = enqueue(number, want, capacity, lease, arrived, arrives) end
   end
   if rank and not at then leave(uuid) end
   if permits == 0 and not own and not rank and not at then touch() end
-  if hosts > 0 and at ~= 0 then
+  if hosts > 0 and (at ~= 0 or arrived ~= '0') then
     local got, own_last = admit(tokens)
     if got > 0 then permits, drawn, is_granted = permits + got, own_last, true end
     hosts = waiting()
@@ -424,7 +427,8 @@ local function set(what, number, keep, want, capacity, lease, times, tokens, arr
     if what == 'd' and hosts == 0 then return 0 end
     return {code.permitted, permits, drawn, hosts}
   end
-  local recalled = at == 0 and call_back() or recall.none
+  local was_called = rank == 0 and had > keep -- when it became the first: it gives back what it freed since
+  local recalled = at == 0 and not was_called and call_back() or recall.none
   local left = due and max(due - now_ms(), 0) or -1
   return {code.wanted, held, left, at and 1 or 0, at or 0, arrives, recalled}
 end
