@@ -9,15 +9,29 @@ import (
 // Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
 // unless the session ends first.
 func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
-	t.acquire(now, id, redisop.KindLock, Exclusive, &req)
+	t.acquire(now, id, wanted{kind: redisop.KindLock, mode: Exclusive}, &req)
 }
 
 // AcquireReadWrite asks for a read/write lock, like Acquire.
 func (t *Table) AcquireReadWrite(now int64, id SessionID, mode Mode, req protocol.Acquire) {
-	t.acquire(now, id, redisop.KindReadWrite, mode, &req)
+	t.acquire(now, id, wanted{kind: redisop.KindReadWrite, mode: mode}, &req)
 }
 
-func (t *Table) acquire(now int64, id SessionID, kind redisop.LockKind, mode Mode, req *protocol.Acquire) {
+// AcquirePermits asks for permits of a semaphore, of which there are so many at this request, like Acquire. Each grant is
+// a hold of its own. Precondition: there are so many, and the request has no owner, no keep and no strict order.
+func (t *Table) AcquirePermits(now int64, id SessionID, permits, of uint16, req protocol.Acquire) {
+	t.acquire(now, id, wanted{redisop.KindPermits, Units, permits, of}, &req)
+}
+
+// wanted is what an acquire asks for.
+type wanted struct {
+	kind              redisop.LockKind
+	mode              Mode
+	permits, capacity uint16
+}
+
+func (t *Table) acquire(now int64, id SessionID, what wanted, req *protocol.Acquire) {
+	kind, mode := what.kind, what.mode
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {
 		return
@@ -50,7 +64,7 @@ func (t *Table) acquire(now int64, id SessionID, kind redisop.LockKind, mode Mod
 	q := t.needQueue(l)
 	t.skipEnded(q)
 	isFree := l.holders.admits(mode) && q.waiters.head == nil
-	isFair := t.wantsOrder(req)
+	isFair := kind != redisop.KindPermits && t.wantsOrder(req)
 	switch {
 	case isFair:
 		t.cool(l) // a local waiter is not to pass those that wait in Redis
@@ -75,6 +89,7 @@ func (t *Table) acquire(now int64, id SessionID, kind redisop.LockKind, mode Mod
 		session: s, id: req.ID, owner: req.Owner, since: now,
 		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS), keepMS: uint32(req.KeepMS),
 		mode: mode, isAlone: isFree, notReentrant: req.NotReentrant, isFair: isFair,
+		permits: what.permits, capacity: what.capacity,
 	}
 	if r.leaseMS != 0 {
 		r.lease = FixedLease

@@ -3,6 +3,7 @@ package locktable
 import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // explain says why a request of a session that came at since, and is in no queue any more, does
@@ -33,6 +34,8 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, mode Mode, 
 		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
 	case q.contest.RefusesTries(now, l.claim.IsDropping()):
 		return protocol.Timeout, contest.AnothersTurn
+	case remote.IsKnown() && l.isShortOfPermits():
+		return protocol.Timeout, tooFewPermits
 	case remote.IsKnown():
 		return protocol.Timeout, remote.Describe(&t.contests)
 	case !wasAlone && first != nil && first.request.since <= since:
@@ -44,6 +47,14 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, mode Mode, 
 	}
 	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"
 }
+
+// isShortOfPermits reports whether the last result was that too few permits are free.
+func (l *lock) isShortOfPermits() bool {
+	field, _ := l.queue.contest.Remote().Field()
+	return l.kind() == redisop.KindPermits && field == ""
+}
+
+const tooFewPermits = "too few of its permits are free"
 
 // whyNoResult says what keeps Redis from being asked for the lock, or from granting it; "":
 // nothing.

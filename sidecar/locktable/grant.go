@@ -109,7 +109,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: token, owner: r.owner, lock: l, session: s, granted: now, entries: 1,
-		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, mode: r.mode,
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, mode: r.mode, permits: r.permits,
 	}
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {
@@ -121,7 +121,10 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	}
 	until := min(c.ValidUntil(), now+claim.Validity(t.leaseOf(r.lease, r.leaseMS)))
 	if l.kind().HasMany() {
-		if m := t.needMany(l); !isBeside {
+		m := t.needMany(l)
+		m.came -= min(m.came, uint32(r.permits))
+		m.capacity = max(m.capacity, r.capacity)
+		if !isBeside {
 			m.validUntil = min(c.ValidUntil(), now+claim.Validity(t.leaseMS))
 		}
 		if r.lease == WatchdogLease {

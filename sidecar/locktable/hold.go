@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
@@ -47,6 +48,54 @@ func (t *Table) checked(l *lock) *hold {
 func (h *hold) isChecked() bool {
 	q := h.lock.queue
 	return !h.isRenewed() && (h.phase == HoldLive || h.phase == HoldUnrenewable || q != nil && q.waiters.head != nil)
+}
+
+// confirm notes that Redis has the field as a Take or a Renew wanted it, with a lease from when that was sent. token
+// is the last one that was drawn.
+func (t *Table) confirm(now int64, l *lock, op *claim.InFlight, sent int64, token uint64) {
+	c := &l.claim
+	lease := op.LeaseMS
+	if m := t.manyOf(l); m != nil {
+		m.askedAt, m.askedMS = op.SentAt, op.LeaseMS
+		m.validUntil = sent + claim.Validity(min(lease, t.leaseMS))
+	} else if h := l.holders.sole(); h != nil && h.isRenewed() && !h.isOrphan() {
+		lease = min(lease, t.leaseMS) // what is above it covers what its client was sent before
+	}
+	if op.Kind == redisop.Renew {
+		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.ValidUntil()-now))
+	}
+	c.Confirm(now, sent+claim.Validity(lease), op, token)
+	c.SetRenewAt(t.renewalAfter(sent, moment.MS(min(lease, t.leaseMS)), t.renewalGroup(l)))
+	if h := t.checked(l); h != nil {
+		c.SetRenewAt(t.nextCheck(now, h))
+	}
+	t.onRenewed(l)
+	t.trackDeadlines(l)
+}
+
+// refuseRenewal notes that Redis refuses to renew the key of a lock that is held.
+func (t *Table) refuseRenewal(now int64, l *lock) {
+	for h := range t.holdsOf(l) {
+		if h.phase == HoldLive && h.lease == WatchdogLease {
+			t.setPhase(h, HoldUnrenewable)
+		}
+	}
+	if m := t.manyOf(l); m != nil {
+		m.dueAt = now
+	}
+}
+
+// onRenewed notes that Redis renews the key of a lock again.
+func (t *Table) onRenewed(l *lock) {
+	m, h := t.manyOf(l), l.holders.newest
+	if m != nil && m.refused == 0 || m == nil && (h == nil || h.phase != HoldUnrenewable) {
+		return
+	}
+	for h := range t.holdsOf(l) {
+		if h.phase == HoldUnrenewable {
+			t.setPhase(h, HoldLive)
+		}
+	}
 }
 
 // expireHold ends a hold if its time is over, or moves it to the phase that the end of its session asks

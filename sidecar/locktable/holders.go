@@ -85,6 +85,14 @@ func (t *Table) needMany(l *lock) *many {
 	return m
 }
 
+// unitsOf is how many permits of a semaphore the clients of this host have.
+func (t *Table) unitsOf(l *lock) uint32 {
+	if m := t.manyOf(l); m != nil {
+		return m.units
+	}
+	return 0
+}
+
 // validUntil is until when Redis has the key of a lock, as far as the holds under the watchdog are concerned. A
 // fixed lease beside them may be longer: it ends with its hold, and theirs are renewed.
 func (t *Table) validUntil(l *lock) int64 {
@@ -95,6 +103,7 @@ func (t *Table) validUntil(l *lock) int64 {
 }
 
 func (m *many) add(h *hold) {
+	m.units += uint32(h.permits)
 	if len(m.holds) == cap(m.holds) && m.gaps > len(m.holds)/2 {
 		m.holds = slices.DeleteFunc(m.holds, func(n numbered) bool { return n.hold == nil })
 		m.gaps = 0
@@ -188,6 +197,9 @@ func (t *Table) removeHold(h *hold) {
 	if m == nil {
 		l.holders.newest = nil
 		return
+	}
+	if m.units -= uint32(h.permits); m.units == 0 {
+		m.capacity = 0
 	}
 	m.count(h, -1)
 	if !h.isOrphan() {

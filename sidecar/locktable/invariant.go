@@ -21,6 +21,8 @@ func (t *Table) assertGranted(now int64, h *hold) {
 	switch {
 	case !l.holders.admits(h.mode):
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, l.holders.newest.id)
+	case t.unitsOf(l)+uint32(h.permits) > c.Permits() && h.permits > 0:
+		violated("A claim covers its holds", l, "hold %d of %d permits is granted; holds have %d, and Redis has %d for this host", h.id, h.permits, t.unitsOf(l), c.Permits())
 	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
 	case h.deadline > c.ValidUntil() || h.deadline <= now:

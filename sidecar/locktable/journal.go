@@ -143,8 +143,11 @@ func (t *Table) fillRecord(r *HoldRecord, h *hold) {
 		ID: h.id, Token: h.token, Owner: h.owner, Session: h.session.id,
 		Granted: h.granted, Deadline: h.deadline, End: h.endAt, KeepUntil: t.keepUntil(h),
 		LeaseSeq: h.leaseSeq, LeaseMS: t.remainingLease(h), Entries: h.entries, CrashDelayMS: h.crashDelayMS,
-		Permits: 1, Lease: h.lease, Mode: h.mode, Phase: h.phase,
+		Permits: max(1, h.permits), Lease: h.lease, Mode: h.mode, Phase: h.phase,
 		InDoubt: h.lock.claim.State().IsUnsure(),
+	}
+	if m := t.manyOf(h.lock); m != nil {
+		r.Capacity = m.capacity
 	}
 	if h.isOrphan() {
 		r.Deadline = t.deadline(h)

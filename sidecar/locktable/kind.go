@@ -7,6 +7,7 @@ type Mode uint8
 const (
 	Exclusive Mode = iota // it excludes every other hold
 	Shared                // it excludes those that are exclusive
+	Units                 // of a semaphore: it excludes none, and has a number of its permits
 )
 
 // admits reports whether a hold admits one of another mode beside it.

@@ -36,6 +36,9 @@ func (t *Table) trackDeadlines(l *lock) {
 		t.trackDeadline(l.holders.sole())
 		return
 	}
+	if m.orphans > 0 {
+		m.dueAt = min(m.dueAt, t.validUntil(l)) // when these end, if they are renewed
+	}
 	if b := t.validUntil(l) / t.bucketWidth(); m.bucket != b {
 		for h := range t.holdsOf(l) {
 			t.trackDeadline(h)

@@ -92,6 +92,15 @@ func (l *lock) forgetClaim(s claim.State) {
 	}
 }
 
+// doubt notes that Redis has, or had, a field of this host that the table did not know of. A
+// Drop of it is to meet all such fields and tickets.
+func (t *Table) doubt(l *lock) {
+	l.claim.Doubt(t.lastNum)
+	if l.queue != nil {
+		l.queue.contest.TryBy(t.now)
+	}
+}
+
 // hasRemoteState reports whether Redis has, or may yet have, a field or a ticket of this
 // sidecar.
 func (l *lock) hasRemoteState() bool {

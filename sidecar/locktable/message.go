@@ -18,6 +18,10 @@ func (t *Table) Message(now int64, m redisop.Message) {
 		if l = t.lockOfMessage(l, &m); l != nil {
 			t.onTransferred(now, l, &m)
 		}
+	case redisop.Admitted:
+		if l = t.lockOfMessage(l, &m); l != nil {
+			t.onAdmitted(now, l, &m)
+		}
 	case redisop.Recalled:
 		if l = t.lockOfMessage(l, &m); l != nil {
 			t.onRecalled(l)
@@ -37,11 +41,15 @@ func (t *Table) Message(now int64, m redisop.Message) {
 }
 
 // lockOfMessage returns the lock of a message that says that Redis has, or had, a field of
-// this host; nil: the table does not know it and has no room. An operation of a connection that
+// this host; nil: the table does not know it and has no room, or knows another kind under the name. An operation of a connection that
 // is gone, or of a predecessor, may have made the field.
 func (t *Table) lockOfMessage(l *lock, m *redisop.Message) *lock {
-	if l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells {
+	switch {
+	case l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells:
 		l = t.lockFor(m.Name)
+		l.setKind(m.Of)
+	case l != nil && (l.kind() == redisop.KindPermits) != (m.Of == redisop.KindPermits) && !t.becomes(l, m.Of):
+		return nil // what Redis has is of another kind than what is in use here, and expires
 	}
 	return l
 }
@@ -97,16 +105,6 @@ func (t *Table) onRecalled(l *lock) {
 		}
 	default:
 		t.doubt(l)
-	}
-}
-
-// doubt notes that Redis has, or had, a field of this host that the table did not know of. A
-// Drop of it is to meet all such fields and tickets.
-func (t *Table) doubt(l *lock) {
-	c := &l.claim
-	c.Doubt(t.lastNum)
-	if l.queue != nil {
-		l.queue.contest.TryBy(t.now)
 	}
 }
 

@@ -131,9 +131,19 @@ type many struct {
 	askedAt    int64  // when the operation was sent that gave the key its lease; 0: it is not known
 	askedMS    uint32 // that lease
 
+	permitsOf
+
 	changed     []uint64 // numbers of holds that the journal does not have as they are
 	inDoubt     bool     // as the journal has it: see HoldRecord.InDoubt
 	storedUntil int64    // validUntil when orphans were stored last
+}
+
+// permitsOf is what the table knows of the permits of a semaphore.
+type permitsOf struct {
+	units     uint32 // permits of all holds. What the claim has beyond is idle
+	came      uint32 // permits that came for waiters, and were not granted
+	capacity  uint16 // the largest one that a request has named since this host has some; 0: it is not known
+	idleSince int64  // since when there are idle ones; 0: there are none
 }
 
 // numbered is a hold with its number; nil: it has ended.
@@ -176,9 +186,10 @@ type hold struct {
 	lease          LeaseKind
 	phase          HoldPhase // see setPhase
 	mode           Mode
-	isTracked      bool // its deadline counts in session.deadlineBuckets
-	isCounted      bool // it counts for a quota of its session: see Terms
-	hasKeep        bool // see Table.keeps
+	isTracked      bool   // its deadline counts in session.deadlineBuckets
+	isCounted      bool   // it counts for a quota of its session: see Terms
+	hasKeep        bool   // see Table.keeps
+	permits        uint16 // of a semaphore; of other locks 0
 }
 
 // request is one acquire that has not been answered. It waits in the queue of each of its
@@ -204,6 +215,8 @@ type request struct {
 	isAlone      bool // when it came, no client here waited for the lock or had a hold that excludes it
 	notReentrant bool
 	isFair       bool // it wants strict order
+
+	permits, capacity uint16 // of a semaphore: that it wants, and of how many; of other locks 0
 }
 
 // waiter is the place of a request in the queue of a lock.

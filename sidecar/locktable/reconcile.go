@@ -66,7 +66,11 @@ func (t *Table) syncRemote(v *visit) {
 // want sets w, which is empty, to what Redis should have for a lock.
 func (t *Table) want(w *claim.Want, v *visit) {
 	l, q := v.lock, v.lock.queue
-	if l.holders.isHeld() {
+	switch isHeld := l.holders.isHeld(); {
+	case l.kind() == redisop.KindPermits && (isHeld || l.waiting() > 0):
+		t.wantPermits(w, v)
+		return
+	case isHeld:
 		t.wantForHolds(w, v)
 		return
 	}
@@ -87,13 +91,7 @@ func (t *Table) want(w *claim.Want, v *visit) {
 		// The Drop before a pipelined Take counts them.
 		w.Set(redisop.CountListeners, !w.Has(redisop.AfterPendingDrop) && (w.Reserve > 1 || l.memory.NeedsCount() || l.claim.State().IsOurs()))
 	default:
-		w.Kind, w.LeaseMS = claim.WantNothing, t.leaseMS
-		if verdict.LeavesFree {
-			w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too
-		}
-		if q != nil {
-			w.Ticket = q.contest.Ticket()
-		}
+		t.wantDrop(w, v, verdict)
 	}
 }
 
@@ -151,18 +149,24 @@ func (t *Table) nextBeside(l *lock) *request {
 
 // allLeases is the lease that Redis is given for all holds of a lock that may have many, and for the next one
 // beside them.
-func (t *Table) allLeases(now int64, l *lock, m *many) uint32 {
+func (t *Table) allLeases(now int64, l *lock, m *many, op *redisop.Op) uint32 {
 	lease := uint32(1)
 	if m.renewed > 0 {
 		lease = t.leaseMS
 	}
-	if r := t.nextBeside(l); r != nil {
+	if r := t.nextBeside(l); r != nil && t.mayComeBeside(l, m, r, op) {
 		lease = max(lease, t.leaseToTake(r))
 	}
 	if left := m.latest - now; left > claim.Validity(lease) {
 		lease = claim.LeaseKeeping(left)
 	}
 	return lease
+}
+
+// mayComeBeside reports whether an operation gets what a waiter wants beside holds, so that it is to have the lease of that,
+// too. One that waits for permits may do so for long.
+func (t *Table) mayComeBeside(l *lock, m *many, r *request, op *redisop.Op) bool {
+	return l.kind() != redisop.KindPermits || op.Kind == redisop.Take && l.claim.Permits() >= m.units+uint32(r.permits)
 }
 
 // leaseToSet is the lease that Redis is given for a hold now.
@@ -194,15 +198,20 @@ func (t *Table) send(v *visit, op *redisop.Op) {
 	if l.user != nil {
 		op.User = l.user.uid
 	}
+	op.Of = l.kind()
 	op.Set(redisop.CanWait, op.Kind == redisop.Drop && !l.isAwaited(op))
-	if op.Kind == redisop.Take && !l.holders.isHeld() {
+	switch ofPermits := op.Of == redisop.KindPermits; {
+	case op.Kind != redisop.Take:
+	case ofPermits:
+		t.onPermitsAsked(now, l, op)
+	case !l.holders.isHeld():
 		t.lastNum = op.HoldID
 		if op.Has(redisop.Enqueue) {
 			l.queue.contest.OnTakeSent(now, op)
 		}
 	}
 	if m := t.manyOf(l); m != nil && l.holders.isHeld() && (op.Kind == redisop.Take || op.Kind == redisop.Renew) {
-		op.LeaseMS = t.allLeases(now, l, m)
+		op.LeaseMS = t.allLeases(now, l, m, op)
 	}
 	if op.Kind == redisop.Drop && l.queue != nil {
 		l.queue.contest.OnDropSent(&v.verdict)
@@ -212,6 +221,9 @@ func (t *Table) send(v *visit, op *redisop.Op) {
 	l.claim.Send(now, op, !l.holders.isHeld())
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
 		t.trackDeadlines(l)
+		if m := t.manyOf(l); m != nil {
+			v.Due(m.dueAt)
+		}
 	}
 	t.shardOf(l).onSent(now)
 	t.next(Redis).Op = *op
@@ -225,7 +237,7 @@ func (t *Table) updateSubscription(v *visit) {
 		return
 	}
 	waitsSince, heldSince := int64(moment.Never), int64(moment.Never)
-	if w := q.waiters.head; w != nil {
+	if w := q.waiters.head; w != nil && t.mayBePublished(l) {
 		waitsSince = w.request.since
 	}
 	if l.holders.isHeld() {
@@ -242,6 +254,12 @@ func (t *Table) updateSubscription(v *visit) {
 		*q = queue{}
 		t.queues.put(q)
 	}
+}
+
+// mayBePublished reports whether a release of the lock would be published on its channel: that of permits is not, unless
+// something else has the name.
+func (t *Table) mayBePublished(l *lock) bool {
+	return l.kind() != redisop.KindPermits || l.queue.contest.Remote().IsKnown() && !l.isShortOfPermits()
 }
 
 func (l *lock) due(t *Table, now int64) { t.reconcile(t.visit(now, l)) }

@@ -44,7 +44,7 @@ type LockRecord struct {
 }
 
 // HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, KeepUntil,
-// Permits, Lease and Mode never change.
+// Permits, Capacity, Lease and Mode never change.
 type HoldRecord struct {
 	ID, Token, Owner uint64
 	Session          SessionID
@@ -56,7 +56,8 @@ type HoldRecord struct {
 	LeaseMS          uint32 // of a fixed lease; of a watchdog lease that is not renewed any more; or 0
 	Entries          uint32
 	CrashDelayMS     uint32
-	Permits          uint16
+	Permits          uint16 // of a semaphore: that it has; of other locks 1
+	Capacity         uint16 // of a semaphore: the largest one that a request had named at the grant; of other locks 0
 	Lease            LeaseKind
 	Mode             Mode
 	Phase            HoldPhase

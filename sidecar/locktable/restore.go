@@ -1,6 +1,9 @@
 package locktable
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // Restore makes the table what the table of the journal was when its process died, except
 // for the waiters: their clients send their requests again. It comes before any other
@@ -67,6 +70,11 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 		id: r.ID, token: r.Token, owner: r.Owner, lock: l, session: s, slot: r.Slot, granted: r.Granted,
 		deadline: r.Deadline, endAt: r.End, leaseSeq: r.LeaseSeq, entries: r.Entries, leaseMS: r.LeaseMS,
 		crashDelayMS: r.CrashDelayMS, lease: r.Lease, mode: r.Mode, phase: r.Phase,
+	}
+	if l.kind() == redisop.KindPermits {
+		h.permits = r.Permits
+		m := t.needMany(l)
+		m.capacity = max(m.capacity, r.Capacity)
 	}
 	if r.KeepUntil != 0 {
 		h.hasKeep = true

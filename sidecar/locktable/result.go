@@ -5,7 +5,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
-	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -39,7 +38,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		t.reconcile(t.visit(now, l))
 		return
 	}
-	if op.Has(redisop.Enqueue) && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
+	if op.Has(redisop.Enqueue) && l.queue != nil && l.kind() != redisop.KindPermits { // Up may have forgotten the ticket, and with it the queue
 		l.queue.contest.OnTakeResult(op.HoldID, &r)
 		if r.Outcome == redisop.HeldByOther && r.Arrived != 0 {
 			l.queue.arrive(op.SentAt, r.Arrived)
@@ -55,7 +54,9 @@ func (t *Table) Result(now int64, r redisop.Result) {
 	}
 	wasMoved := op.Since.Has(claim.Moved)
 	if isExecuted := r.Outcome != redisop.NotSent && r.Outcome != redisop.Retryable; isExecuted || !wasMoved {
-		t.onOutcome(now, l, &op, &r)
+		if l.kind() != redisop.KindPermits || !t.onPermits(now, l, &op, &r) {
+			t.onOutcome(now, l, &op, &r)
+		}
 	}
 	if wasMoved {
 		// It went to the shard that had the lock before. The present one may lack what it did, and is asked
@@ -159,31 +160,6 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 	}
 }
 
-// refuseRenewal notes that Redis refuses to renew the key of a lock that is held.
-func (t *Table) refuseRenewal(now int64, l *lock) {
-	for h := range t.holdsOf(l) {
-		if h.phase == HoldLive && h.lease == WatchdogLease {
-			t.setPhase(h, HoldUnrenewable)
-		}
-	}
-	if m := t.manyOf(l); m != nil {
-		m.dueAt = now
-	}
-}
-
-// onRenewed notes that Redis renews the key of a lock again.
-func (t *Table) onRenewed(l *lock) {
-	m, h := t.manyOf(l), l.holders.newest
-	if m != nil && m.refused == 0 || m == nil && (h == nil || h.phase != HoldUnrenewable) {
-		return
-	}
-	for h := range t.holdsOf(l) {
-		if h.phase == HoldUnrenewable {
-			t.setPhase(h, HoldLive)
-		}
-	}
-}
-
 // reserveFailed notes that no tokens could be reserved for the waiters of a held lock. The
 // operation may have failed for their sake alone, so it is not tried again until a while
 // later: until then nothing keeps the hold from being renewed.
@@ -210,29 +186,13 @@ func (t *Table) onConfirmed(now int64, l *lock, op *claim.InFlight, r *redisop.R
 	if r.Ticket != 0 { // it stood in the queue
 		op.HoldID = r.Ticket
 	}
-	if op.Kind == redisop.Renew {
-		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.ValidUntil()-now))
-	}
-	lease := op.LeaseMS
-	if m := t.manyOf(l); m != nil {
-		m.askedAt, m.askedMS = op.SentAt, op.LeaseMS
-		m.validUntil = r.Sent + claim.Validity(min(lease, t.leaseMS))
-	} else if h := l.holders.sole(); h != nil && h.isRenewed() && !h.isOrphan() {
-		lease = min(lease, t.leaseMS) // what is above it covers what its client was sent before
-	}
-	c.Confirm(now, r.Sent+claim.Validity(lease), op, r.Token)
-	c.SetRenewAt(t.renewalAfter(r.Sent, moment.MS(min(lease, t.leaseMS)), t.renewalGroup(l)))
-	if h := t.checked(l); h != nil {
-		c.SetRenewAt(t.nextCheck(now, h))
-	}
+	t.confirm(now, l, op, r.Sent, r.Token)
 	if op.Kind == redisop.Take {
 		if r.Made && l.user != nil {
 			t.countNewName(now, l.user)
 		}
 		l.memory.NoteHosts(r.Waiting > 0)
 	}
-	t.onRenewed(l)
-	t.trackDeadlines(l)
 }
 
 // onDropDone notes that the key has no field of this host.
@@ -251,14 +211,6 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 	t.doubtForConfirms(l, op.Has(redisop.CanWait))
 }
 
-// doubtForConfirms notes that a failover may bring a field of this host back, if replicas did not confirm the
-// operation which found that there is none, and clients wait for that. Another operation follows.
-func (t *Table) doubtForConfirms(l *lock, isUnsynced bool) {
-	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && !l.holders.isHeld() {
-		l.claim.MayBeBack()
-	}
-}
-
 // onHeldByOther notes who has the lock, and refuses the first waiters that do not wait.
 func (t *Table) onHeldByOther(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
 	q := l.queue
@@ -274,21 +226,6 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *claim.InFlight, r *redisop
 		q.contest.TryNow(now) // it came after the operation was sent
 	case !op.Has(redisop.Enqueue) && l.waiting() > 0 && t.shardOf(l).isListening:
 		q.contest.TryBy(now) // the operation was for a hold, or for a request that did not wait, and made no ticket
-	}
-}
-
-// onRedisError keeps what Redis returned for waiters whose time ends before it gets
-// better, and answers those that do not wait.
-func (t *Table) onRedisError(l *lock, msg string) {
-	q := l.queue
-	if q == nil {
-		return
-	}
-	q.lastError = msg
-	for !l.holders.isHeld() && q.firstTries() {
-		r := q.waiters.head.request
-		t.endRequest(r)
-		t.refuseAcquire(l, r.session, r.id, protocol.Unavailable, msg)
 	}
 }
 

@@ -113,7 +113,7 @@ func (t *Table) addClone(from *Table, l *lock) {
 		cr := &request{
 			session: t.sessions[r.session.id], id: r.id, owner: r.owner, since: r.since,
 			leaseMS: r.leaseMS, maxHoldMS: r.maxHoldMS, crashDelayMS: r.crashDelayMS, keepMS: r.keepMS,
-			lease: r.lease, mode: r.mode, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived,
+			lease: r.lease, mode: r.mode, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived, permits: r.permits, capacity: r.capacity,
 		}
 		cr.timer.Value = cr
 		cr.at = waiter{request: cr, lock: c}
@@ -228,6 +228,8 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		d.Time(max(m.latest, now))
 		d.Time(max(m.askedAt, now-int64(t.cfg.Lease)))
 		d.Value(uint64(m.askedMS)<<1 | bit(m.lookedAt == l.claim.RenewAt()))
+		d.Value(uint64(m.came)<<17 | uint64(m.capacity)<<1 | bit(m.idleSince != 0))
+		d.Time(max(m.idleSince, now-handBackDelay))
 	}
 	for h := range t.holdsOf(l) {
 		t.describeHold(d, now, h)
@@ -248,7 +250,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		d.Value(r.owner)
 		d.Value(uint64(r.leaseMS)<<32 | uint64(r.mode)<<8 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()))
 		d.Value(uint64(r.maxHoldMS)<<32 | uint64(r.crashDelayMS))
-		d.Value(uint64(r.keepMS))
+		d.Value(uint64(r.keepMS)<<32 | uint64(r.permits)<<16 | uint64(r.capacity))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))
 		// It matters which operations were sent after it came. All that come later are.
 		d.Value(bit(r.since <= l.claim.AskedAt())<<2 | bit(r.since <= l.claim.InFlight().SentAt)<<1 | bit(q.contest.Remote().IsKnownSince(r.since)))
@@ -274,7 +276,7 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	d.Time(max(t.deadline(h), now))
 	d.Value(bit(h.endAt != 0))
 	d.Time(max(h.endAt, now))
-	d.Value(bit(h.hasKeep))
+	d.Value(uint64(h.permits)<<1 | bit(h.hasKeep))
 	d.Time(max(t.keepUntil(h), now))
 	if h.isTracked {
 		d.Time(h.bucket * t.bucketWidth())

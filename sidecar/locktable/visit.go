@@ -4,6 +4,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/contest"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // visit returns a visit to a lock. Another one ends it.
@@ -39,9 +40,15 @@ func (t *Table) decide(v *visit) *contest.Verdict {
 		w.Waiting, w.WantsOrder, w.HasNewcomer, w.HasConfirms = l.waiting(), q.fair > 0, q.newcomer != nil, len(q.confirms) > 0
 		if first := q.waiters.head; first != nil {
 			r := first.request
-			w.First = contest.Waiter{Tries: first.isTrying(), IsFair: r.isFair, IsAlone: r.isAlone, Since: r.since, Arrived: r.arrived}
+			w.First = contest.Waiter{Tries: first.isTrying(), IsFair: r.isFair, IsAlone: r.isAlone, Since: r.since, Arrived: r.arrived, Permits: r.permits, Capacity: r.capacity}
 			w.IsCovered = !v.hasMore && t.isCovered(v.Now, l, r) // what is left for Work is not granted in this visit
 		}
+	}
+	if l.kind() == redisop.KindPermits {
+		m := t.needMany(l)
+		w.OfPermits, w.BusySince = true, 0 // a semaphore has no free moments for others
+		w.IsIdle, w.CameForFirst = c.Permits() > m.units, m.came >= uint32(w.First.Permits)
+		w.Fits = m.units+uint32(w.First.Permits) <= uint32(w.First.Capacity)
 	}
 	t.contests.Decide(&v.verdict, &v.Alarm, &l.memory, contested, w)
 	v.isDecided = true
@@ -99,7 +106,8 @@ func (t *Table) linger(v *visit, since int64) {
 // whose key may have another expiry by now, has to be valid for all of it.
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
-	if !c.HasTokens() {
+	m := t.manyOf(l)
+	if !c.HasTokens() || l.kind() == redisop.KindPermits && c.Permits() < t.unitsOf(l)+uint32(r.permits) {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.ValidUntil()-now
@@ -107,7 +115,7 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 		left = t.validUntil(l) - now
 	}
 	isOwn := c.IsMadeFor(t.leaseToTake(r))
-	if m := t.manyOf(l); m != nil && m.askedAt >= r.since && m.askedMS >= t.leaseToTake(r) {
+	if m != nil && m.askedAt >= r.since && m.askedMS >= t.leaseToTake(r) {
 		isOwn = true // beside others
 	}
 	switch {

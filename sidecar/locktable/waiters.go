@@ -90,7 +90,11 @@ func (t *Table) becomes(l *lock, kind redisop.LockKind) bool {
 	if l.queue != nil {
 		t.skipEnded(l.queue)
 	}
-	if l.kind() != kind && !l.holders.isHeld() && l.waiting() == 0 {
+	isUnused := !l.holders.isHeld() && l.waiting() == 0
+	if hasPermits := l.kind() == redisop.KindPermits; hasPermits != (kind == redisop.KindPermits) {
+		isUnused = isUnused && !l.claim.State().IsOurs() && (l.queue == nil || !l.queue.contest.HasPlace()) // what Redis has is of another form
+	}
+	if l.kind() != kind && isUnused {
 		delete(t.many, l)
 		l.setKind(kind)
 	}
@@ -125,7 +129,11 @@ func (t *Table) leaveRest(v *visit) {
 // hold, or that it refuses the release. Those that one step may not answer, Work does.
 func (t *Table) answerConfirms(v *visit) {
 	l, q := v.lock, v.lock.queue
-	if q == nil || q.refusal == "" && !l.holders.isHeld() && (l.claim.State() != claim.Absent || l.claim.IsBusy()) {
+	isReleased := l.holders.isHeld() || l.claim.State() == claim.Absent && !l.claim.IsBusy()
+	if l.kind() == redisop.KindPermits && l.holders.isHeld() {
+		isReleased = l.claim.State() == claim.Confirmed && l.claim.Permits() <= t.unitsOf(l) && !l.claim.IsBusy()
+	}
+	if q == nil || q.refusal == "" && !isReleased {
 		return
 	}
 	n := min(len(q.confirms), t.cfg.MaxWork)
@@ -172,5 +180,28 @@ func (t *Table) dropConfirms(l *lock) {
 func (t *Table) denyWaiters(l *lock, msg string) {
 	if l.queue != nil && l.queue.waiters.head != nil {
 		l.queue.denial = msg
+	}
+}
+
+// onRedisError keeps what Redis returned for waiters whose time ends before it gets
+// better, and answers those that do not wait.
+func (t *Table) onRedisError(l *lock, msg string) {
+	q := l.queue
+	if q == nil {
+		return
+	}
+	q.lastError = msg
+	for !l.holders.isHeld() && q.firstTries() {
+		r := q.waiters.head.request
+		t.endRequest(r)
+		t.refuseAcquire(l, r.session, r.id, protocol.Unavailable, msg)
+	}
+}
+
+// doubtForConfirms notes that a failover may bring a field of this host back, if replicas did not confirm the
+// operation which found that there is none, and clients wait for that. Another operation follows.
+func (t *Table) doubtForConfirms(l *lock, isUnsynced bool) {
+	if q := l.queue; t.cfg.Durable && isUnsynced && q != nil && len(q.confirms) > 0 && !l.holders.isHeld() {
+		l.claim.MayBeBack()
 	}
 }

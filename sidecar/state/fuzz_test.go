@@ -11,7 +11,6 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // fuzzHost has an identity that a corpus can have too.
@@ -61,7 +60,7 @@ func mustMakeSense(t *testing.T, r Recovered, size int) world {
 	}
 	for _, h := range m.Holds {
 		if h.ID == 0 || h.ID > m.Locks[h.Lock].MaxHoldID || h.Entries == 0 || h.Permits == 0 ||
-			h.Mode > locktable.Shared || h.Mode != locktable.Exclusive && m.Locks[h.Lock].Kind == redisop.KindLock ||
+			!isModeOf(m.Locks[h.Lock].Kind, h.Mode) ||
 			h.Phase > lastPhase(&h.HoldRecord) || h.Lease == locktable.FixedLease && h.LeaseMS == 0 ||
 			h.Deadline < 0 || h.Granted < 0 || h.End < 0 {
 			t.Fatalf("%+v", h)

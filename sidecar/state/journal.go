@@ -80,6 +80,7 @@ func (f *File) addHold(lock uint32, r *locktable.HoldRecord) uint32 {
 		c = f.img.cell(slot)
 		f.write(&c[holdLock], pack(lock, sumOfName(l)))
 		f.write(&c[holdKeep], uint64(r.KeepUntil))
+		f.write(&c[holdCapacity], uint64(r.Capacity))
 	}
 	f.write(&c[holdToken], r.Token)
 	f.write(&c[holdOwner], r.Owner)

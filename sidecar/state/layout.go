@@ -151,8 +151,9 @@ const (
 
 // Words of a hold in a cell of its own.
 const (
-	holdLock = 1             // which lock it is of: the slot of the lock, the sum of the lock's name << 32
-	holdKeep = holdFlags + 1 // KeepUntil, if it has flagKeep
+	holdLock     = 1             // which lock it is of: the slot of the lock, the sum of the lock's name << 32
+	holdKeep     = holdFlags + 1 // KeepUntil, if it has flagKeep
+	holdCapacity = holdKeep + 1  // Capacity
 )
 
 // Of holdFlags.

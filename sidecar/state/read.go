@@ -203,7 +203,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 			continue
 		}
 		r, ok := cell.hold()
-		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID || l.Kind != redisop.KindLock || r.Mode != locktable.Exclusive {
+		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID || l.Kind != redisop.KindLock || !isModeOf(l.Kind, r.Mode) {
 			c.damaged++
 			continue
 		}
@@ -217,7 +217,7 @@ func (c *contents) readHolds(im image, byName map[string]uint32) {
 		}
 		lock, ok := im.lockOf(cell, byName)
 		r, isHold := cell.hold()
-		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock {
+		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || !isModeOf(to.Locks[lock].Kind, r.Mode) {
 			c.damaged++
 			continue
 		}
@@ -318,6 +318,17 @@ func (im image) text(slot uint32, from int) (text []byte, sum uint32, ok bool) {
 	return text[:n], fold(s), true
 }
 
+// isModeOf reports whether a hold of a lock of that kind may have that mode.
+func isModeOf(kind redisop.LockKind, mode locktable.Mode) bool {
+	switch kind {
+	case redisop.KindPermits:
+		return mode == locktable.Units
+	case redisop.KindReadWrite:
+		return mode <= locktable.Shared
+	}
+	return mode == locktable.Exclusive
+}
+
 // latest is the greatest time in a file: 146 years after the boot, and far enough from
 // where sums of times overflow.
 const latest = 1 << 62
@@ -356,10 +367,13 @@ func (c *cell) hold() (r locktable.HoldRecord, ok bool) {
 		r.Lease = locktable.FixedLease
 	}
 	hasKeep := flags&flagKeep != 0
-	if hasKeep && kindOf(c[0]) == kindHold {
-		r.KeepUntil = int64(c[holdKeep])
+	if isOwn := kindOf(c[0]) == kindHold; isOwn {
+		r.Capacity = uint16(c[holdCapacity])
+		if hasKeep {
+			r.KeepUntil = int64(c[holdKeep])
+		}
 	}
-	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept &&
+	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)

@@ -202,8 +202,11 @@ func (g *source) newHold(id uint64, kind redisop.LockKind, w world) (h locktable
 	h.Lease = locktable.LeaseKind(g.IntN(2))
 	h.Permits = uint16(1 + g.IntN(1<<16-1))
 	h.LeaseMS = 1
-	if kind != redisop.KindLock {
+	switch kind {
+	case redisop.KindReadWrite:
 		h.Mode = locktable.Mode(g.IntN(2))
+	case redisop.KindPermits:
+		h.Mode, h.Capacity = locktable.Units, uint16(1+g.IntN(1<<16-1))
 	}
 	if g.IntN(3) == 0 {
 		h.KeepUntil = 1 + g.Int64N(1<<50)

@@ -81,7 +81,7 @@ var explorationMutants = []mutant{
 	},
 	{
 		rule: `a Drop takes the ticket out of the queue`,
-		in:   "sidecar/locktable (*Table).want",
+		in:   "sidecar/locktable (*Table).wantDrop",
 		find: "w.Ticket = q.contest.Ticket()",
 		put:  "w.Ticket = 0",
 		by:   exploration,

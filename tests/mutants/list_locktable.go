@@ -363,21 +363,21 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a watchdog hold under a longer lease is renewed for its own",
-		in:   "sidecar/locktable (*Table).onConfirmed",
+		in:   "sidecar/locktable (*Table).confirm",
 		find: "moment.MS(min(lease, t.leaseMS))",
 		put:  "moment.MS(op.LeaseMS)",
 		by:   tableTest("TestAShorterLeaseBreaksNoOlderPromise"),
 	},
 	{
 		rule: "a longer lease makes the deadline of a watchdog hold no later",
-		in:   "sidecar/locktable (*Table).onConfirmed",
+		in:   "sidecar/locktable (*Table).confirm",
 		find: "lease = min(lease, t.leaseMS) // what",
 		put:  "// what",
 		by:   tableTest("TestKeepDoesNotMakeADeadlineLater"),
 	},
 	{
 		rule: "a renewal in flight does not end a crash delay early",
-		in:   "sidecar/locktable (*Table).onConfirmed",
+		in:   "sidecar/locktable (*Table).confirm",
 		find: "h != nil && h.isRenewed() && !h.isOrphan()",
 		put:  "h != nil && h.isRenewed()",
 		by:   tableTest("TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight"),
@@ -436,11 +436,9 @@ var locktableMutants = []mutant{
 	{
 		rule: "a grant needs a token that was drawn from Redis",
 		in:   "sidecar/locktable (*Table).isCovered",
-		find: `if !c.HasTokens() {
-		return false
-	}`,
-		put: "",
-		by:  simulation,
+		find: `!c.HasTokens() || l.kind() == redisop.KindPermits && c.Permits() < t.unitsOf(l)+uint32(r.permits)`,
+		put:  `l.kind() == redisop.KindPermits && c.Permits() < t.unitsOf(l)+uint32(r.permits)`,
+		by:   simulation,
 	},
 	{
 		rule: "the first grant gets the first token that was drawn",
@@ -518,7 +516,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a hold that is renewed after Redis refused to renew it is not given up",
-		in:   "sidecar/locktable (*Table).onConfirmed",
+		in:   "sidecar/locktable (*Table).confirm",
 		find: "t.onRenewed(l)",
 		put:  "",
 		by:   tableTest("TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline"),
@@ -974,7 +972,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `Redis leaves free what a program may poll, and passes it to no ticket`,
-		in:   "sidecar/locktable (*Table).want",
+		in:   "sidecar/locktable (*Table).wantDrop",
 		find: "w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too",
 		put:  "",
 		by:   tableTest("TestLockThatAProgramMayPollIsLeftFreeMoreOften"),
@@ -1105,7 +1103,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `the Drop of a lock names the ticket that is given up`,
-		in:   "sidecar/locktable (*Table).want",
+		in:   "sidecar/locktable (*Table).wantDrop",
 		find: "w.Ticket = q.contest.Ticket()",
 		put:  "_ = q.contest.Ticket()",
 		by:   tableTest("TestTicketLeavesTheQueueWithTheLastWaiter"),
@@ -1296,8 +1294,8 @@ var locktableMutants = []mutant{
 	{
 		rule: `messages make a bounded number of locks known`,
 		in:   "sidecar/locktable (*Table).lockOfMessage",
-		find: "if l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells {",
-		put:  "if l == nil {",
+		find: "l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells",
+		put:  "l == nil",
 		by:   tableTest("TestLocksThatMessagesAreAboutAreBounded"),
 	},
 	{
@@ -1422,8 +1420,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a result may come after the ticket is forgotten",
 		in:   "sidecar/locktable (*Table).Result",
-		find: "if op.Has(redisop.Enqueue) && l.queue != nil { // Up",
-		put:  "if op.Has(redisop.Enqueue) { // Up",
+		find: "op.Has(redisop.Enqueue) && l.queue != nil && l.kind() != redisop.KindPermits",
+		put:  "op.Has(redisop.Enqueue) && l.kind() != redisop.KindPermits",
 		by:   tableTest("TestTakeThatEnqueuedMayEndAfterTheChannelIsGone"),
 	},
 	{
@@ -1442,9 +1440,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a Drop has the lease of what it may pass on",
-		in:   "sidecar/locktable (*Table).want",
-		find: "w.Kind, w.LeaseMS = claim.WantNothing, t.leaseMS",
-		put:  "w.Kind = claim.WantNothing",
+		in:   "sidecar/locktable (*Table).wantDrop",
+		find: "*w = claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}",
+		put:  "*w = claim.Want{Kind: claim.WantNothing}",
 		by:   tableTest("TestEveryDropHasALease"),
 	},
 
@@ -2006,8 +2004,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a release is confirmed when Redis has executed it",
 		in:   "sidecar/locktable (*Table).answerConfirms",
-		find: `q.refusal == "" && !l.holders.isHeld() && (l.claim.State() != claim.Absent || l.claim.IsBusy())`,
-		put:  "l.claim.State() > claim.Confirmed",
+		find: `isReleased := l.holders.isHeld() || l.claim.State() == claim.Absent && !l.claim.IsBusy()`,
+		put:  "isReleased := true",
 		by:   simulation,
 	},
 	{
@@ -2265,7 +2263,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "an operation that sets the key of a fixed lease puts its check off no further",
-		in:   "sidecar/locktable (*Table).onConfirmed",
+		in:   "sidecar/locktable (*Table).confirm",
 		find: "c.SetRenewAt(t.nextCheck(now, h))",
 		put:  "_ = 0",
 		by:   tableTest("TestFixedLeaseIsCheckedAfterAnOperationThatSetsItsKey"),
@@ -2321,7 +2319,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: `a hold with a keep is renewed like another one`,
-		in:   "sidecar/locktable (*Table).onConfirmed",
+		in:   "sidecar/locktable (*Table).confirm",
 		find: "moment.MS(min(lease, t.leaseMS))",
 		put:  "moment.MS(lease)",
 		by:   tableTest("TestEachOperationLeavesTheKeyForTheWholeKeep"),
@@ -2534,8 +2532,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a name that is in use has one kind",
 		in:   "sidecar/locktable (*Table).becomes",
-		find: "l.kind() != kind && !l.holders.isHeld() && l.waiting() == 0",
-		put:  "l.kind() != kind",
+		find: "isUnused := !l.holders.isHeld() && l.waiting() == 0",
+		put:  "isUnused := true",
 		by:   tableTest("TestNameInUseHasOneKind"),
 	},
 	{

@@ -327,8 +327,8 @@ var stateMutants = []mutant{
 	{
 		rule: "a hold without its lock resets the file",
 		in:   "sidecar/state (*contents).readHolds",
-		find: "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock",
-		put:  "ok && (!isHold || r.ID > to.Locks[lock].MaxHoldID || r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock)",
+		find: "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || !isModeOf(to.Locks[lock].Kind, r.Mode)",
+		put:  "ok && (!isHold || r.ID > to.Locks[lock].MaxHoldID || !isModeOf(to.Locks[lock].Kind, r.Mode))",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 	{
@@ -347,9 +347,9 @@ var stateMutants = []mutant{
 	},
 	{
 		rule: "a hold of an unknown mode is not restored",
-		in:   "sidecar/state (*cell).hold",
-		find: "r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept",
-		put:  "r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept",
+		in:   "sidecar/state isModeOf",
+		find: "mode <= locktable.Shared",
+		put:  "true",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 	{
@@ -475,11 +475,11 @@ var stateMutants = []mutant{
 	{
 		rule: "a kept hold without a keep is damaged",
 		in:   "sidecar/state (*cell).hold",
-		find: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept &&
+		find: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)`,
-		put: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode <= locktable.Shared && r.Phase <= locktable.HoldKept &&
+		put: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0)`,
@@ -558,8 +558,8 @@ var stateMutants = []mutant{
 	{
 		rule: "a lock whose holds exclude each other has no shared hold",
 		in:   "sidecar/state (*contents).readHolds",
-		find: "r.Mode != locktable.Exclusive && to.Locks[lock].Kind == redisop.KindLock",
-		put:  "false",
+		find: "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID || !isModeOf(to.Locks[lock].Kind, r.Mode)",
+		put:  "!ok || !isHold || r.ID > to.Locks[lock].MaxHoldID",
 		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
 	},
 }

@@ -32,6 +32,14 @@ func (c *Claim) HoldID() uint64 { return c.holdID }
 // MaxHoldID is the largest number that any hold of this lock, or operation on it, had.
 func (c *Claim) MaxHoldID() uint64 { return c.maxHoldID }
 
+// Permits is how many permits of a semaphore Redis has for this host at least; 0: it is not known.
+func (c *Claim) Permits() uint32 {
+	if c.state != Confirmed {
+		return 0
+	}
+	return c.count
+}
+
 // ValidUntil is until when the key is this host's at least.
 func (c *Claim) ValidUntil() int64 { return c.validUntil }
 
@@ -198,9 +206,29 @@ func (c *Claim) Transfer(now, until, busySince int64, m *redisop.Message) {
 	}
 	c.content = content{
 		granted: c.granted,
-		state:   Confirmed, marks: marks(unused), holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
+		state:   Confirmed, marks: marks(unused), holdID: m.Ticket, count: max(1, uint32(m.Units)), leaseMS: m.LeaseMS,
 		confirmedAt: now, validUntil: until, cameAt: now, busySince: busySince,
 		nextToken: m.LastToken - uint64(m.Tokens) + 1, tokensLeft: m.Tokens,
+	}
+}
+
+// Admit notes that this host has further permits, of its place. They are valid for as long as the others: the Take to
+// which Redis answered last that the place stands was about these, too. Precondition: the claim is confirmed, and no
+// operation is in flight.
+func (c *Claim) Admit(m *redisop.Message) {
+	if c.state != Confirmed || c.IsBusy() {
+		violated("A transfer is accepted by a host that waits", "place %d is accepted in state %d", m.Ticket, c.state)
+	}
+	c.holdID, c.count = m.Ticket, c.count+uint32(m.Units)
+	if c.tokensLeft == 0 {
+		c.nextToken, c.tokensLeft = m.LastToken-uint64(m.Tokens)+1, m.Tokens
+	}
+}
+
+// OnPermitsKept notes that an operation on permits was not executed: Redis has for this host what it had before.
+func (c *Claim) OnPermitsKept(op *InFlight) {
+	if c.state == Confirmed {
+		c.count = max(c.count, op.Had)
 	}
 }
 

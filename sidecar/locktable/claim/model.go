@@ -145,6 +145,8 @@ type InFlight struct {
 	Count      uint32
 	LeaseMS    uint32
 	Reserve    uint16
+	Want       uint16
+	Had        uint32 // of permits: Permits before it was sent
 	PassedMS   uint32 // of a Drop; of a Take: of the transfer that was received since it was sent
 	Kind       redisop.OpKind
 	Unassigned bool // for the queue, not for a hold

@@ -28,6 +28,10 @@ type Want struct {
 	NotBefore     int64 // no Take before, unless the key is this host's
 	ArriveAt      int64 // of WantHold, too: from when Redis is asked for arrivals; never: all are known
 
+	// Of WantPermits, which has Count: the permits of the local holds, IsRenewed, IsChecked, what is asked for the
+	// first waiter, and NotBefore: no such Take before; never: there is none.
+	GiveBackAt int64 // from when Redis is to get back what the claim has beyond Count; never: that is nothing
+
 	// Of WantNothing.
 	PassedMS uint32 // at least so long is sent
 }
@@ -40,6 +44,7 @@ const (
 	WantHold                     // the field of a local hold
 	WantForQueue                 // a field for the first local waiter, or a ticket
 	WantLinger                   // what there is, although no local client wants it
+	WantPermits                  // permits for the local holds and the first waiter
 )
 
 // handoffSyncDelay is how long Redis may have an earlier hold of this host than the one that
@@ -80,6 +85,8 @@ func (c *Claim) choose(a *moment.Alarm, w *Want) redisop.Op {
 			op = redisop.Op{Kind: redisop.Arrive}
 		}
 		return op
+	case w.Kind == WantPermits:
+		return c.choosePermits(a, w)
 	case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore)):
 		return redisop.Op{Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Asked: w.Asked}
 	case w.Kind == WantForQueue && c.mayAsk(a, w):
@@ -121,6 +128,27 @@ func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
 		op.Kind = redisop.Renew
 	case w.IsChecked && !handedOver && a.Due(c.renewAt):
 		op.Kind, op.LeaseMS = redisop.Check, 0
+	default:
+		return redisop.Op{}
+	}
+	return op
+}
+
+// choosePermits chooses for a semaphore. A renewal comes first: in a Redis that is full it may be all that is executed.
+func (c *Claim) choosePermits(a *moment.Alarm, w *Want) redisop.Op {
+	op := redisop.Op{Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Asked: w.Asked}
+	isHeld, isUnsure := w.Count > 0, c.state.IsUnsure()
+	op.Set(redisop.RequireExisting, isHeld && !isUnsure)
+	switch {
+	case isHeld && isUnsure: // the holds are asserted
+	case isHeld && (c.state == Restored || w.IsRenewed && a.Due(c.renewAt)):
+		op.Kind, op.HoldID, op.Asked = redisop.Renew, c.holdID, redisop.Asked{}
+		if c.state == Restored {
+			op.HoldID = c.maxHoldID
+		}
+	case c.state == Stale, a.Due(w.NotBefore), a.Due(w.GiveBackAt):
+	case isHeld && w.IsChecked && a.Due(c.renewAt):
+		op.Kind, op.HoldID, op.Asked, op.LeaseMS = redisop.Check, c.holdID, redisop.Asked{}, 0
 	default:
 		return redisop.Op{}
 	}

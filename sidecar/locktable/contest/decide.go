@@ -9,9 +9,12 @@ import (
 // contended. a is the time from which the verdict may be another one, although nothing happens.
 func (s *Shared) Decide(w *Verdict, a *moment.Alarm, m *Memory, c *Contest, v *View) {
 	*w = Verdict{}
-	if v.Waiting > 0 {
+	switch {
+	case v.Waiting > 0 && v.OfPermits:
+		c.decideForPermits(w, v)
+	case v.Waiting > 0:
 		c.decideForWaiter(w, s, v)
-	} else {
+	default:
 		s.decideForNobody(w, a, m, c, v)
 	}
 }

@@ -118,6 +118,7 @@ func Describe(c *Contest, d Description, s *Shared, now int64) {
 		d.Value(bit(c.remote.ttlMS >= 0))
 		d.Time(max(c.remote.seenAt+moment.MS(max(c.remote.ttlMS, 0)), now))
 	}
+	d.Value(uint64(c.asked.permits)<<16 | uint64(c.asked.capacity))
 	if c.sub != unsubscribed {
 		d.Time(max(c.subscribedUntil, now))
 		d.Value(uint64(c.unneededMessages))

@@ -14,7 +14,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 	}{
 		{reflect.TypeFor[Shared](), 10},
 		{reflect.TypeFor[Memory](), 5},
-		{reflect.TypeFor[Contest](), 9},
+		{reflect.TypeFor[Contest](), 10},
 		{reflect.TypeFor[Remote](), 6},
 		{reflect.TypeFor[subscription](), 4},
 		{reflect.TypeFor[Place](), 8},

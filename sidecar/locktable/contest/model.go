@@ -15,7 +15,11 @@ type Contest struct {
 	subscription
 	place Place
 	order order
+	asked asked
 }
+
+// asked is what the last Take of permits asked for.
+type asked struct{ permits, capacity uint16 }
 
 // phase is what this host does about other hosts.
 //

@@ -33,6 +33,11 @@ type View struct {
 	IsReleased   bool  // its owner has just released it, and it may linger from now on
 	IsBeside     bool  // local clients have holds, which admit the first waiter
 	IsCovered    bool  // it suffices for a grant to the first waiter: with a token, and for long enough
+
+	OfPermits    bool // the lock is a semaphore
+	IsIdle       bool // the claim has permits that no local client has
+	Fits         bool // the clients of this host have so few that the first waiter may get its permits
+	CameForFirst bool // so many permits as the first waiter wants came for the waiters of this host
 }
 
 // Waiter is the first waiter of a lock.
@@ -42,6 +47,8 @@ type Waiter struct {
 	IsAlone bool // when it came, no other client here held the lock or waited for it
 	Since   int64
 	Arrived uint64 // by Redis's clock, µs; 0: it is not known
+
+	Permits, Capacity uint16 // of a semaphore
 }
 
 // ClaimState is what Redis has for this host under the name.

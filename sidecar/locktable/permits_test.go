@@ -1,0 +1,1056 @@
+package locktable_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// permitsRig is two hosts that share the semaphore "api" in the model of Redis. A test says when Redis executes what, and
+// when messages arrive.
+type permitsRig struct {
+	*testing.T
+	now       int64
+	semaphore redis.Semaphore
+	hosts     [2]*permitsHost
+}
+
+type permitsHost struct {
+	rig     *permitsRig
+	owner   redis.Owner
+	tb      *connectedTable
+	journal *recordJournal
+	ops     []redisop.Op // in flight
+	inbox   []redisop.Message
+	log     []string
+	holds   map[locktable.SessionID]uint64
+	ids     uint64
+	isDeaf  bool // it receives no messages
+}
+
+const startOfPermits = int64(time.Hour)
+
+func newPermitsRig(t *testing.T) (r *permitsRig, a, b *permitsHost) {
+	r = &permitsRig{T: t, now: startOfPermits}
+	for i := range r.hosts {
+		h := &permitsHost{rig: r, owner: redis.Owner(i), journal: newRecordJournal(), holds: map[locktable.SessionID]uint64{}}
+		h.tb = connect(newTable(locktable.Config{Journal: h.journal}, r.now))
+		h.begin()
+		r.hosts[i] = h
+	}
+	return r, r.hosts[0], r.hosts[1]
+}
+
+func (h *permitsHost) begin() {
+	h.tb.Up(h.rig.now, 0, false, true)
+	for s := range locktable.SessionID(4) {
+		h.tb.Open(h.rig.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
+	}
+}
+
+// acquire has a session wait for permits.
+func (h *permitsHost) acquire(s locktable.SessionID, permits, of uint16, opts ...opt) (id uint64) {
+	h.ids++
+	req := protocol.Acquire{ID: h.ids, Name: "api", WaitMS: protocol.Forever}
+	for _, o := range opts {
+		o(&req)
+	}
+	h.tb.AcquirePermits(h.rig.now, s, permits, of, req)
+	h.collect()
+	return req.ID
+}
+
+// release releases what a session was granted last.
+func (h *permitsHost) release(s locktable.SessionID) {
+	h.tb.Release(h.rig.now, s, protocol.Release{Hold: h.holds[s]})
+	h.collect()
+}
+
+func (h *permitsHost) collect() {
+	for _, e := range h.tb.Effects() {
+		switch e.Kind {
+		case locktable.Redis:
+			h.ops = append(h.ops, e.Op)
+		case locktable.Granted:
+			h.log = append(h.log, fmt.Sprintf("s%d granted", e.Session))
+			h.holds[e.Session] = e.Hold
+		case locktable.Refusal:
+			h.log = append(h.log, fmt.Sprintf("s%d refused %s: %s", e.Session, e.Code, e.Msg))
+		case locktable.Lost:
+			h.log = append(h.log, fmt.Sprintf("s%d lost %s", e.Session, e.Reason))
+		case locktable.Confirmed:
+			h.log = append(h.log, fmt.Sprintf("s%d confirmed", e.Session))
+		}
+	}
+}
+
+// want compares what the clients of a host were sent since the last want.
+func (h *permitsHost) want(lines ...string) {
+	h.rig.Helper()
+	h.collect()
+	if !slices.Equal(h.log, lines) {
+		h.rig.Fatalf("host %d sends %q, want %q\n%s", h.owner, h.log, lines, h.tb.Text(h.rig.now, "api"))
+	}
+	h.log = nil
+}
+
+// quiet checks that no operation is in flight.
+func (h *permitsHost) quiet() {
+	h.rig.Helper()
+	if h.collect(); len(h.ops) > 0 {
+		h.rig.Fatalf("host %d has sent %+v", h.owner, h.ops)
+	}
+}
+
+// sent returns the operation in flight.
+func (h *permitsHost) sent() redisop.Op {
+	h.rig.Helper()
+	if h.collect(); len(h.ops) != 1 {
+		h.rig.Fatalf("host %d has %d operations in flight: %+v", h.owner, len(h.ops), h.ops)
+	}
+	return h.ops[0]
+}
+
+// run executes the operation in flight in Redis, and returns it with its result, which the table does not have yet.
+func (h *permitsHost) run() (redisop.Op, redisop.Result) {
+	h.rig.Helper()
+	op := h.sent()
+	h.ops = nil
+	r := h.rig
+	c := redis.Command{Op: &op, Owner: h.owner, Prefixes: permitsUUIDs, Now: r.now, Clock: r.now / 1000, Receivers: func(to redis.Owner) int32 {
+		if r.hosts[to].isDeaf {
+			return 0
+		}
+		return 1
+	}}
+	reply := c.RunPermits(&r.semaphore)
+	for _, m := range reply.Sent {
+		if m.Name = "api"; !r.hosts[m.To].isDeaf {
+			r.hosts[m.To].inbox = append(r.hosts[m.To].inbox, m.Message)
+		}
+	}
+	return op, redisop.Result{
+		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome, Sent: r.now, Token: reply.Token, TTLMS: reply.TTLMS, Permits: reply.Permits,
+		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Arrived: reply.Arrived, Recall: reply.Recall, Waiting: reply.Waiting,
+	}
+}
+
+var permitsUUIDs = []string{"00000000-0000-8000-8000-000000000000:", "00000001-0000-8000-8000-000000000000:"}
+
+// redis executes the operation in flight, and gives the table its result.
+func (h *permitsHost) redis() redisop.Op {
+	h.rig.Helper()
+	op, res := h.run()
+	h.tb.Result(h.rig.now, res)
+	h.collect()
+	return op
+}
+
+// read gives the table the messages that it was sent.
+func (h *permitsHost) read() {
+	for len(h.inbox) > 0 {
+		m := h.inbox[0]
+		h.inbox = h.inbox[1:]
+		h.tb.Message(h.rig.now, m)
+		h.collect()
+	}
+}
+
+// settle has everything be executed and read.
+func (r *permitsRig) settle() {
+	r.Helper()
+	for range 100 {
+		isQuiet := true
+		for _, h := range r.hosts {
+			h.read()
+			if h.collect(); len(h.ops) > 0 {
+				h.redis()
+				isQuiet = false
+			}
+		}
+		if isQuiet {
+			return
+		}
+	}
+	r.Fatalf("the hosts do not come to rest: %+v", r.semaphore)
+}
+
+func (r *permitsRig) pass(d time.Duration) {
+	for end := r.now + int64(d); r.now < end; {
+		r.now = min(end, r.now+int64(time.Millisecond))
+		for _, h := range r.hosts {
+			h.tb.Advance(r.now)
+			h.tb.Work(r.now)
+			h.collect()
+		}
+		r.settle()
+	}
+}
+
+// has checks how many permits Redis has for each host, and how many hosts wait.
+func (r *permitsRig) has(a, b, waiting int) {
+	r.Helper()
+	s := &r.semaphore
+	if got := [...]int{int(s.Claims[0].Units), int(s.Claims[1].Units), len(s.Places)}; got != [...]int{a, b, waiting} {
+		r.Fatalf("Redis has %v, want %d and %d permits, and %d hosts that wait: %+v", got, a, b, waiting, *s)
+	}
+}
+
+func TestPermitsAreGrantedUpToTheCapacity(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 2, 3)
+	a.acquire(2, 1, 3)
+	a.acquire(3, 1, 3)
+	if op := a.redis(); op.Of != redisop.KindPermits || op.Want != 2 || op.Capacity != 3 || op.Count != 0 || op.Times != 1 {
+		t.Errorf("asked by %+v", op)
+	}
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	r.has(3, 0, 0) // it waits for itself, so it needs no place
+	a.release(2)
+	a.want("s3 granted") // Redis has as many permits for this host as before
+	a.quiet()
+	a.release(1)
+	a.release(3)
+	r.settle()
+	r.has(0, 0, 0)
+	if _, ok := a.tb.Info(r.now, "api"); ok || len(a.journal.locks)+len(a.journal.holds) > 0 {
+		t.Errorf("something is left: %v", a.journal)
+	}
+}
+
+// A host asks once for all of its waiters that want the same.
+func TestWaitersThatWantTheSameAreGrantedAtOnce(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 5)
+	for s := range locktable.SessionID(3) {
+		a.acquire(s+2, 1, 5)
+	}
+	a.acquire(1, 2, 5)
+	a.redis()
+	if op := a.sent(); op.Times != 3 || op.Want != 1 || op.Count != 1 || op.Reserve < 3 {
+		t.Errorf("asked by %+v", op)
+	}
+	r.settle()
+	a.want("s1 granted", "s2 granted", "s3 granted", "s4 granted")
+	r.has(4, 0, 0)
+}
+
+// The danger: the host has one of two permits idle, and its waiter needs both. Its own idle one would keep its place from
+// fitting, for good.
+//
+// Shows docs/decisions/0063-permits-in-redis.md: Decision.
+func TestHostThatWaitsKeepsNoIdlePermits(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	b.acquire(1, 1, 2)
+	r.settle()
+	a.acquire(2, 2, 2)
+	r.settle()
+	r.has(1, 1, 1)
+	a.release(1)
+	if op := a.sent(); op.Count != 0 || op.Want != 2 || !op.Has(redisop.Yields) {
+		t.Errorf("given back by %+v", op)
+	}
+	r.settle()
+	r.has(0, 1, 1)
+	b.release(1)
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	r.has(2, 0, 0)
+}
+
+// Idle permits beside a hold stay here for a moment. If another host asks for them, they go to it at once.
+func TestIdlePermitsGoToAHostThatAsks(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	a.acquire(2, 1, 2)
+	r.settle()
+	a.release(2)
+	a.quiet()
+	b.acquire(1, 1, 2)
+	r.settle()
+	b.want("s1 granted") // by its place, with one message
+	r.has(1, 1, 0)
+
+	b.release(1)
+	r.settle()
+	a.acquire(2, 1, 2)
+	r.settle()
+	a.release(2)
+	r.has(2, 0, 0)
+	r.pass(20 * time.Millisecond)
+	r.has(1, 0, 0)
+}
+
+// A host has one place. It is good for what waited when it was asked for; who comes later waits behind the other hosts.
+func TestWhoComesLaterWaitsBehindOtherHosts(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	b.acquire(1, 1, 2)
+	r.settle()
+	a.acquire(2, 1, 2)
+	r.settle()
+	r.now += int64(time.Millisecond)
+	b.acquire(2, 1, 2)
+	r.settle()
+	r.has(1, 1, 2)
+	r.now += int64(time.Millisecond)
+	a.acquire(3, 1, 2)
+	r.settle()
+
+	a.release(1) // which was granted before the place was made: its permit is for s2, which is the first of all
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	a.release(2) // it goes to the other host, which came before s3
+	r.settle()
+	a.want()
+	b.want("s1 granted", "s2 granted")
+	r.has(0, 2, 1)
+	b.release(1)
+	r.settle()
+	if a.want("s3 granted"); len(r.semaphore.Places) != 0 {
+		t.Errorf("places: %+v", r.semaphore.Places)
+	}
+}
+
+// A large request is not passed by small ones of other hosts that came later.
+func TestLargeRequestIsNotPassed(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	b.acquire(1, 2, 3)
+	b.acquire(2, 1, 3)
+	r.settle()
+	a.acquire(1, 3, 3)
+	r.settle()
+	for s := range locktable.SessionID(2) {
+		b.acquire(s+3, 1, 3)
+	}
+	r.settle()
+	b.want("s1 granted", "s2 granted")
+	b.release(2)
+	r.settle()
+	b.want()
+	r.has(0, 2, 2)
+	b.release(1)
+	r.settle()
+	a.want("s1 granted")
+	b.want()
+}
+
+// An admission that is received while an operation is in flight was executed before it: the result counts what it brought.
+func TestAdmissionDuringAnOperationIsInItsResult(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	b.acquire(1, 2, 3)
+	a.acquire(1, 1, 3)
+	r.settle()
+	a.acquire(2, 1, 3)
+	r.settle()
+	b.release(1)
+	_, dropped := b.run() // it admits host a,
+	a.release(1)          // which is giving back what it has
+	a.read()
+	a.redis()
+	b.tb.Result(r.now, dropped)
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	r.has(1, 0, 0)
+}
+
+// Shows docs/queue.md: Messages.
+func TestAdmissionThatIsNotOfTheLivePlaceIsGivenBack(t *testing.T) {
+	for name, m := range map[string]redisop.Message{
+		"of another place": {Ticket: 77},
+		"of no connection": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, a, b := newPermitsRig(t)
+			b.acquire(1, 2, 2)
+			r.settle()
+			a.acquire(1, 1, 2)
+			r.settle()
+			m.Kind, m.Of, m.Name, m.Units, m.Tokens, m.LastToken, m.LeaseMS = redisop.Admitted, redisop.KindPermits, "api", 1, 1, 9, 30_000
+			if m.Ticket == 0 {
+				m.Ticket = r.semaphore.Places[0].Num
+				a.tb.Table.Message(r.now, m) // over no connection
+			} else {
+				a.tb.Message(r.now, m)
+			}
+			if op := a.sent(); op.Count != 0 || op.Want != 1 {
+				t.Errorf("asked by %+v", op)
+			}
+			r.settle()
+			a.want()
+			r.has(0, 2, 1)
+		})
+	}
+	t.Run("of a semaphore that is not known", func(t *testing.T) {
+		r, a, _ := newPermitsRig(t)
+		a.tb.Message(r.now, redisop.Message{Kind: redisop.Admitted, Of: redisop.KindPermits, Name: "api", Ticket: 5, Units: 2, Tokens: 1, LastToken: 9, LeaseMS: 30_000})
+		if op := a.redis(); op.Kind != redisop.Drop || op.Of != redisop.KindPermits {
+			t.Errorf("given back by %+v", op)
+		}
+		if _, ok := a.tb.Info(r.now, "api"); ok {
+			t.Error("the table still knows it")
+		}
+	})
+}
+
+// A result that is lost leaves the claim in doubt, and the next operation says all again. Nothing is granted meanwhile.
+func TestLostResultIsFollowedByAnOperationThatSaysAll(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 2, 4)
+	r.settle()
+	a.acquire(2, 2, 4)
+	op, res := a.run()
+	r.has(4, 0, 0)
+	res.Outcome, res.Msg = redisop.Unknown, "the connection is lost"
+	a.tb.Result(r.now, res)
+	a.want("s1 granted")
+	if next := a.sent(); next.Count != 2 || next.Want != 2 || next.HoldID <= op.HoldID || !next.Has(redisop.RequireExisting) {
+		t.Errorf("asked again by %+v", next)
+	}
+	r.settle()
+	a.want("s2 granted")
+	r.has(4, 0, 0)
+}
+
+func TestPermitsAreAssertedAfterDataLossIfTheyAreFree(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		r, a, b := newPermitsRig(t)
+		a.acquire(1, 2, 3)
+		r.settle()
+		a.tb.Down(r.now, 0, "it restarts")
+		r.semaphore = redis.Semaphore{}
+		if taken {
+			b.acquire(1, 2, 3)
+			r.settle()
+		}
+		a.tb.Up(r.now, 0, true, true)
+		if op := a.sent(); op.Count != 2 || op.Capacity != 3 || op.Has(redisop.RequireExisting) {
+			t.Errorf("asserted by %+v", op)
+		}
+		r.settle()
+		if taken {
+			a.want("s1 granted", "s1 lost deleted")
+			r.has(0, 2, 0)
+		} else {
+			a.want("s1 granted")
+			r.has(2, 0, 0)
+		}
+	}
+}
+
+func TestPermitsThatAreGoneAreLost(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 3)
+	r.settle()
+	r.semaphore = redis.Semaphore{} // by an operator
+	b.acquire(1, 3, 3)
+	r.settle()
+	r.pass(12 * time.Second)
+	a.want("s1 granted", "s1 lost deleted")
+	r.has(0, 3, 0)
+}
+
+// A Redis that is full refuses what takes memory. Renewals go on.
+func TestRenewalsGoOnWhileTakesFail(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 3)
+	r.settle()
+	a.acquire(2, 1, 3)
+	for range 200 {
+		r.now += int64(100 * time.Millisecond)
+		a.tb.Advance(r.now)
+		a.collect()
+		for len(a.ops) > 0 {
+			if op := a.ops[0]; op.Kind == redisop.Take {
+				a.ops = nil
+				a.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Retryable, Sent: r.now, Msg: "OOM"})
+			} else {
+				a.redis()
+			}
+			a.collect()
+		}
+	}
+	a.want("s1 granted")
+	if end := r.semaphore.Claims[0].Expiry; end < r.now/int64(time.Millisecond)+15_000 {
+		t.Errorf("the claim was not renewed: it ends %d ms from now", end-r.now/int64(time.Millisecond))
+	}
+}
+
+// A client that dies frees its permits at once: the next host has them after one message.
+func TestPermitsOfADeadClientGoToTheNextHost(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 2)
+	r.settle()
+	b.acquire(1, 1, 2)
+	r.settle()
+	b.want()
+	a.tb.Close(r.now, 1)
+	r.settle()
+	b.want("s1 granted")
+	r.has(0, 1, 0)
+}
+
+// A successor knows how many permits each hold has.
+func TestSuccessorKnowsThePermits(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 2, 4)
+	a.acquire(2, 1, 4)
+	r.settle()
+	a.acquire(4, 4, 4)
+	r.semaphore.Held, r.semaphore.Claims[1] = 4, redis.PermitClaim{Units: 1, Expiry: 1 << 50} // of another host, so that it has a place
+	a.redis()
+	r.has(3, 1, 1)
+	r.semaphore.Held = 3
+	delete(r.semaphore.Claims, 1)
+	snapshot := a.journal.snapshot(map[locktable.SessionID]locktable.Peer{1: {PID: 100}, 2: {PID: 101}})
+	a.tb = connect(newTable(locktable.Config{Journal: a.journal}, r.now))
+	a.log, a.ops = nil, nil
+	a.tb.Restore(r.now, snapshot)
+	a.tb.Up(r.now, 0, false, true)
+	r.settle()
+	r.has(3, 0, 0)
+	for s := range locktable.SessionID(2) {
+		a.tb.Resume(s+1, locktable.Peer{PID: 100})
+	}
+	a.tb.Claim(r.now, 1, &protocol.Claim{ID: 1})
+	r.pass(10 * time.Millisecond)
+	r.has(1, 0, 0)
+	a.tb.Open(r.now, 9, locktable.Peer{PID: 9})
+	a.acquire(9, 4, 4)
+	r.settle()
+	r.has(1, 0, 0)
+	a.tb.Claim(r.now, 2, &protocol.Claim{ID: 1})
+	r.settle()
+	if r.has(4, 0, 0); !strings.HasPrefix(a.log[len(a.log)-1], "s9 granted") {
+		t.Errorf("sent: %q", a.log)
+	}
+}
+
+func TestNameHasOneKind(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	r.settle()
+	a.want("s1 granted")
+	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 50, Name: "api"})
+	a.want("s2 refused denied: is in use as a lock of another kind on this host; use another name")
+	a.release(1)
+	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 51, Name: "api"}) // while the permit is given back
+	a.want("s2 refused denied: is in use as a lock of another kind on this host; use another name")
+	r.settle()
+	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 52, Name: "api", WaitMS: protocol.Forever})
+	if op := a.sent(); op.Of != redisop.KindLock || op.Want != 0 {
+		t.Errorf("the lock is asked for by %+v", op)
+	}
+	a.ops = nil
+	a.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "api", Sent: r.now, Token: 9})
+	a.want("s2 granted")
+	a.acquire(1, 1, 2)
+	a.want("s1 refused denied: is in use as a lock of another kind on this host; use another name")
+}
+
+// A larger capacity counts for the request that names it. The first that waits stops those behind it.
+func TestCapacityIsThatOfTheRequest(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 2)
+	r.settle()
+	b.acquire(1, 1, 3)
+	r.settle()
+	b.want("s1 granted")
+	r.has(2, 1, 0)
+	b.acquire(2, 1, 2)
+	b.acquire(3, 1, 5)
+	r.settle()
+	b.want()
+	a.release(1)
+	r.settle()
+	b.want("s2 granted", "s3 granted")
+}
+
+// A release is confirmed when Redis has the permits back, also if other clients here have some.
+func TestReleaseOfPermitsIsConfirmed(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	a.acquire(2, 1, 2)
+	r.settle()
+	a.log = nil
+	a.release(1)
+	a.tb.Confirm(r.now, 1, protocol.Confirm{ID: 90, Name: "api"})
+	a.want()
+	if op := a.sent(); op.Count != 1 || op.Want != 0 {
+		t.Errorf("given back by %+v", op)
+	}
+	a.redis()
+	a.want("s1 confirmed")
+	r.has(1, 0, 0)
+}
+
+// Redis has more permits for this host than it knows of. It takes them back, also beside a hold.
+func TestUnknownAdmissionBesideAHoldIsGivenBack(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 3)
+	r.settle()
+	a.tb.Message(r.now, redisop.Message{Kind: redisop.Admitted, Of: redisop.KindPermits, Name: "api", Ticket: 77, Units: 1, Tokens: 1, LastToken: 9, LeaseMS: 30_000})
+	if op := a.redis(); op.Kind != redisop.Take || op.Count != 1 || op.Want != 0 {
+		t.Errorf("given back by %+v", op)
+	}
+	a.want("s1 granted")
+	a.quiet()
+}
+
+// A result that is lost is followed by another operation, also if that one gave back permits only.
+func TestLostResultOfWhatIsGivenBack(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 3)
+	a.acquire(2, 1, 3)
+	r.settle()
+	a.release(1)
+	r.now += int64(10 * time.Millisecond)
+	a.tb.Advance(r.now)
+	_, res := a.run()
+	res.Outcome, res.Msg = redisop.Unknown, "the connection is lost"
+	a.tb.Result(r.now, res)
+	a.collect()
+	if op := a.redis(); op.Kind != redisop.Take || op.Count != 1 {
+		t.Errorf("followed by %+v", op)
+	}
+	a.quiet()
+	r.has(1, 0, 0)
+}
+
+// An admission is all that a waiter needs: it has a token, and is valid for as long as the place's last answer says.
+func TestAdmissionNeedsNoOperation(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	r.settle()
+	b.acquire(1, 1, 2)
+	r.settle()
+	asked := r.now + int64(9*time.Second) // when host a asks
+	r.now = asked
+	a.acquire(2, 1, 2)
+	r.settle()
+	r.now += int64(time.Second)
+	b.release(1)
+	b.redis()
+	a.read()
+	a.want("s1 granted", "s2 granted")
+	a.quiet()
+	row, _ := a.tb.Info(r.now, "api")
+	if left := time.Duration(row.DeadlineNS - asked); left != 29_698*time.Millisecond {
+		t.Errorf("it is granted for %v from when the place was asked for", left)
+	}
+}
+
+// The next waiter may get what the first could not.
+func TestNextWaiterIsAskedForWhenTheFirstIsGone(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	b.acquire(1, 2, 3)
+	r.settle()
+	a.acquire(1, 3, 3, wait(100*time.Millisecond))
+	a.acquire(2, 1, 3)
+	r.settle()
+	a.want()
+	r.pass(101 * time.Millisecond)
+	a.want("s1 refused timeout: waited 100ms; "+"too few of its permits are free", "s2 granted")
+}
+
+// Its place is dead as soon as the operation is sent that gives it up.
+func TestPlaceThatIsGivenUpIsDead(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	r.settle()
+	b.acquire(1, 1, 2)
+	r.settle()
+	id := a.acquire(2, 1, 2)
+	r.settle()
+	a.tb.Cancel(r.now, 2, protocol.Cancel{Target: id})
+	b.release(1)
+	b.redis() // it admits the place
+	op, res := a.run()
+	if op.Want != 0 || op.Count != 1 {
+		t.Errorf("given up by %+v", op)
+	}
+	a.read()
+	a.tb.Result(r.now, res)
+	a.collect()
+	r.settle()
+	r.has(1, 0, 0)
+}
+
+// What came for waiters here is theirs, and what clients free is not, while another host waits.
+func TestOnlyWhatCameForWaitersIsTheirs(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 3)
+	a.acquire(2, 1, 3)
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	b.acquire(1, 2, 3)
+	r.settle()
+	a.acquire(3, 1, 3)
+	a.acquire(4, 1, 3)
+	op, res := a.run() // it gets a place behind the other host
+	if !op.Has(redisop.Yields) || op.Reserve != 1 || op.Times != 1 {
+		t.Errorf("asked by %+v", op)
+	}
+	a.release(1) // while that is in flight
+	a.tb.Result(r.now, res)
+	a.want()
+	r.settle()
+	b.want("s1 granted")
+	a.want()
+	r.has(1, 2, 1)
+	b.release(1)
+	r.settle()
+	a.want("s3 granted", "s4 granted")
+}
+
+// A result says whether hosts wait, as of its execution.
+func TestFreedPermitsStayHereWhenNoHostWaitsAnyMore(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 2)
+	r.settle()
+	id := b.acquire(1, 1, 2)
+	r.settle()
+	b.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
+	r.settle()
+	a.acquire(2, 2, 2)
+	r.settle()
+	a.release(1)
+	r.settle()
+	a.acquire(3, 2, 2)
+	r.settle()
+	a.log = nil
+	a.release(2)
+	a.want("s3 granted") // tokens were drawn when a token was all that s2 lacked
+	a.quiet()
+}
+
+// The permits of a host that is gone are free when its claim has expired, and the first that waits asks then.
+func TestFirstThatWaitsAsksWhenAClaimExpires(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 2)
+	r.settle()
+	a.isDeaf = true
+	expiry := r.semaphore.Claims[0].Expiry * int64(time.Millisecond)
+	b.acquire(1, 1, 2)
+	for len(b.log) == 0 && r.now < expiry+int64(time.Second) {
+		r.now += int64(time.Millisecond)
+		b.tb.Advance(r.now)
+		for b.collect(); len(b.ops) > 0; {
+			b.redis()
+		}
+	}
+	b.want("s1 granted")
+	if late := time.Duration(r.now - expiry); late > 5*time.Millisecond {
+		t.Errorf("granted %v after the claim expired", late)
+	}
+}
+
+// Idle permits stay for a moment again when no host waits any more.
+func TestIdlePermitsStayWhenNoHostWaitsAnyMore(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 4)
+	r.settle()
+	id := b.acquire(1, 3, 4)
+	r.settle()
+	b.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
+	r.settle()
+	a.acquire(2, 1, 4)
+	r.settle()
+	a.release(2)
+	a.quiet()
+}
+
+// lose ends the connection of a host: the operation in flight may be executed later.
+func (h *permitsHost) lose() (late redisop.Op) {
+	h.rig.Helper()
+	late, h.ops = h.sent(), nil
+	h.tb.Down(h.rig.now, 0, "the connection is lost")
+	h.tb.Result(h.rig.now, redisop.Result{Kind: late.Kind, Name: late.Name, Outcome: redisop.Unknown, Sent: h.rig.now, Msg: "the connection is lost"})
+	h.collect()
+	return late
+}
+
+// answer gives the table another result than Redis's of the operation in flight, which is not executed.
+func (h *permitsHost) answer(outcome redisop.Outcome) (op redisop.Op) {
+	h.rig.Helper()
+	op, h.ops = h.sent(), nil
+	h.tb.Result(h.rig.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: h.rig.now, Msg: "Redis is unwell"})
+	h.collect()
+	return op
+}
+
+// The danger: a renewal finds a permit that an operation, which is executed later, gives back. It is granted meanwhile, and
+// another host gets it, too.
+func TestRenewalDoesNotConfirmWhatALateOperationGivesBack(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	for s := range locktable.SessionID(3) {
+		a.acquire(s+1, 1, 3)
+	}
+	r.settle()
+	a.release(1)
+	r.now += int64(6 * time.Millisecond)
+	a.tb.Advance(r.now)
+	late := a.lose()
+	if late.Kind != redisop.Take || late.Count != 2 {
+		t.Fatalf("lost: %+v", late)
+	}
+	r.now += int64(15 * time.Second)
+	a.tb.Advance(r.now)
+	a.tb.Up(r.now, 0, false, true)
+	if op := a.redis(); op.Kind != redisop.Renew {
+		t.Fatalf("renewed by %+v", op)
+	}
+	a.acquire(4, 1, 3)
+	next := a.ops
+	a.ops = []redisop.Op{late}
+	a.run()
+	a.ops = next
+	b.acquire(1, 1, 3)
+	r.settle()
+	if granted := len(a.log) + len(b.log); granted != 4 {
+		t.Errorf("one of two is granted; host a: %q, host b: %q", a.log, b.log)
+	}
+}
+
+// What was not executed has given nothing back: it is given back again.
+func TestPermitsThatWereNotGivenBackAreGivenBackAgain(t *testing.T) {
+	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Retryable} {
+		r, a, _ := newPermitsRig(t)
+		a.acquire(1, 1, 2)
+		a.acquire(2, 1, 2)
+		r.settle()
+		a.release(1)
+		r.now += int64(10 * time.Millisecond)
+		a.tb.Advance(r.now)
+		a.answer(outcome)
+		r.now += int64(time.Second)
+		a.tb.Advance(r.now)
+		r.settle()
+		r.has(1, 0, 0)
+	}
+}
+
+func TestReleaseOfPermitsIsNotConfirmedBeforeRedisHasThem(t *testing.T) {
+	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Retryable, redisop.Unknown, redisop.NotSynced} {
+		r, a, _ := newPermitsRig(t)
+		a.acquire(1, 1, 2)
+		a.acquire(2, 1, 2)
+		r.settle()
+		a.log = nil
+		a.release(1)
+		a.tb.Confirm(r.now, 1, protocol.Confirm{ID: 90, Name: "api"})
+		a.answer(outcome)
+		a.want()
+		r.now += int64(time.Second)
+		a.tb.Advance(r.now)
+		r.settle()
+		a.want("s1 confirmed")
+		r.has(1, 0, 0)
+	}
+}
+
+// A check of a hold with a fixed lease finds what Redis has beyond, and that is given back.
+func TestCheckFindsWhatIsBeyond(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 3, fixed(time.Hour))
+	r.settle()
+	c := r.semaphore.Claims[0]
+	c.Units, r.semaphore.Held = 2, 2
+	r.semaphore.Claims[0] = c
+	for a.collect(); len(a.ops) == 0; a.collect() {
+		r.now += int64(100 * time.Millisecond)
+		a.tb.Advance(r.now)
+	}
+	if op := a.redis(); op.Kind != redisop.Check {
+		t.Fatalf("checked by %+v", op)
+	}
+	r.settle()
+	r.has(1, 0, 0)
+}
+
+// The holds are asserted with the capacity of their own requests, whatever waits.
+func TestAssertionHasTheCapacityOfTheHolds(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 5, 10)
+	r.settle()
+	a.acquire(2, 1, 3) // a new release of the program
+	r.settle()
+	r.semaphore = redis.Semaphore{}
+	a.tb.Up(r.now, 0, true, true)
+	if op := a.sent(); op.Count != 5 || op.Want != 0 || op.Capacity != 10 {
+		t.Errorf("asserted by %+v", op)
+	}
+	r.settle()
+	a.want("s1 granted")
+	r.has(5, 0, 0)
+}
+
+// A successor asserts them with it, too.
+func TestSuccessorAssertsWithTheCapacity(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 2, 4)
+	b.acquire(1, 2, 4)
+	r.settle()
+	r.semaphore = redis.Semaphore{}
+	for _, h := range []*permitsHost{a, b} {
+		snapshot := h.journal.snapshot(map[locktable.SessionID]locktable.Peer{1: {PID: 100}})
+		h.tb = connect(newTable(locktable.Config{Journal: h.journal}, r.now))
+		h.tb.Restore(r.now, snapshot)
+		h.tb.Up(r.now, 0, true, true)
+	}
+	r.settle()
+	r.has(2, 2, 0)
+}
+
+// A part of the claim is left, by hand or in a replica that was behind. It is given back with the loss.
+func TestRestOfALostClaimIsGivenBack(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 2, 3)
+	r.settle()
+	c := r.semaphore.Claims[0]
+	c.Units, r.semaphore.Held = 1, 1
+	r.semaphore.Claims[0] = c
+	r.pass(12 * time.Second)
+	a.want("s1 granted", "s1 lost deleted")
+	r.has(0, 0, 0)
+}
+
+// An operation that failed has asked for nothing: it is sent again as soon as that may help.
+func TestFailedOperationIsSentAgainSoon(t *testing.T) {
+	for _, outcome := range []redisop.Outcome{redisop.Retryable, redisop.NotSynced, redisop.NotSent} {
+		r, a, b := newPermitsRig(t)
+		b.acquire(1, 2, 3)
+		r.settle()
+		id := a.acquire(1, 3, 3)
+		a.acquire(2, 1, 3)
+		r.settle()
+		a.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
+		a.answer(outcome) // it was to ask for s2
+		r.pass(300 * time.Millisecond)
+		a.want("s1 refused canceled: canceled by the client", "s2 granted")
+	}
+}
+
+// A waiter's long lease is not that of the permits beside which it waits.
+func TestLeaseOfAWaiterIsNotThatOfTheHolds(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	b.acquire(1, 1, 2)
+	r.settle()
+	a.acquire(2, 1, 2, fixed(time.Hour))
+	r.settle()
+	if left := r.semaphore.Claims[0].Expiry - r.now/int64(time.Millisecond); left > 30_000 {
+		t.Errorf("the claim lasts for %d ms", left)
+	}
+	b.release(1)
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	if left := r.semaphore.Claims[0].Expiry - r.now/int64(time.Millisecond); left < 3_500_000 {
+		t.Errorf("the claim lasts for %d ms, and a hold for an hour", left)
+	}
+}
+
+// A host that gets no place polls.
+func TestHostWithoutAPlacePolls(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	b.acquire(1, 1, 1)
+	r.settle()
+	a.acquire(1, 1, 1)
+	_, res := a.run()
+	res.IsQueued, res.Ticket, res.Rank = false, 0, 0 // there was no memory for it
+	r.semaphore.Places = nil
+	a.tb.Result(r.now, res)
+	a.collect()
+	b.release(1)
+	b.redis()
+	r.pass(100 * time.Millisecond)
+	a.want("s1 granted")
+}
+
+// What asserts the holds is refused for good, so they are given up before their deadline keeps others down.
+func TestHoldsWhoseAssertionIsRefusedAreGivenUp(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	r.settle()
+	granted := r.now
+	a.tb.Up(r.now, 0, true, true)
+	for len(a.log) == 1 && r.now < granted+int64(29*time.Second) {
+		if a.collect(); len(a.ops) > 0 {
+			a.answer(redisop.Refused)
+		}
+		r.now += int64(50 * time.Millisecond)
+		a.tb.Advance(r.now)
+		a.collect()
+	}
+	a.want("s1 granted", "s1 lost expired")
+	if after := time.Duration(r.now - granted); after > 23*time.Second {
+		t.Errorf("given up after %v", after)
+	}
+}
+
+// A confirm of a name that is not known asks Redis, as if it were a lock. It keeps no client from the semaphore.
+func TestConfirmKeepsNoClientFromTheSemaphore(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.tb = connect(newTable(locktable.Config{Durable: true}, r.now))
+	a.begin()
+	a.tb.Confirm(r.now, 1, protocol.Confirm{ID: 90, Name: "api"})
+	drop := a.sent()
+	a.ops = nil
+	a.acquire(2, 1, 2)
+	a.want()
+	a.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: drop.Name, Sent: r.now})
+	r.settle()
+	a.want("s2 granted", "s1 confirmed")
+}
+
+// What came for many waiters is theirs, also while a part of them is granted in the next step.
+func TestPermitsThatAreBeingGrantedAreNotGivenBack(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.tb = connect(newTable(locktable.Config{MaxWork: 2, Tokens: 64}, r.now))
+	a.begin()
+	for range 9 {
+		a.acquire(1, 1, 9)
+	}
+	a.redis()
+	a.redis() // it brings what all others want
+	if len(a.log) == 9 {
+		t.Fatal("all were granted in one step")
+	}
+	a.tb.Message(r.now, redisop.Message{Kind: redisop.Recalled, Of: redisop.KindPermits, Name: "api"})
+	a.quiet()
+	r.pass(10 * time.Millisecond)
+	r.has(9, 0, 0)
+}
+
+// A client that dies frees a permit, and was the first that waited. The next came later than the place was made, and than
+// another host.
+func TestPlaceOfADeadClientIsNotForThoseThatCameLater(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	for _, s := range []locktable.SessionID{1, 3, 4} { // the last two together, with tokens for more
+		a.acquire(s, 1, 4)
+	}
+	r.settle()
+	b.acquire(1, 1, 4)
+	r.settle()
+	a.acquire(1, 1, 4)
+	r.settle()
+	r.now += int64(time.Millisecond)
+	b.acquire(2, 1, 4)
+	r.settle()
+	r.now += int64(time.Millisecond)
+	a.acquire(2, 1, 4)
+	a.log, b.log = nil, nil
+	a.tb.Close(r.now, 1)
+	r.settle()
+	b.want("s2 granted")
+	a.want()
+}
