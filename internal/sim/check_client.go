@@ -94,7 +94,7 @@ func (w *world) answered(h *host, e *locktable.Effect, kinds ...requestKind) req
 		if i := s.find(e.ID, kind); i >= 0 {
 			q := s.requests[i]
 			s.requests = append(s.requests[:i], s.requests[i+1:]...)
-			if kind == reqAcquire {
+			if kind.isAcquire() {
 				w.waiting--
 				h.noWait -= btoi(q.acquire.WaitMS == 0)
 			}
@@ -107,7 +107,11 @@ func (w *world) answered(h *host, e *locktable.Effect, kinds ...requestKind) req
 
 func (w *world) onGranted(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
-	q := w.answered(h, e, reqAcquire)
+	q := w.answered(h, e, reqAcquire, reqPermits)
+	if q.kind == reqPermits {
+		w.onPermitsGranted(h, s, e, &q)
+		return
+	}
 	n := int(q.name)
 	l := &h.locks[n]
 	c := &l.hold
@@ -370,7 +374,7 @@ func (w *world) onForced(h *host, e *locktable.Effect) {
 
 func (w *world) onRefusal(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
-	q := w.answered(h, e, reqAcquire, reqRelease, reqForce, reqConfirm)
+	q := w.answered(h, e, reqAcquire, reqPermits, reqRelease, reqForce, reqConfirm)
 	n := int(q.name)
 	if e.Msg == "" || len(e.Msg) > protocol.MaxMessage {
 		w.violation(invariant.Answers, n, "a refusal with a message of %d bytes", len(e.Msg))
@@ -378,6 +382,8 @@ func (w *world) onRefusal(h *host, e *locktable.Effect) {
 	switch q.kind {
 	case reqAcquire:
 		w.onAcquireRefused(h, s, e, &q)
+	case reqPermits:
+		w.onPermitsRefused(h, s, e, &q)
 	case reqConfirm:
 		if e.Code == protocol.Denied && w.now-h.locks[n].deniedAt > eps || e.Code != protocol.Denied && e.Code != protocol.Limit {
 			w.violation(invariant.Confirms, n, "confirm %d of session %d is refused with %s", q.id, s.id, e.Code)
@@ -494,6 +500,10 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) {
 	if e.Reason == protocol.Forgotten {
 		w.onForgotten(h, s, e)
+		return
+	}
+	if h.journal.permits[e.Hold] {
+		w.onPermitsLost(h, s, e)
 		return
 	}
 	n := -1
@@ -664,6 +674,9 @@ func (w *world) keepsOthersDown(h *host, s *session, n int) bool {
 // as its table knew before that time.
 func (w *world) confirmedUntil(h *host, s *session, before int64) int64 {
 	until := int64(1<<63 - 1)
+	if w.hasRenewedPermits(h, s) {
+		return 0 // until when these are confirmed is not known here
+	}
 	for n := range w.plan.names {
 		if c := &h.locks[n].hold; c.state == live && c.session == s.id && !c.fixed {
 			if c.confirmedAt < before {
@@ -723,6 +736,7 @@ func (w *world) onLease(h *host, e *locktable.Effect) {
 		c.deadline = e.Deadline
 		w.checkCovered(h, n)
 	}
+	w.onPermitsLease(h, s, e.Deadline)
 	w.check.meetIf(LeaseEventBelowHold, below && above)
 }
 
@@ -807,7 +821,7 @@ func (w *world) checkNoWait(h *host) {
 		s := &h.sessions[i]
 		for j := range s.requests {
 			q := &s.requests[j]
-			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && h.connOf(int(q.name)).upKnown && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp {
+			if l := &h.locks[max(q.name, 0)]; q.kind.isAcquire() && h.connOf(int(q.name)).upKnown && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp {
 				w.violation(invariant.AnswersInTime, int(q.name), "request %d of session %d has wait 0, and waits", q.id, s.id)
 			}
 		}

@@ -20,6 +20,10 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 	l := &h.locks[n]
 	c := &l.hold
 	now := h.clock(w.now)
+	if n == semaphore {
+		w.onPermitsOperation(h, op)
+		return
+	}
 	if !h.conns[op.Shard].up {
 		w.violation(invariant.RedisDown, n, "host %d issues an operation while Redis is down", h.index)
 	}
@@ -208,6 +212,10 @@ func (w *world) checkResult(h *host, o *operation) {
 	l.lastOutcome, l.isOverwritten = r.Outcome, r.Field == overwrittenField
 	if r.Outcome == redisop.Refused || r.Outcome == redisop.NotALock {
 		l.deniedAt = w.now
+	}
+	if n == semaphore {
+		w.checkPermitsResult(h, o)
+		return
 	}
 	if r.Outcome == redisop.Refused {
 		if !strings.Contains(r.Msg, "WRONGTYPE") { // a counter that cannot be drawn from is no reason not to renew
@@ -428,6 +436,9 @@ func (w *world) checkBack(h *host, s redisop.Shard) {
 
 // noteMessage is called when a message from another sidecar reaches a host.
 func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message) {
+	if n == semaphore {
+		return
+	}
 	l := &h.locks[n]
 	name := &w.redis.names[n]
 	w.expire(n)

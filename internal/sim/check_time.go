@@ -31,6 +31,7 @@ func (w *world) audit() {
 		for n := range w.plan.names {
 			w.auditLock(h, n, now)
 		}
+		w.auditPermits(h, now)
 		for i := range h.sessions {
 			w.auditRequests(&h.sessions[i], now)
 		}
@@ -65,7 +66,7 @@ func (w *world) auditLock(h *host, n int, now int64) {
 func (w *world) auditRequests(s *session, now int64) {
 	for i := range s.requests {
 		switch q := &s.requests[i]; q.kind {
-		case reqAcquire:
+		case reqAcquire, reqPermits:
 			if q.acquire.WaitMS >= 0 && now > q.latest()+eps {
 				w.violation(invariant.AnswersInTime, int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.latest()))
 			}
@@ -176,6 +177,7 @@ func (w *world) checkEmpty() {
 			w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its table wants to be advanced in %s", h.index, time.Duration(at-now))
 		}
 	}
+	w.checkPermitsEmpty()
 	for n := range w.plan.names {
 		w.expire(n)
 		if k := &w.redis.names[n].key; k.Owner != redis.NoOwner && int(k.Owner) < len(w.hosts) && w.hosts[k.Owner].process != abandoned {

@@ -35,7 +35,11 @@ const (
 	reqCancel
 	reqForce
 	reqConfirm
+	reqPermits // an acquire, too
 )
+
+// isAcquire reports whether it is an acquire of any kind.
+func (k requestKind) isAcquire() bool { return k == reqAcquire || k == reqPermits }
 
 // request is a request that has no answer.
 type request struct {
@@ -43,6 +47,8 @@ type request struct {
 	kind    requestKind
 	name    int8
 	acquire protocol.Acquire
+	permits uint16 // of reqPermits: that it asks for,
+	of      uint16 // and of how many
 	arrival uint64 // number of the acquire, in the whole world
 	arrived int64  // host clock
 	target  uint64 // release, force: the hold. cancel: the request.
@@ -162,6 +168,9 @@ func (w *world) act(h *host, s *session) {
 	if s.detached {
 		w.close(h, s)
 		w.after(w.pause(), reopen(h, s.id))
+		return
+	}
+	if p.permits > 0 && w.actOnPermits(h, s) {
 		return
 	}
 	if w.phase != faulty {
@@ -430,6 +439,7 @@ func (w *world) closeInTable(h *host, id locktable.SessionID) {
 			c.orphanedUntil = now + crashDelay
 		}
 	}
+	w.closePermits(h, id)
 	h.closing++
 	h.table.Close(now, id)
 }
@@ -461,12 +471,13 @@ func (w *world) onDetached(h *host, s *session) {
 			c.state = unserved
 		}
 	}
+	w.detachPermits(h, s.id)
 }
 
 // dropRequests forgets the requests of a client, which gets no answers any more.
 func (w *world) dropRequests(h *host, s *session) {
 	for i := range s.requests {
-		if s.requests[i].kind == reqAcquire {
+		if s.requests[i].kind.isAcquire() {
 			w.waiting--
 			if s.requests[i].acquire.WaitMS == 0 {
 				h.noWait--

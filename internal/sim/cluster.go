@@ -350,6 +350,7 @@ func (w *world) stall(x nodeID, d int64) {
 
 // flush deletes everything that a node has.
 func (w *world) flush(x nodeID) {
+	w.changePermits(dataLost)
 	for n := range w.plan.names {
 		if w.redis.nodeOfKey(n, lockKey) == x {
 			w.destroy(n, "FLUSHALL")

@@ -80,6 +80,9 @@ func (w *world) drawFaults() {
 			w.redis.keepSnapshot(x)
 		}
 	}
+	if p.permits > 0 && !w.isEachDown() {
+		w.drawPermitsFaults()
+	}
 	if p.cluster {
 		w.drawClusterFaults()
 	}

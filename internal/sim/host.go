@@ -57,6 +57,7 @@ type host struct {
 	user       *server.User
 	sessions   []session
 	locks      [maxNames]lockOnHost
+	permits    permitsOnHost
 
 	usedHolds map[uint64]bool // hold numbers
 	noWait    int             // acquires with wait 0 that have no answer
@@ -179,6 +180,7 @@ func (w *world) drain(h *host) {
 	w.giveOps(h)
 	w.checkRevoked(h)
 	w.endExcuses(h)
+	w.endPermitsExcuse(h)
 	w.endRuns(h)
 	if h.noWait > 0 {
 		w.checkNoWait(h)

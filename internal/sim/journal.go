@@ -1,6 +1,9 @@
 package sim
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/locksidecar/locksidecar/internal/sim/invariant"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -19,6 +22,9 @@ type journal struct {
 	lastHold uint64 // largest hold number
 	run      int    // of the Redis to which there was a connection last
 	floor    tokenFloor
+	holds    map[uint32]manyRecord // those of the semaphore, by slot
+	permits  map[uint64]bool       // whether a hold number was ever that of a hold of the semaphore
+	nextSlot uint32
 	sessions []locktable.RestoredSession
 	whole    bool // it has everything that it was given
 	full     bool // it is not whole because there was no room for a lock
@@ -34,13 +40,21 @@ type record struct {
 	hold locktable.HoldRecord // without an id: there is none
 }
 
+// manyRecord is a hold of a lock that may have many: it has a slot of its own.
+type manyRecord struct {
+	lock uint32 // its slot
+	hold locktable.HoldRecord
+}
+
+const firstManySlot = 1000
+
 const (
 	immortal = -1 // writes of a process that is not killed
 	killed   = -2 // writes of one that was
 )
 
 func newJournal(w *world, h *host) *journal {
-	j := &journal{w: w, h: h, room: 2 * maxNames, whole: true, writes: immortal}
+	j := &journal{w: w, h: h, room: 2 * maxNames, whole: true, writes: immortal, holds: make(map[uint32]manyRecord), permits: make(map[uint64]bool), nextSlot: firstManySlot}
 	if w.plan.journalRoom > 0 {
 		j.room = w.plan.journalRoom
 	}
@@ -146,12 +160,55 @@ func (j *journal) DeleteLock(slot uint32) {
 	if r := &j.slots[slot-1]; r.hold.ID != 0 {
 		j.w.violation(invariant.Journal, nameIndex(r.lock.Name), "host %d frees the slot of a lock before that of hold %d", j.h.index, r.hold.ID)
 	}
+	for _, m := range j.holds {
+		if m.lock == slot {
+			j.w.violation(invariant.Journal, semaphore, "host %d frees the slot of a lock before that of hold %d", j.h.index, m.hold.ID)
+		}
+	}
 	j.slots[slot-1] = record{}
+}
+
+// putMany records a hold of a lock that may have many.
+func (j *journal) putMany(slot, lock uint32, h *locktable.HoldRecord) uint32 {
+	was := j.holds[slot]
+	if slot != 0 && j.writes != killed && was.hold.ID != h.ID || h.ID > j.slots[lock-1].lock.MaxHoldID || h.Permits == 0 || h.Session == 0 || h.Deadline == 0 {
+		j.w.violation(invariant.Journal, semaphore, "host %d records %+v in slot %d, which has %+v; its lock is %+v", j.h.index, *h, slot, was.hold, j.slots[lock-1].lock)
+	}
+	isLast := j.writes != killed && j.isKilled()
+	if isLast {
+		j.writes = killed
+	}
+	if j.writes == killed && !(isLast && j.w.random.oneIn(2)) {
+		return max(slot, firstManySlot)
+	}
+	if slot == 0 {
+		j.nextSlot++
+		slot = j.nextSlot
+	}
+	j.holds[slot] = manyRecord{lock, *h}
+	j.permits[h.ID] = true
+	return slot
+}
+
+func (j *journal) deleteMany(slot uint32) {
+	if j.writes != killed && j.holds[slot].hold.ID == 0 {
+		j.w.violation(invariant.Journal, semaphore, "host %d frees the hold in slot %d, which it does not have", j.h.index, slot)
+	}
+	isLast := j.writes != killed && j.isKilled()
+	if isLast {
+		j.writes = killed
+	}
+	if j.writes != killed || isLast && j.w.random.oneIn(2) {
+		delete(j.holds, slot)
+	}
 }
 
 // PutHold records the hold of a lock.
 func (j *journal) PutHold(slot, lock uint32, h *locktable.HoldRecord) uint32 {
 	r := &j.slots[lock-1]
+	if r.lock.Kind.HasMany() {
+		return j.putMany(slot, lock, h)
+	}
 	if j.writes == killed {
 		if slot != 0 && r.hold.ID == h.ID {
 			j.tearHold(&r.hold, h)
@@ -171,6 +228,10 @@ func (j *journal) PutHold(slot, lock uint32, h *locktable.HoldRecord) uint32 {
 
 // DeleteHold frees the slot of a hold.
 func (j *journal) DeleteHold(slot uint32) {
+	if slot >= firstManySlot {
+		j.deleteMany(slot)
+		return
+	}
 	if j.writes != killed && (slot == 0 || j.slots[slot-1].hold.ID == 0) {
 		j.w.violation(invariant.Journal, -1, "host %d frees the hold in slot %d, which it does not have", j.h.index, slot)
 	}
@@ -251,6 +312,11 @@ func (j *journal) snapshot() locktable.Snapshot {
 		if r.hold.ID != 0 {
 			m.Holds = append(m.Holds, locktable.RestoredHold{Slot: slot, Lock: uint32(len(m.Locks)), HoldRecord: r.hold})
 		}
+		for _, s := range slices.Sorted(maps.Keys(j.holds)) {
+			if many := j.holds[s]; many.lock == slot {
+				m.Holds = append(m.Holds, locktable.RestoredHold{Slot: s, Lock: uint32(len(m.Locks)), HoldRecord: many.hold})
+			}
+		}
 		m.Locks = append(m.Locks, locktable.RestoredLock{Slot: slot, LockRecord: r.lock})
 	}
 	return m
@@ -321,6 +387,9 @@ func (j *journal) checkEmpty() {
 		if j.slots[i].lock.Name != "" {
 			j.w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its journal still has %+v", j.h.index, j.slots[i])
 		}
+	}
+	if len(j.holds) != 0 {
+		j.w.violation(invariant.NothingLeft, semaphore, "all sessions of host %d are closed, and its journal still has %d holds", j.h.index, len(j.holds))
 	}
 	if len(j.sessions) != 0 {
 		j.w.violation(invariant.NothingLeft, -1, "all sessions of host %d are closed, and its journal still has session %d", j.h.index, j.sessions[0].ID)

@@ -556,7 +556,7 @@ var Mutants = []Mutant{
 		Name:     "first-ticket-does-not-ask",
 		Rule:     "a host asks again when its ticket is the first of a lock that a program has",
 		Detected: `is the first since .* and the host is not subscribed`,
-		From:     3237,
+		From:     950,
 		mutate: func(t *mutantTable) {
 			t.onMessage = func(_ int64, m *redisop.Message) bool { return m.Kind != redisop.Freed || m.PauseMS > 0 }
 		},

@@ -598,6 +598,9 @@ func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
 	w.freeOp(i)
 	c = &h.conns[via]
 	token, now := int64(r.Token), h.clock(w.now)
+	if n == semaphore {
+		token = 0 // what it draws raises no floor
+	}
 	h.floor.raise(now, token)
 	if c.isAhead(now, token) && token > c.aheadTo {
 		w.check.meet(FloorRaised)

@@ -80,6 +80,9 @@ type plan struct {
 	journalRoom   int           // locks that a journal has room for; 0: enough
 	notResumable  bool          // some clients
 	shortCounters bool          // token counters expire soon after their last use
+
+	permits      int  // of the semaphore; 0: there is none
+	mixedPermits bool // some requests name a larger capacity
 }
 
 func drawPlan(seed uint64, r *random) plan {
@@ -209,7 +212,7 @@ func drawPlan(seed uint64, r *random) plan {
 		p.crashes = r.magnitude(2, 60)
 		p.stops = rarely(2, 2, 10)
 		if p.longHolds = r.oneIn(2); p.longHolds {
-			p.names = int(r.between(3, maxNames))
+			p.names = int(r.between(3, maxLocks))
 		}
 		p.longDowntimes = r.oneIn(3)
 		p.returnTime = r.magnitude(5*ms, 2*int64(p.table.Lease))
@@ -268,6 +271,18 @@ func (p *plan) drawStore(seed uint64) {
 	if r.oneIn(4) {
 		p.probes = time.Duration(r.magnitude(sec, 30*sec))
 	}
+}
+
+const permitsStream = 0x7065726d
+
+// drawPermits has random numbers of its own, like drawRoleChanges. The other worlds are as they were.
+func (p *plan) drawPermits(seed uint64) {
+	var r random
+	r.Seed(seed, permitsStream)
+	if r.oneIn(2) || p.cluster || p.durable || p.olderHost || p.table.MaxLocks > 0 || p.journalRoom > 0 {
+		return
+	}
+	p.permits, p.mixedPermits = int(r.magnitude(1, 12)), r.oneIn(4)
 }
 
 const keepStream = 0x6b656570

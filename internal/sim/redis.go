@@ -39,8 +39,9 @@ type redisServer struct {
 type redisName struct {
 	key            redis.Key
 	counter        redis.Counter
-	queue          *redis.Queue // of sidecars
-	unjumpedExpiry int64        // when the key would expire, had Redis's clock not jumped; 0: it did not
+	queue          *redis.Queue     // of sidecars
+	semaphore      *redis.Semaphore // under the name of the semaphore
+	unjumpedExpiry int64            // when the key would expire, had Redis's clock not jumped; 0: it did not
 
 	// Faults.
 	denied        bool // the ACL denies the key
@@ -92,6 +93,7 @@ func (w *world) initRedis() {
 	for n := range r.names {
 		r.names[n].key = redis.NoKey
 		r.names[n].queue = new(redis.Queue)
+		r.names[n].semaphore = new(redis.Semaphore)
 		r.names[n].unannounced = true
 	}
 	r.keepSnapshot(0)
@@ -116,7 +118,7 @@ func (r *redisServer) nodeOfKey(n int, key keySet) nodeID {
 
 func (r *redisServer) keepSnapshotOf(n int) {
 	r.snapshot[n] = r.names[n]
-	r.snapshot[n].queue = r.names[n].queue.Clone()
+	r.snapshot[n].queue, r.snapshot[n].semaphore = r.names[n].queue.Clone(), r.names[n].semaphore.Clone()
 }
 
 // loseQueue deletes the queue of a lock.
@@ -141,6 +143,7 @@ func (w *world) jumpClock(d int64) {
 		w.trace.add(w, -1, nil, "Redis's clock jumps by %s", time.Duration(d))
 	}
 	r := &w.redis
+	w.jumpPermits(d)
 	r.skew += d
 	r.jumpedBack += max(-d, 0)
 	for n := range w.plan.names {
@@ -317,6 +320,7 @@ const (
 // changeData changes the data of a node whose server changes.
 func (w *world) changeData(x nodeID, mode dataMode) {
 	r := &w.redis
+	w.changePermits(mode)
 	for n := range w.plan.names {
 		if r.owners[n] != x {
 			continue
@@ -471,7 +475,9 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	o.at = w.now
 	w.check.meetIf(ExecutedLate, o.settled)
 	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(x))
-	if conn.Server.IsReplica {
+	if op.Of == redisop.KindPermits {
+		reply = w.executePermits(h, o, conn, r, &w.command)
+	} else if conn.Server.IsReplica {
 		reply = w.executeAtReplica(h, o, &w.command)
 	} else {
 		reply = w.execute(h, x, o, conn, r, &w.command)

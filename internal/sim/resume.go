@@ -119,6 +119,7 @@ func (w *world) disconnect(h *host, s *session) {
 			}
 		}
 		w.dropRequests(h, s)
+		w.forgetPermits(h, s.id)
 	}
 	s.diesBeforeReturn = w.random.oneIn(8)
 	back := w.random.magnitude(ms, max(w.plan.returnTime, 2*ms))

@@ -86,6 +86,15 @@ const (
 	FoundDead              // a connection, because the server was silent for too long
 	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
+	PermitsGranted
+	PermitsGrantedHere // by a host that has asked for nothing since others were released
+	PermitsInBatch     // for several waiters of a host
+	PermitsAdmitted    // to a host that waited
+	PermitsNotReceived // by a host that waited: no connection received the message
+	PermitsOfOwnPlace  // a host's own operation found that it was its turn
+	PermitsRecalled    // of a host that may have idle ones
+	PermitsLost        // with what Redis had
+
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
 	KilledInJournal          // between two calls of the journal
 	KilledInEffects          // with effects of which only a part was carried out
@@ -202,6 +211,15 @@ var situationNames = [situations]string{
 	ClockReported:          "clock-reported",
 	FoundDead:              "found-dead",
 	GivenUpForOthers:       "given-up-for-others",
+
+	PermitsGranted:     "permits-granted",
+	PermitsGrantedHere: "permits-granted-here",
+	PermitsInBatch:     "permits-in-batch",
+	PermitsAdmitted:    "permits-admitted",
+	PermitsNotReceived: "permits-not-received",
+	PermitsOfOwnPlace:  "permits-of-own-place",
+	PermitsRecalled:    "permits-recalled",
+	PermitsLost:        "permits-lost",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",

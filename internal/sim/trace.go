@@ -129,6 +129,12 @@ func opString(op redisop.Op) string {
 		if op.Has(redisop.InOrder) {
 			held += fmt.Sprintf(" in order arrived=%d", op.Arrived)
 		}
+		if op.Want > 0 {
+			held += fmt.Sprintf(" want=%d×%d of %d", op.Times, op.Want, op.Capacity)
+		}
+		if op.Has(redisop.Yields) {
+			held += " yields"
+		}
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)
 	case redisop.Renew:
 		return fmt.Sprintf("renew num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
@@ -148,6 +154,8 @@ func resultString(r redisop.Result) string {
 		what += fmt.Sprintf(", listeners %+v", r.Listeners)
 	}
 	switch {
+	case r.Permits > 0:
+		return fmt.Sprintf("%s, permits %d, token %d, place %d rank %d, %d wait, ttl %d ms", what, r.Permits, r.Token, r.Ticket, r.Rank, r.Waiting, r.TTLMS)
 	case r.Outcome == redisop.Done && r.Kind == redisop.Take:
 		return fmt.Sprintf("%s, token %d, ticket %d, %d wait", what, r.Token, r.Ticket, r.Waiting)
 	case r.Kind == redisop.Arrive:
@@ -166,6 +174,8 @@ func messageString(m *redisop.Message) string {
 	switch m.Kind {
 	case redisop.Transferred:
 		return fmt.Sprintf("transferred ticket=%d tokens=%d last=%d lease=%dms waiting=%d passed=%dms", m.Ticket, m.Tokens, m.LastToken, m.LeaseMS, m.Waiting, m.PassedMS)
+	case redisop.Admitted:
+		return fmt.Sprintf("admitted place=%d permits=%d last=%d lease=%dms waiting=%d", m.Ticket, m.Units, m.LastToken, m.LeaseMS, m.Waiting)
 	case redisop.Recalled:
 		return "recalled"
 	case redisop.Freed:

@@ -18,8 +18,11 @@ import (
 // either changes (check.go).
 
 const (
-	maxNames = 8
+	maxLocks = 8
+	maxNames = maxLocks + 1
 	maxHosts = 6
+
+	semaphore = maxLocks // its name; the others are of locks
 
 	// A table is woken at most maxLateness too late, and its wheel has ticks: what must
 	// happen "at" a time on a host happens within eps after it.
@@ -27,7 +30,7 @@ const (
 	eps         = maxLateness + 25*ms
 )
 
-var lockNames = [maxNames]string{"lock-0", "lock-1", "lock-2", "lock-3", "lock-4", "lock-5", "lock-6", "lock-7"}
+var lockNames = [maxNames]string{"lock-0", "lock-1", "lock-2", "lock-3", "lock-4", "lock-5", "lock-6", "lock-7", "permits-8"}
 
 func nameIndex(name string) int {
 	n := int(name[len(name)-1] - '0')
@@ -85,8 +88,9 @@ type world struct {
 	waiting  int    // acquires without an answer, on all hosts
 	believed int    // holds that a client believes in and will be notified of the end of
 
-	check checker
-	trace tracer
+	permits permitsWorld
+	check   checker
+	trace   tracer
 }
 
 // phase is a part of a run.
@@ -139,6 +143,7 @@ type lockTable interface {
 	Close(now int64, s locktable.SessionID)
 	Suspend(now int64, s locktable.SessionID)
 	Acquire(now int64, s locktable.SessionID, req protocol.Acquire)
+	AcquirePermits(now int64, s locktable.SessionID, permits, of uint16, req protocol.Acquire)
 	Release(now int64, s locktable.SessionID, req protocol.Release)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)
@@ -174,6 +179,7 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 	w := &world{seed: seed, newTable: newTable}
 	w.random.Seed(seed, planStream)
 	w.plan = drawPlan(seed, &w.random)
+	w.plan.drawPermits(seed)
 	w.lossless = w.plan.isLossless()
 	w.ordered = w.plan.isOrdered()
 	w.slowest = max(w.plan.latency, w.plan.slow)
@@ -182,6 +188,8 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 		w.counterExpiry = 10 * sec
 	}
 	w.check.init()
+	w.permits.random.Seed(seed, permitsStream+1)
+	w.permits.tokens = make(map[uint64]bool)
 	w.initNames()
 	w.initRedis()
 	if w.plan.cluster {
@@ -407,7 +415,7 @@ func (w *world) endFaults() {
 			for _, q := range s.requests {
 				keeps += q.acquire.KeepMS * ms
 			}
-			if w.findHeld(h, s) >= 0 {
+			if w.findHeld(h, s) >= 0 || w.findPermit(h, s) != nil {
 				w.schedule(h, s, w.pause())
 			}
 		}

@@ -24,6 +24,8 @@ const (
 	Reentry        Name = "A re-entry keeps hold and token"
 	Releases       Name = "A release ends one entry"
 	Keeps          Name = "A keep excludes until its end"
+	Leaks          Name = "Permits cannot leak"
+	PermitsInOrder Name = "Permits are granted in order"
 )
 
 // Of requests.

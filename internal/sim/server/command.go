@@ -113,6 +113,8 @@ func (r *Reader) Read(b []byte, c *Command) (rest []byte, err error) {
 		err = r.takesAndDrops(&c.Run, keys, args)
 	case wire.Renew:
 		err = r.renewals(&c.Run, keys, args)
+	case wire.Permits:
+		err = r.permits(&c.Run, keys, args)
 	case wire.Arrive:
 		for _, key := range keys {
 			c.Run.Ops = append(c.Run.Ops, redisop.Op{Kind: redisop.Arrive, Name: r.name(key)})
@@ -339,6 +341,66 @@ func (r *Reader) renewals(run *Run, keys, all [][]byte) error {
 	}
 	run.again = len(keys)
 	return args.err
+}
+
+// permits reads a run of permits.lua.
+func (r *Reader) permits(run *Run, keys, all [][]byte) error {
+	args := arguments{left: all}
+	run.Prefix = r.text(args.next())
+	given := args.next()
+	if len(given) < headBytes || len(keys)%3 != 0 {
+		return errors.New("terms or keys are missing")
+	}
+	run.Confirms = given[3] >= 4
+	t := terms{bytes: given[headBytes:]}
+	_ = t.number() // the expiry of token counters, of which there are none
+	run.Birth = int64(t.number())
+	_ = t.number()
+	run.Origin = r.text(t.word())
+	for i := 0; i < len(keys); i += 3 {
+		w := terms{bytes: args.next()}
+		op := redisop.Op{Of: redisop.KindPermits, Kind: redisop.Take, Name: r.name(keys[i])}
+		what := w.word()
+		switch string(what) {
+		case "d":
+			op.Kind = redisop.Drop
+		case "r":
+			op.Kind = redisop.Renew
+		case "c":
+			op.Kind = redisop.Check
+		}
+		op.HoldID, op.Count, op.Want, op.Capacity, op.LeaseMS = w.number(), uint32(w.number()), uint16(w.number()), uint16(w.number()), uint32(w.number())
+		if op.Kind == redisop.Take {
+			op.Times, op.Reserve = 1, 1
+			for _, flag := range what[1:] {
+				switch flag {
+				case 'q':
+					op.Flags |= redisop.Enqueue
+				case 'm':
+					op.Flags |= redisop.RequireExisting
+				case 'y':
+					op.Flags |= redisop.Yields
+				case 'p':
+					op.Flags |= redisop.Yields
+					op.Ticket = 1 // it does not say which
+				default:
+					return fmt.Errorf("an operation is %q", what)
+				}
+			}
+		}
+		if len(w.bytes) > 0 {
+			op.Times, op.Reserve, op.Arrived = uint8(w.number()), uint16(w.number()), w.number()
+		}
+		if w.err != nil {
+			return w.err
+		}
+		run.Ops = append(run.Ops, op)
+	}
+	run.again = len(run.Ops)
+	if len(args.left) > 0 {
+		return errors.New("an argument too many")
+	}
+	return errors.Join(args.err, t.err)
 }
 
 // Command is an operation of the run, as the model of the scripts executes it at a server whose clock is that, µs.

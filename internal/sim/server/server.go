@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,7 +57,7 @@ type Server struct {
 	AsksForAny bool
 
 	world   World
-	scripts [5]bool // of wire.Scripts, that it knows
+	scripts [6]bool // of wire.Scripts, that it knows
 	conns   []*Conn // in the order in which they were made
 
 	channels map[string]string // of locks, by name
@@ -137,10 +138,10 @@ func (c *Conn) Disconnect() {
 func (s *Server) Conns() []*Conn { return s.conns }
 
 // FlushScripts has the server forget all scripts.
-func (s *Server) FlushScripts() { s.scripts = [5]bool{} }
+func (s *Server) FlushScripts() { s.scripts = [6]bool{} }
 
 // Learn teaches the server all scripts, as a greeting does.
-func (s *Server) Learn() { s.scripts = [5]bool{true, true, true, true, true} }
+func (s *Server) Learn() { s.scripts = [6]bool{true, true, true, true, true, true} }
 
 func (s *Server) knows(of *wire.Script) *bool {
 	for i, known := range wire.Scripts {
@@ -271,7 +272,11 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 	for i := range r.Ops {
 		reply, field := s.world.Execute(c, r, i)
 		r.onReply(i, &reply)
-		statuses[i] = s.status(&r.Ops[i], &reply, field)
+		if r.Ops[i].Of == redisop.KindPermits {
+			statuses[i] = s.permitsStatus(&r.Ops[i], &reply, field)
+		} else {
+			statuses[i] = s.status(&r.Ops[i], &reply, field)
+		}
 		areZero = areZero && statuses[i].Kind == ':' && statuses[i].Num == 0
 		c.HasWritten = c.HasWritten || writes(r, i, &reply)
 		if reply.Publication == redis.Published {
@@ -373,6 +378,28 @@ func (s *Server) status(op *redisop.Op, r *redis.Reply, field string) answer {
 		return s.list(code(wire.CodeDropped), counted, n)
 	}
 	return integer(0)
+}
+
+// permitsStatus is the status of an operation of a semaphore.
+func (s *Server) permitsStatus(op *redisop.Op, r *redis.Reply, field string) answer {
+	permits := integer(int64(r.Permits))
+	switch {
+	case r.Outcome == redisop.Differs:
+		return s.list(code(wire.CodeLater))
+	case r.Outcome == redisop.HeldByOther && field == "":
+		isQueued := int64(0)
+		if r.IsQueued {
+			isQueued = 1
+		}
+		return s.list(code(wire.CodeWanted), permits, integer(r.TTLMS), integer(isQueued), integer(int64(r.Rank)), integer(int64(r.Arrived)), integer(int64(r.Recall)))
+	case r.Outcome != redisop.Done:
+		return s.status(op, r, field)
+	case op.Kind == redisop.Drop && r.Waiting == 0, op.Kind != redisop.Take && op.Kind != redisop.Drop && r.Permits == op.Count:
+		return integer(0)
+	case op.Kind == redisop.Take && r.Waiting == 0 && r.Token != 0 && r.Permits == op.Count+uint32(op.Want):
+		return integer(int64(r.Token))
+	}
+	return s.list(code(wire.CodePermitted), permits, integer(int64(r.Token)), integer(int64(r.Waiting)))
 }
 
 // --- Subscriptions ---
@@ -534,7 +561,12 @@ func Text(m *redisop.Message, origin, prefix string, keys wire.Keyspace) string 
 			text = strconv.AppendUint(append(text, ' '), n, 10)
 		}
 		return string(append(append(text, ' '), key...))
+	case redisop.Admitted:
+		return fmt.Sprintf("%s p %d %d %d %d %d %d %s", word("admit"), m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, key)
 	case redisop.Recalled:
+		if m.Of == redisop.KindPermits {
+			return word("return") + " p " + key
+		}
 		return word("recall") + " " + key
 	case redisop.Freed:
 		return word("free") + " " + strconv.FormatUint(uint64(m.PauseMS), 10) + " " + key

@@ -1,0 +1,563 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/sim/invariant"
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/internal/sim/server"
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+// The semaphore of a world: its clients, what Redis has of it, its faults, and what is checked.
+//
+// A client whose sidecar is gone gives its permits up, and its requests: it resumes its session for its locks alone.
+// What its sidecar had for it is to be given back.
+
+// permitsWorld is what the world knows of the semaphore.
+type permitsWorld struct {
+	random  random
+	largest int64           // capacity that a request has named
+	tokens  map[uint64]bool // that were granted
+	lostAt  int64           // when what Redis had was last destroyed or changed from outside
+
+	executedAt           int64 // when Redis last executed an operation on it
+	operations, requests int   // so far; operations without those that renew and check
+}
+
+// permitsOnHost is what the checker knows of the permits of one host.
+type permitsOnHost struct {
+	holds        []permitHold // in which clients believe
+	excusedUntil int64        // world time: what Redis had of them was destroyed
+	isTold       bool         // by a result that came since
+	claim        uint64       // the number of its claim,
+	cameAt       int64        // and since when, world time
+}
+
+// permitHold is one hold of permits.
+type permitHold struct {
+	session             locktable.SessionID
+	num                 uint64
+	permits             int64
+	fixed, isUnserved   bool
+	deadline, endAt     int64 // host clock; endAt 0: none
+	granted, crashDelay int64
+}
+
+// end is when its client stops believing in it.
+func (c *permitHold) end() int64 {
+	if c.endAt > 0 {
+		return min(c.deadline, c.endAt)
+	}
+	return c.deadline
+}
+
+// ---- clients
+
+// findPermit returns a hold in which a client believes; nil: it has none.
+func (w *world) findPermit(h *host, s *session) *permitHold {
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; c.session == s.id && !c.isUnserved && h.clock(w.now) < c.end() {
+			return c
+		}
+	}
+	return nil
+}
+
+// actOnPermits has a client do something about the semaphore; false: it does something else.
+func (w *world) actOnPermits(h *host, s *session) bool {
+	r := &w.permits.random
+	c := w.findPermit(h, s)
+	if w.phase != faulty {
+		if c == nil {
+			return false
+		}
+		w.releasePermits(h, s, c)
+		w.schedule(h, s, w.pause())
+		return true
+	}
+	if r.oneIn(2) {
+		return false
+	}
+	switch {
+	case c != nil && r.below(1000) < 550:
+		w.releasePermits(h, s, c)
+	case len(s.requests) < 4:
+		w.acquirePermits(h, s)
+	}
+	w.schedule(h, s, w.pause())
+	return true
+}
+
+func (w *world) acquirePermits(h *host, s *session) {
+	p, r := &w.plan, &w.permits.random
+	of := int64(p.permits)
+	if p.mixedPermits && r.oneIn(3) {
+		of += r.between(1, 3)
+	}
+	permits := r.between(1, min(of, 4))
+	req := protocol.Acquire{Name: lockNames[semaphore], WaitMS: protocol.Forever}
+	if p.finiteWaits {
+		switch r.below(4) {
+		case 0:
+			req.WaitMS = 0
+		case 1:
+			req.WaitMS = r.magnitude(1, 2*p.thinkTime/ms+50)
+		}
+	}
+	if p.fixedLease && r.oneIn(3) {
+		req.LeaseMS = r.magnitude(protocol.MinLeaseMS, int64(2*p.table.Lease)/ms)
+	}
+	if p.maxHold && r.oneIn(4) {
+		req.MaxHoldMS = r.magnitude(1, int64(p.table.Lease)/ms)
+	}
+	if p.crashDelay && r.oneIn(2) {
+		req.CrashDelayMS = r.magnitude(1, int64(p.table.Lease)/ms*3/2)
+	}
+	s.lastID++
+	req.ID = s.lastID
+	now := h.clock(w.now)
+	w.arrivals++
+	s.requests = append(s.requests, request{
+		id: req.ID, kind: reqPermits, name: semaphore, acquire: req, permits: uint16(permits), of: uint16(of), arrival: w.arrivals, arrived: now,
+	})
+	w.waiting++
+	h.noWait += btoi(req.WaitMS == 0)
+	w.permits.largest = max(w.permits.largest, of)
+	w.permits.requests++
+	if w.trace.on {
+		w.trace.add(w, semaphore, h, "s%d acquire id=%d permits=%d of=%d wait=%d lease=%d max_hold=%d crash_delay=%d", s.id, req.ID, permits, of, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS)
+	}
+	h.table.AcquirePermits(now, s.id, uint16(permits), uint16(of), req)
+	w.drain(h)
+}
+
+func (w *world) releasePermits(h *host, s *session, c *permitHold) {
+	req := protocol.Release{Hold: c.num}
+	if w.permits.random.oneIn(2) {
+		s.lastID++
+		req.ID = s.lastID
+		s.requests = append(s.requests, request{id: req.ID, kind: reqRelease, name: semaphore, target: c.num})
+	}
+	if w.trace.on {
+		w.trace.add(w, semaphore, h, "s%d release id=%d hold=%d", s.id, req.ID, req.Hold)
+	}
+	w.endPermits(h, func(o *permitHold) bool { return o.num == req.Hold })
+	h.table.Release(h.clock(w.now), s.id, req)
+	w.drain(h)
+}
+
+// endPermits has clients stop believing in holds.
+func (w *world) endPermits(h *host, which func(*permitHold) bool) {
+	h.permits.holds = slices.DeleteFunc(h.permits.holds, func(c permitHold) bool {
+		ends := which(&c)
+		if ends && !c.isUnserved {
+			w.believed--
+			h.sessions[slotOf(c.session)].endedAt = w.now
+		}
+		return ends
+	})
+}
+
+// hasRenewedPermits reports whether a client has permits that its sidecar renews.
+func (w *world) hasRenewedPermits(h *host, s *session) bool {
+	return slices.ContainsFunc(h.permits.holds, func(c permitHold) bool { return c.session == s.id && !c.fixed && !c.isUnserved })
+}
+
+// forgetPermits has a client that has lost its sidecar give its permits up.
+func (w *world) forgetPermits(h *host, id locktable.SessionID) {
+	w.endPermits(h, func(c *permitHold) bool { return c.session == id && !c.isUnserved })
+}
+
+// closePermits ends the holds of a client that is dead.
+func (w *world) closePermits(h *host, id locktable.SessionID) {
+	w.endPermits(h, func(c *permitHold) bool { return c.session == id })
+}
+
+// detachPermits notes that a client gets no more events.
+func (w *world) detachPermits(h *host, id locktable.SessionID) {
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; c.session == id && !c.isUnserved {
+			c.isUnserved = true
+			w.believed--
+		}
+	}
+}
+
+// ---- Redis
+
+// semaphoreInRedis is what Redis has of the semaphore.
+func (w *world) semaphoreInRedis() *redis.Semaphore {
+	s := w.redis.names[semaphore].semaphore
+	s.Expire(w.now)
+	return s
+}
+
+// executePermits executes an operation on the semaphore.
+func (w *world) executePermits(h *host, o *operation, conn *server.Conn, r *server.Run, c *redis.Command) redis.Reply {
+	x := w.nodeOf(conn.Server)
+	s := w.semaphoreInRedis()
+	w.publishing, c.Receivers, c.Confirms = x, w.receivers, r.Confirms
+	if conn.Server.IsReplica {
+		w.check.meet(ExecutedAtReplica)
+		s, c.ReadOnly = s.Clone(), true
+	}
+	standing := s.PlaceOf(redis.Owner(h.index)) >= 0
+	reply := c.RunPermits(s)
+	if w.trace.on {
+		late := ""
+		if o.settled {
+			late = ", late"
+		}
+		w.trace.add(w, semaphore, h, "Redis executes %s%s: outcome %d %s permits %d; the semaphore is now %+v", opString(o.op), late, reply.Outcome, reply.Code, reply.Permits, *s)
+	}
+	if c.ReadOnly {
+		return reply
+	}
+	for i := range reply.Sent {
+		m := &reply.Sent[i]
+		w.check.meetIf(PermitsAdmitted, m.Kind == redisop.Admitted && m.Reached > 0)
+		w.check.meetIf(PermitsNotReceived, m.Kind == redisop.Admitted && m.Reached == 0)
+		w.check.meetIf(PermitsRecalled, m.Kind == redisop.Recalled && m.Reached > 0)
+	}
+	w.check.meetIf(PermitsOfOwnPlace, standing && reply.Outcome == redisop.Done && o.op.Want > 0)
+	w.permits.executedAt = w.now
+	w.check.meetIf(PermitsInBatch, reply.Outcome == redisop.Done && o.op.Want > 0 && reply.Permits > o.op.Count+uint32(o.op.Want))
+	w.semaphoreChanged()
+	return reply
+}
+
+// expiryOf is when a claim expires, world time.
+func (w *world) expiryOf(s *redis.Semaphore, c redis.PermitClaim) int64 {
+	return min(s.ExpireAt, w.now+(c.Expiry*1000-w.time(0))*µs)
+}
+
+// excusePermits excuses what hosts believe in that Redis has not any more.
+func (w *world) excusePermits(except *redis.Semaphore) {
+	s := w.semaphoreInRedis()
+	for owner, c := range s.Claims {
+		if except != nil && except.Claims[owner] == c || int(owner) >= len(w.hosts) {
+			continue
+		}
+		p := &w.hosts[owner].permits
+		p.excusedUntil, p.isTold = max(p.excusedUntil, w.expiryOf(s, c)), false
+	}
+	w.permits.lostAt = w.now
+}
+
+// changePermits changes the data of a server, or of its successor.
+func (w *world) changePermits(mode dataMode) {
+	name := &w.redis.names[semaphore]
+	switch mode {
+	case dataLost:
+		w.excusePermits(nil)
+		name.semaphore = new(redis.Semaphore)
+	case dataOlder:
+		old := w.redis.snapshot[semaphore].semaphore.Clone()
+		w.excusePermits(old)
+		name.semaphore = old
+	}
+	if w.trace.on && w.plan.permits > 0 {
+		w.trace.add(w, semaphore, nil, "the semaphore is now %+v", *name.semaphore)
+	}
+	w.semaphoreChanged()
+}
+
+// jumpPermits notes that Redis's clock is about to jump.
+func (w *world) jumpPermits(d int64) {
+	if d > 0 {
+		w.excusePermits(nil)
+	}
+	for _, s := range [...]*redis.Semaphore{w.redis.names[semaphore].semaphore, w.redis.snapshot[semaphore].semaphore} {
+		if s.ExpireAt != redis.NoExpiry {
+			s.ExpireAt -= d
+		}
+		s.PlacesExpireAt -= d
+	}
+}
+
+// drawPermitsFaults draws what happens to the semaphore from outside.
+func (w *world) drawPermitsFaults() {
+	p, r := &w.plan, &w.permits.random
+	s := w.semaphoreInRedis()
+	switch {
+	case r.oneIn(p.deletions) && r.oneIn(3):
+		s.Places = nil
+	case r.oneIn(p.deletions):
+		w.excusePermits(nil)
+		*s = redis.Semaphore{Places: s.Places, PlacesExpireAt: s.PlacesExpireAt}
+	case p.denied > 0 && r.oneIn(20):
+		w.redis.names[semaphore].denied = true
+		w.after(r.magnitude(ms, 5*sec), event{kind: evRepair, name: semaphore})
+	}
+}
+
+// ---- what is checked
+
+// semaphoreChanged checks that claims cover holds, after each change of a claim.
+func (w *world) semaphoreChanged() {
+	for _, h := range w.hosts {
+		if num := w.semaphoreInRedis().Claims[redis.Owner(h.index)].Num; num != h.permits.claim {
+			h.permits.claim, h.permits.cameAt = num, w.now
+		}
+		w.checkPermitsCovered(h)
+	}
+}
+
+// checkPermitsCovered checks that the claim of a host covers all holds in which clients believe, and lasts as long.
+func (w *world) checkPermitsCovered(h *host) {
+	p := &h.permits
+	if len(p.holds) == 0 {
+		return
+	}
+	s, now := w.semaphoreInRedis(), h.clock(w.now)
+	claim := s.Claims[redis.Owner(h.index)]
+	held, end := int64(0), int64(0)
+	for i := range p.holds {
+		if c := &p.holds[i]; now < c.end() {
+			held, end = held+c.permits, max(end, h.worldTime(c.end()))
+		}
+	}
+	if held == 0 || claim.Units >= held && w.expiryOf(s, claim) >= end || p.excusedUntil >= end {
+		return
+	}
+	w.violation(invariant.KeysCoverHolds, semaphore, "clients of host %d believe in %d permits until %s; its claim is %+v, until %s: %+v",
+		h.index, held, clockString(end), claim, clockString(w.expiryOf(s, claim)), p.holds)
+}
+
+// endPermitsExcuse ends the excuse of a loss that a host was told of.
+func (w *world) endPermitsExcuse(h *host) {
+	if p := &h.permits; p.isTold {
+		p.isTold, p.excusedUntil = false, 0
+	}
+}
+
+// onPermitsOperation judges an operation before the store gets it.
+func (w *world) onPermitsOperation(h *host, op redisop.Op) {
+	l, now := &h.locks[semaphore], h.clock(w.now)
+	held := int64(0)
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; now < c.end() {
+			held += c.permits
+		}
+	}
+	switch {
+	case !h.conns[op.Shard].up:
+		w.violation(invariant.RedisDown, semaphore, "host %d issues an operation while Redis is down", h.index)
+	case l.inFlight != noOp:
+		w.violation(invariant.OneOperation, semaphore, "host %d has two operations in flight", h.index)
+	case op.Of != redisop.KindPermits || op.Kind == redisop.Arrive:
+		w.violation(invariant.RedisSynced, semaphore, "an operation of another kind: %s", opString(op))
+	case op.Kind == redisop.Drop && held > 0 || op.Kind != redisop.Drop && int64(op.Count) < held:
+		w.violation(invariant.HoldsLast, semaphore, "clients of host %d believe in %d permits: %s", h.index, held, opString(op))
+	case op.Kind == redisop.Take && (int64(op.Capacity) < int64(op.Want) || op.Want > 0 && op.Times == 0):
+		w.violation(invariant.RedisSynced, semaphore, "more permits are wanted than there are: %s", opString(op))
+	}
+	w.permits.operations += btoi(op.Kind == redisop.Take || op.Kind == redisop.Drop)
+	h.journal.checkOperation(semaphore, op)
+	w.issue(h, op)
+}
+
+// checkPermitsResult notes what a table is about to be told.
+func (w *world) checkPermitsResult(h *host, o *operation) {
+	l, r := &h.locks[semaphore], &o.res
+	if r.Outcome == redisop.Refused {
+		l.refusedAt = w.now
+	} else if r.Outcome >= redisop.NotSent || w.now-o.issuedAt > h.lease/10 {
+		w.noteTrouble(h, o)
+	}
+	// A Check does not see that the claim has expired by a clock that has jumped.
+	isExecuted := r.Outcome <= redisop.Differs && (r.Outcome != redisop.Done || r.Kind != redisop.Check)
+	if isExecuted && o.at >= w.permits.lostAt {
+		h.permits.isTold = true
+	}
+}
+
+// onPermitsGranted judges a grant.
+func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *request) {
+	now := h.clock(w.now)
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			if p := &h.sessions[i].requests[j]; p.kind == reqPermits && p.arrival < q.arrival && !p.isUnheard {
+				w.violation(invariant.Order, semaphore, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
+			}
+		}
+	}
+	if e.Hold == 0 || e.Count != 1 || h.usedHolds[e.Hold] {
+		w.violation(invariant.HoldNumbers, semaphore, "permits are granted with hold %d and count %d", e.Hold, e.Count)
+	}
+	h.usedHolds[e.Hold] = true
+	if w.plan.flushes|w.plan.deletions|w.plan.redisRestarts|w.plan.clockJumps|w.plan.roleChanges == 0 && w.permits.tokens[e.Token] {
+		w.violation(invariant.TokensGrow, semaphore, "token %d is granted twice", e.Token)
+	}
+	w.permits.tokens[e.Token] = true
+	lease := q.acquire.LeaseMS * ms
+	if e.Deadline <= now || lease > 0 && e.Deadline-now > lease || e.Deadline-now < max(lease, btoi64(lease == 0)*h.lease)/3 {
+		w.violation(invariant.Validity, semaphore, "hold %d with a lease of %s is granted for %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
+	}
+	c := permitHold{
+		session: s.id, num: e.Hold, permits: int64(q.permits), fixed: lease > 0, deadline: e.Deadline, endAt: e.End, granted: now, crashDelay: q.acquire.CrashDelayMS * ms,
+	}
+	h.permits.holds = append(h.permits.holds, c)
+	w.believed++
+	w.check.meet(PermitsGranted)
+	w.check.meetIf(PermitsGrantedHere, h.locks[semaphore].inFlight == noOp)
+	held, isExcused := int64(0), false
+	for _, g := range w.hosts {
+		isExcused = isExcused || g.permits.excusedUntil > w.now
+		for i := range g.permits.holds {
+			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() {
+				held += o.permits
+			}
+		}
+	}
+	if held > w.permits.largest && !isExcused {
+		w.violation(invariant.Exclusion, semaphore, "hold %d of %d permits is granted on host %d: clients have %d, of %d", e.Hold, q.permits, h.index, held, w.permits.largest)
+	}
+	w.checkPermitsCovered(h)
+	w.checkPermitsOrder(h, q)
+	if w.phase != faulty {
+		w.schedule(h, s, w.pause())
+	}
+}
+
+// checkPermitsOrder checks that no request is granted before those of other hosts that had a place in the queue when it
+// came, as its host could know.
+func (w *world) checkPermitsOrder(h *host, q *request) {
+	if !w.lossless || !h.conns[0].up {
+		return
+	}
+	came := h.worldTime(q.arrived)
+	if at := h.permits.cameAt; at <= came && came-at < w.soon() {
+		return // they came for a request that is gone
+	}
+	for _, p := range w.semaphoreInRedis().Places {
+		if at := w.now - (w.time(0)-p.Time)*µs; int(p.Owner) != h.index && at+w.soon() < came {
+			w.violation(invariant.PermitsInOrder, semaphore, "request %d, which came at %s, is granted on host %d before the place of host %d, of %s: %+v",
+				q.id, clockString(came), h.index, p.Owner, clockString(at), p)
+		}
+	}
+}
+
+// checkPermitsIdle checks that a host keeps no permits that no client of it has, while it or another host waits.
+func (w *world) checkPermitsIdle(h *host) {
+	s := w.semaphoreInRedis()
+	isAboutToGrant := !h.asleep && h.wakeAt <= w.now+5*ms // the rest of its waiters
+	if !w.lossless || isAboutToGrant || len(s.Places) == 0 || h.locks[semaphore].inFlight != noOp || w.now-w.permits.executedAt < w.soon() {
+		return
+	}
+	held := int64(0)
+	for _, r := range h.journal.holds {
+		held += int64(r.hold.Permits)
+	}
+	if claim := s.Claims[redis.Owner(h.index)]; claim.Units > held {
+		w.violation(invariant.PermitsInOrder, semaphore, "host %d has %d permits for holds of %d, and hosts wait: %+v", h.index, claim.Units, held, *s)
+	}
+}
+
+func btoi64(b bool) int64 { return int64(btoi(b)) }
+
+// onPermitsRefused judges the refusal of a request.
+func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *request) {
+	now := h.clock(w.now)
+	w.check.refused[e.Code]++
+	switch e.Code {
+	case protocol.Timeout:
+		if q.waits(now) {
+			w.violation(invariant.AnswersInTime, semaphore, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
+		}
+	case protocol.Unavailable:
+		isWorth := q.acquire.LeaseMS == 0 || q.acquire.LeaseMS*ms > 6*w.slowest // else it may be over before Redis has answered
+		if q.waits(now) || w.lossless && isWorth && w.isReached(h, semaphore) && w.now-h.troubleOf(semaphore) > sec {
+			w.violation(invariant.AnswersInTime, semaphore, "request %d of session %d is refused as unavailable: %s", q.id, s.id, e.Msg)
+		}
+	case protocol.Denied:
+		if w.now-h.locks[semaphore].refusedAt > eps {
+			w.violation(invariant.Answers, semaphore, "request %d of session %d is denied: %s", q.id, s.id, e.Msg)
+		}
+	case protocol.Canceled:
+		for i := range s.requests {
+			if p := &s.requests[i]; p.kind == reqCancel && p.target == q.id {
+				p.canceled = true
+			}
+		}
+	default:
+		w.violation(invariant.Answers, semaphore, "request %d of session %d was refused with %s", q.id, s.id, e.Code)
+	}
+}
+
+// onPermitsLost judges the end of a hold that no client released.
+func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect) {
+	i := slices.IndexFunc(h.permits.holds, func(c permitHold) bool { return c.num == e.Hold })
+	if i < 0 {
+		if !s.restored && s.link == connected && !s.detached && h.life == 0 {
+			w.violation(invariant.Losses, semaphore, "session %d is notified that it lost hold %d, which it does not have", s.id, e.Hold)
+		}
+		return // its client gave it up when its sidecar died
+	}
+	c, now := h.permits.holds[i], h.clock(w.now)
+	l := &h.locks[semaphore]
+	w.check.lost[e.Reason]++
+	right := false
+	switch e.Reason {
+	case protocol.Expired:
+		right = now >= c.deadline || !c.fixed && !w.lossless && c.deadline-now <= h.longest/4
+		if w.lossless && !c.fixed && !c.isUnserved && w.now-l.refusedAt > h.lease {
+			w.violation(invariant.HoldsLast, semaphore, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
+		}
+	case protocol.MaxHold:
+		right = c.endAt > 0 && now >= c.endAt
+	case protocol.Deleted:
+		right = w.permits.lostAt > 0
+	}
+	if !right {
+		w.violation(invariant.Losses, semaphore, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
+	}
+	w.check.meetIf(PermitsLost, e.Reason == protocol.Deleted)
+	w.endPermits(h, func(o *permitHold) bool { return o.num == e.Hold })
+}
+
+// onPermitsLease notes a lease event.
+func (w *world) onPermitsLease(h *host, s *session, deadline int64) {
+	now := h.clock(w.now)
+	for i := range h.permits.holds {
+		c := &h.permits.holds[i]
+		if c.session != s.id || c.fixed || c.isUnserved || deadline <= c.deadline {
+			continue
+		}
+		if now > c.deadline {
+			w.violation(invariant.Validity, semaphore, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.deadline), c.num)
+		}
+		c.deadline = deadline
+	}
+	w.checkPermitsCovered(h)
+}
+
+// auditPermits finds what should have happened and did not.
+func (w *world) auditPermits(h *host, now int64) {
+	w.checkPermitsIdle(h)
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; !c.isUnserved && now > c.end()+eps {
+			w.violation(invariant.HoldsEnd, semaphore, "session %d was not notified that hold %d is lost; its end was %s ago", c.session, c.num, time.Duration(now-c.end()))
+		}
+	}
+	w.endPermits(h, func(c *permitHold) bool { return c.isUnserved && now > c.end()+eps })
+}
+
+// checkPermitsEmpty checks that no permits are left of sessions that are all closed.
+func (w *world) checkPermitsEmpty() {
+	// A host asks again for what it waits for after a sixth of a lease, and when a claim may expire.
+	refreshes := len(w.hosts) * int(w.now/min(5*sec, w.longestLease()/6))
+	if most := 8*w.permits.requests + refreshes + 200; w.lossless && w.permits.operations > most {
+		w.violation(invariant.Rest, semaphore, "%d requests made %d operations, in %s; it would be %d at most", w.permits.requests, w.permits.operations, time.Duration(w.now), most)
+	}
+	s := w.semaphoreInRedis()
+	for owner, c := range s.Claims {
+		if int(owner) < len(w.hosts) && w.hosts[owner].process != abandoned {
+			w.violation(invariant.Leaks, semaphore, "all sessions are closed, and Redis still has %+v for host %d", c, owner)
+		}
+	}
+}
