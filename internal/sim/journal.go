@@ -171,7 +171,8 @@ func (j *journal) DeleteLock(slot uint32) {
 // putMany records a hold of a lock that may have many.
 func (j *journal) putMany(slot, lock uint32, h *locktable.HoldRecord) uint32 {
 	was := j.holds[slot]
-	if slot != 0 && j.writes != killed && was.hold.ID != h.ID || h.ID > j.slots[lock-1].lock.MaxHoldID || h.Permits == 0 || h.Session == 0 || h.Deadline == 0 {
+	isWrong := slot != 0 && was.hold.ID != h.ID || h.ID > j.slots[lock-1].lock.MaxHoldID || h.Permits == 0 || h.Session == 0 || h.Deadline == 0
+	if isWrong && j.writes != killed {
 		j.w.violation(invariant.Journal, semaphore, "host %d records %+v in slot %d, which has %+v; its lock is %+v", j.h.index, *h, slot, was.hold, j.slots[lock-1].lock)
 	}
 	isLast := j.writes != killed && j.isKilled()

@@ -471,7 +471,9 @@ func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *re
 		}
 	case protocol.Unavailable:
 		isWorth := q.acquire.LeaseMS == 0 || q.acquire.LeaseMS*ms > 6*w.slowest // else it may be over before Redis has answered
-		if q.waits(now) || w.lossless && isWorth && w.isReached(h, semaphore) && w.now-h.troubleOf(semaphore) > sec {
+		since, isInFlight := w.inFlightSince(&h.locks[semaphore])
+		isSlow := isInFlight && w.now-since > 3*w.slowest // it was in a batch behind others, and another operation before
+		if q.waits(now) || w.lossless && isWorth && !isSlow && w.isReached(h, semaphore) && w.now-h.troubleOf(semaphore) > sec {
 			w.violation(invariant.AnswersInTime, semaphore, "request %d of session %d is refused as unavailable: %s", q.id, s.id, e.Msg)
 		}
 	case protocol.Denied:

@@ -205,10 +205,8 @@ func (t *Table) onWanted(now int64, l *lock, op *claim.InFlight, r *redisop.Resu
 		c.OnOverwritten()
 		c.Retry(now + int64(t.cfg.RetryAfter))
 	}
-	isAlone := r.Permits == op.Count // and waits for its own clients
-	if r.IsQueued || isAlone {
-		l.memory.NoteHosts(r.Rank > 0)
-	}
+	isAlone := r.Permits == op.Count && r.Rank == 0 // and waits for its own clients
+	l.memory.NoteHosts(r.Rank > 0)
 	if q == nil {
 		return
 	}

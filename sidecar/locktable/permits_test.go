@@ -821,6 +821,45 @@ func TestRenewalDoesNotConfirmWhatALateOperationGivesBack(t *testing.T) {
 	}
 }
 
+// An operation whose result is lost has left its number to the claim. The renewal that follows is none of an earlier one.
+func TestRenewalFollowsALostResult(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 3)
+	r.settle()
+	a.acquire(2, 1, 3)
+	op, _ := a.run()
+	a.ops = []redisop.Op{op}
+	a.lose()
+	r.now += int64(15 * time.Second)
+	a.tb.Advance(r.now)
+	a.tb.Up(r.now, 0, false, true)
+	if op := a.redis(); op.Kind != redisop.Renew {
+		t.Fatalf("renewed by %+v", op)
+	}
+	if left := r.semaphore.Claims[0].Expiry - r.now/int64(time.Millisecond); left != 30_000 {
+		t.Errorf("the claim lasts for %d ms", left)
+	}
+	r.settle()
+	a.want("s1 granted", "s2 granted")
+	r.has(2, 0, 0)
+}
+
+// A try has no place, and its result says all the same that hosts wait.
+func TestTryForgetsNoHostThatWaits(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	a.acquire(2, 1, 2)
+	r.settle()
+	b.acquire(1, 2, 2)
+	r.settle()
+	a.acquire(3, 1, 2, wait(0))
+	r.settle()
+	a.log = nil
+	a.release(1)
+	r.settle()
+	r.has(1, 0, 1)
+}
+
 // What was not executed has given nothing back: it is given back again.
 func TestPermitsThatWereNotGivenBackAreGivenBackAgain(t *testing.T) {
 	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Retryable} {

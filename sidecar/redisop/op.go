@@ -234,7 +234,7 @@ type Result struct {
 	Unsynced     bool   // Take, HeldByOther: too few replicas confirmed what was executed before
 	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
 	Recall       Recall // Take, HeldByOther with IsQueued
-	Rank         uint32 // Take, HeldByOther with IsQueued: tickets before it
+	Rank         uint32 // Take, HeldByOther with IsQueued: tickets before it. Of permits, without: hosts that wait
 	Waiting      uint32 // Take, Done, and Drop with Passed: tickets in the queue. Drop of permits: hosts that wait
 	Permits      uint32 // of permits: Done: that the host has. HeldByOther: that all hosts have
 	Ticket       uint64 // Take: HeldByOther with IsQueued: the ticket. Done: the number that the field has, 0: HoldID

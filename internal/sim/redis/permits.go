@@ -196,6 +196,7 @@ func (r *permitsRun) execute() {
 		r.reply.TTLMS = max(s.Due-r.clockMS(), 0)
 	}
 	if !stands {
+		r.reply.Rank = uint32(len(s.Places))
 		return
 	}
 	r.reply.Rank, r.reply.Ticket = uint32(s.PlaceOf(r.Owner)), op.HoldID

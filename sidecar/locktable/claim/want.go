@@ -143,8 +143,8 @@ func (c *Claim) choosePermits(a *moment.Alarm, w *Want) redisop.Op {
 	case isHeld && isUnsure: // the holds are asserted
 	case isHeld && (c.state == Restored || w.IsRenewed && a.Due(c.renewAt)):
 		op.Kind, op.HoldID, op.Asked = redisop.Renew, c.holdID, redisop.Asked{}
-		if c.state == Restored {
-			op.HoldID = c.maxHoldID
+		if c.state != Confirmed {
+			op.HoldID = c.maxHoldID // an operation whose result is lost may have left its number
 		}
 	case c.state == Stale, a.Due(w.NotBefore), a.Due(w.GiveBackAt):
 	case isHeld && w.IsChecked && a.Due(c.renewAt):

@@ -39,7 +39,7 @@
 --   the last token  the host has keep and want permits, and no host waits
 --   {code.permitted, permits that the host has, the last token, 0: none was drawn, how many hosts wait}
 --   {code.wanted, permits of all hosts, ms until a claim may expire, 1 if the host has a place, hosts
---     before it, when a request arrives now, µs, recall.…}
+--     before it, or, without one, that wait, when a request arrives now, µs, recall.…}
 --                   want is not free; the host has keep
 --   {code.missing}  it has less than keep, or there is no claim to renew; nothing was changed
 --   {code.later}    there is a claim or a place of this host with a higher number; nothing was changed
@@ -430,7 +430,7 @@ local function set(what, number, keep, want, capacity, lease, times, tokens, arr
   local was_called = rank == 0 and had > keep -- when it became the first: it gives back what it freed since
   local recalled = at == 0 and not was_called and call_back() or recall.none
   local left = due and max(due - now_ms(), 0) or -1
-  return {code.wanted, held, left, at and 1 or 0, at or 0, arrives, recalled}
+  return {code.wanted, held, left, at and 1 or 0, at or hosts, arrives, recalled}
 end
 
 for i = 1, #keys / 3 do
