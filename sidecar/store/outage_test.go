@@ -247,8 +247,10 @@ func TestDemotedMasterIsLeftWhileNothingIsAsked(t *testing.T) {
 // A user that may not ask for the role is asked once, and pings then.
 func TestUserWithoutRolePings(t *testing.T) {
 	s := startRedis(t)
-	r := connected(t, s.userURL("norole", "~*", "&*", "+@all", "-role"))
-	for i := range uint64(3) {
+	r := connected(t, s.userURL("norole", "~*", "&*", "+@all"))
+	must(s.admin().ConfigResetStat(ctx).Result())
+	must(s.admin().ACLSetUser(ctx, "norole", "-role").Result())
+	for i := range uint64(4) {
 		r.ageIdle()
 		if res := r.one(takeOp("lock", 1+i)); res.Outcome != redisop.Done { // its result comes after the reply to the ping
 			t.Errorf("got %+v", res)

@@ -665,7 +665,7 @@ var storeMutants = []mutant{
 		rule: "the token counter of the probe expires",
 		in:   "sidecar/store/pipeline (*Machine).beginProbes",
 		find: "b.encoder.Expiry = 2 * time.Duration(b.interval).Milliseconds()",
-		put:  "",
+		put:  "_ = 2 * time.Duration(b.interval).Milliseconds()",
 		by:   test("sidecar/store", "TestProbeLeavesACounterThatExpires"),
 	},
 	{
@@ -751,7 +751,7 @@ var storeMutants = []mutant{
 		in:   "sidecar/store/pipeline (*Machine).canSend",
 		find: "m.accepts() && m.flight.len() < m.cfg.Batches.InFlight && !(near && inFlight >= m.cfg.Batches.NearCalls) && !m.durability.inFlight",
 		put:  "m.accepts() && m.flight.len() < m.cfg.Batches.InFlight && !(near && inFlight >= m.cfg.Batches.NearCalls)",
-		by:   test("sidecar/store", "TestResultsAreWithheldUntilReplicasConfirm"),
+		by:   test("sidecar/store/pipeline", "TestNoOperationIsSentWhileAWaitIsInFlight"),
 	},
 	{
 		rule: "a script that is sent again is followed by a WAIT of its own",
@@ -764,7 +764,7 @@ var storeMutants = []mutant{
 		rule: "a probe is sent between two batches, each of which has a WAIT",
 		in:   "sidecar/store/pipeline (*Machine).Advance",
 		find: "m.checkProbe(now)",
-		put:  "m.nextCheck",
+		put:  "math.MaxInt64",
 		by:   test("sidecar/store", "TestProbesAreSentBetweenBatches"),
 	},
 	{

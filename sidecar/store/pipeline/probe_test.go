@@ -83,6 +83,27 @@ func TestAnswerToAWaitBringsNoProbeForward(t *testing.T) {
 	}
 }
 
+// What is asked for while a WAIT is in flight is one batch, with one WAIT.
+func TestNoOperationIsSentWhileAWaitIsInFlight(t *testing.T) {
+	d := drive(t, durable)
+	d.do(takeOp("a", 1))
+	if n := len(d.commands()); n != 2 {
+		t.Fatalf("an operation and its WAIT are %d commands", n)
+	}
+	d.do(takeOp("b", 1))
+	d.do(takeOp("c", 1))
+	if c := d.commands(); len(c) > 0 {
+		t.Errorf("while a WAIT is in flight, %q is sent", c)
+	}
+	if err := d.answer(token + ":1\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	d.rest()
+	if c := d.commands(); len(c) != 2 {
+		t.Errorf("after its answer, %q is sent", c)
+	}
+}
+
 // A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
 // probe sent a second after the last one, and not after the interval.
 func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {
