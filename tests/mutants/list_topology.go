@@ -360,8 +360,8 @@ var topologyMutants = []mutant{
 	{
 		rule: "a redirect to a slot that there is not is refused",
 		in:   "sidecar/store/wire ParseRedirect",
-		find: "if err != nil || slot >= redisop.Slots {",
-		put:  "if err != nil {",
+		find: "err != nil || slot >= redisop.Slots",
+		put:  "err != nil || slot >= 64*redisop.Slots",
 		by:   test("sidecar/store/cluster", "TestParseRedirect"),
 	},
 	{
