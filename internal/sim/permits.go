@@ -257,7 +257,9 @@ func (w *world) changePermits(mode dataMode) {
 		name.semaphore = new(redis.Semaphore)
 	case dataOlder:
 		old := w.redis.snapshot[semaphore].semaphore.Clone()
-		w.excusePermits(old)
+		if !w.plan.durable { // whatever a client was sent was confirmed by the replica
+			w.excusePermits(old)
+		}
 		name.semaphore = old
 	}
 	if w.trace.on && w.plan.permits > 0 {

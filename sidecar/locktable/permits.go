@@ -195,16 +195,16 @@ func (t *Table) onPermitted(now int64, l *lock, op *claim.InFlight, r *redisop.R
 func (t *Table) onWanted(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
 	m, q, c := t.needMany(l), l.queue, &l.claim
 	m.came, op.Reserve, op.Unassigned = 0, 0, false
-	if op.Count == 0 {
+	switch {
+	case op.Count == 0:
 		l.forgetClaim(claim.Absent)
-	} else {
+	case r.Unsynced:
+		c.OnUnknown(now, op) // a failover may undo it: the claim lasts no longer than before
+		c.Retry(now + int64(t.cfg.RetryAfter))
+	default:
 		t.confirm(now, l, op, r.Sent, 0)
 	}
 	t.doubtForConfirms(l, r.Unsynced)
-	if r.Unsynced && op.Count > 0 && q != nil && len(q.confirms) > 0 {
-		c.OnOverwritten()
-		c.Retry(now + int64(t.cfg.RetryAfter))
-	}
 	isAlone := r.Permits == op.Count && r.Rank == 0 // and waits for its own clients
 	l.memory.NoteHosts(r.Rank > 0)
 	if q == nil {

@@ -860,6 +860,29 @@ func TestTryForgetsNoHostThatWaits(t *testing.T) {
 	r.has(1, 0, 1)
 }
 
+// The holds beside which a waiter is refused are renewed by that, but only if replicas have confirmed it.
+func TestRefusedTakeThatIsNotSyncedRenewsNothing(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 2)
+	b.acquire(1, 1, 2)
+	r.settle()
+	deadline := func() int64 { row, _ := a.tb.Info(r.now, "api"); return row.DeadlineNS }
+	granted := deadline()
+	r.now += int64(5 * time.Second)
+	a.acquire(2, 1, 2)
+	_, res := a.run()
+	res.Unsynced = true
+	a.tb.Result(r.now, res)
+	a.collect()
+	if until := deadline(); until > granted {
+		t.Errorf("believed in for %v longer", time.Duration(until-granted))
+	}
+	r.pass(time.Second)
+	if until := deadline(); until < granted+int64(4*time.Second) {
+		t.Errorf("it is not asked for again: believed in for %v longer", time.Duration(until-granted))
+	}
+}
+
 // What was not executed has given nothing back: it is given back again.
 func TestPermitsThatWereNotGivenBackAreGivenBackAgain(t *testing.T) {
 	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Retryable} {

@@ -105,6 +105,9 @@ func (c *Command) RunPermits(s *Semaphore) (reply Reply) {
 		}
 	}()
 	r.execute()
+	if r.wrote {
+		r.reply.Change = Write
+	}
 	return r.reply
 }
 
