@@ -657,6 +657,9 @@ func (w *world) keepsOthersDown(h *host, s *session, n int) bool {
 			return false // its renewal was just sent
 		}
 	}
+	if w.hasRenewedPermits(h, s) {
+		return true // until when these are confirmed is not known here
+	}
 	for i := range w.plan.names {
 		o := &h.locks[i].hold
 		isSharing := i != n && o.session == s.id && !o.fixed && (o.isBelieved() || o.state == unbelieved)

@@ -117,11 +117,12 @@ func (w *world) initCluster() {
 	}
 	r.spare = clusterNodes[len(clusterNodes)-1]
 	r.nodes[r.spare].down, r.bus.failed[r.spare] = true, true
-	for n := range w.plan.names {
-		r.owners[n] = 1 + nodeID(w.random.below(2))
+	for n := range w.keyNames() {
 		if c := w.counterOf(n); c != n {
 			r.owners[n] = r.owners[c]
+			continue
 		}
+		r.owners[n] = 1 + nodeID(w.random.below(2))
 	}
 	r.bus.owners = r.owners
 	for x := range r.views {
@@ -195,7 +196,7 @@ func (w *world) onSpread(x nodeID) {
 	r := &w.redis
 	before := r.views[x].owners
 	r.views[x] = r.bus
-	for n := range w.plan.names {
+	for n := range w.keyNames() {
 		if r.bus.owners[n] == x && r.owners[n] != x {
 			r.views[x].owners[n] = before[n]
 		}
@@ -299,7 +300,7 @@ func (w *world) promote(x nodeID) {
 	w.changeData(x, mode)
 	w.check.meet(NodeTakenOver)
 	isForgotten := w.random.oneIn(3)
-	for n := range w.plan.names {
+	for n := range w.keyNames() {
 		if r.owners[n] == x {
 			if r.owners[n] = 0; isForgotten {
 				r.bus.owners[n] = 0
@@ -319,7 +320,7 @@ func (w *world) onPromoted(x nodeID) {
 	r.bus.failed[x] = false
 	r.bus.epoch++
 	r.bus.epochs[x] = r.bus.epoch
-	for n := range w.plan.names {
+	for n := range w.keyNames() {
 		if of := r.bus.owners[n]; r.owners[n] == 0 && (of == 0 || of == r.former) {
 			r.owners[n], r.bus.owners[n] = x, x
 		}
@@ -350,7 +351,9 @@ func (w *world) stall(x nodeID, d int64) {
 
 // flush deletes everything that a node has.
 func (w *world) flush(x nodeID) {
-	w.changePermits(dataLost)
+	if w.redis.owners[semaphore] == x {
+		w.changePermits(dataLost)
+	}
 	for n := range w.plan.names {
 		if w.redis.nodeOfKey(n, lockKey) == x {
 			w.destroy(n, "FLUSHALL")

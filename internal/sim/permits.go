@@ -162,8 +162,13 @@ func (w *world) endPermits(h *host, which func(*permitHold) bool) {
 	})
 }
 
-// hasRenewedPermits reports whether a client has permits that its sidecar renews.
+// hasRenewedPermits reports whether a client has permits that its sidecar renews, or its sidecar has some for it.
 func (w *world) hasRenewedPermits(h *host, s *session) bool {
+	for _, r := range h.journal.holds {
+		if r.hold.Session == s.id && r.hold.LeaseMS == 0 {
+			return true
+		}
+	}
 	return slices.ContainsFunc(h.permits.holds, func(c permitHold) bool { return c.session == s.id && !c.fixed && !c.isUnserved })
 }
 
@@ -429,7 +434,7 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 // checkPermitsOrder checks that no request is granted before those of other hosts that had a place in the queue when it
 // came, as its host could know.
 func (w *world) checkPermitsOrder(h *host, q *request) {
-	if !w.lossless || !h.conns[0].up {
+	if !w.isLossless(semaphore) || !h.connOf(semaphore).up {
 		return
 	}
 	came := h.worldTime(q.arrived)
@@ -448,7 +453,7 @@ func (w *world) checkPermitsOrder(h *host, q *request) {
 func (w *world) checkPermitsIdle(h *host) {
 	s := w.semaphoreInRedis()
 	isAboutToGrant := !h.asleep && h.wakeAt <= w.now+5*ms // the rest of its waiters
-	if !w.lossless || isAboutToGrant || len(s.Places) == 0 || h.locks[semaphore].inFlight != noOp || w.now-w.permits.executedAt < w.soon() {
+	if !w.isLossless(semaphore) || isAboutToGrant || len(s.Places) == 0 || h.locks[semaphore].inFlight != noOp || w.now-w.permits.executedAt < w.soon() {
 		return
 	}
 	held := int64(0)
@@ -475,7 +480,7 @@ func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *re
 		isWorth := q.acquire.LeaseMS == 0 || q.acquire.LeaseMS*ms > 6*w.slowest // else it may be over before Redis has answered
 		since, isInFlight := w.inFlightSince(&h.locks[semaphore])
 		isSlow := isInFlight && w.now-since > 3*w.slowest // it was in a batch behind others, and another operation before
-		if q.waits(now) || w.lossless && isWorth && !isSlow && w.isReached(h, semaphore) && w.now-h.troubleOf(semaphore) > sec {
+		if q.waits(now) || w.isLossless(semaphore) && isWorth && !isSlow && w.isReached(h, semaphore) && w.now-h.troubleOf(semaphore) > sec {
 			w.violation(invariant.AnswersInTime, semaphore, "request %d of session %d is refused as unavailable: %s", q.id, s.id, e.Msg)
 		}
 	case protocol.Denied:
@@ -508,8 +513,8 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect) {
 	right := false
 	switch e.Reason {
 	case protocol.Expired:
-		right = now >= c.deadline || !c.fixed && !w.lossless && c.deadline-now <= h.longest/4
-		if w.lossless && !c.fixed && !c.isUnserved && w.now-l.refusedAt > h.lease {
+		right = now >= c.deadline || !c.fixed && !w.isLossless(semaphore) && c.deadline-now <= h.longest/4
+		if w.isLossless(semaphore) && !c.fixed && !c.isUnserved && w.now-l.refusedAt > h.lease {
 			w.violation(invariant.HoldsLast, semaphore, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
 	case protocol.MaxHold:
@@ -555,7 +560,7 @@ func (w *world) auditPermits(h *host, now int64) {
 func (w *world) checkPermitsEmpty() {
 	// A host asks again for what it waits for after a sixth of a lease, and when a claim may expire.
 	refreshes := len(w.hosts) * int(w.now/min(5*sec, w.longestLease()/6))
-	if most := 8*w.permits.requests + refreshes + 200; w.lossless && w.permits.operations > most {
+	if most := 8*w.permits.requests + refreshes + 200; w.isLossless(semaphore) && w.permits.operations > most {
 		w.violation(invariant.Rest, semaphore, "%d requests made %d operations, in %s; it would be %d at most", w.permits.requests, w.permits.operations, time.Duration(w.now), most)
 	}
 	s := w.semaphoreInRedis()

@@ -177,15 +177,29 @@ func jumped(expireAt, d int64) int64 {
 // counterOf returns the name whose counter and channel a lock has: "a" and "{a}" share
 // theirs.
 func (w *world) counterOf(name int) int {
-	if w.plan.sharedCounters && name == 1 {
+	if w.plan.sharedCounters && name == 1 || name == semaphore { // whose slot is that of the first lock
 		return 0
 	}
 	return name
 }
 
+// keyNames yields the names of all locks, and of the semaphore if there is one.
+func (w *world) keyNames() func(yield func(int) bool) {
+	return func(yield func(int) bool) {
+		for n := range w.plan.names {
+			if !yield(n) {
+				return
+			}
+		}
+		if w.plan.permits > 0 {
+			yield(semaphore)
+		}
+	}
+}
+
 // sharers calls f with every name that shares a counter and a channel with one.
 func (w *world) sharers(name int, f func(n int)) {
-	for n := range w.plan.names {
+	for n := range w.keyNames() {
 		if w.counterOf(n) == w.counterOf(name) {
 			f(n)
 		}
@@ -320,7 +334,9 @@ const (
 // changeData changes the data of a node whose server changes.
 func (w *world) changeData(x nodeID, mode dataMode) {
 	r := &w.redis
-	w.changePermits(mode)
+	if r.owners[semaphore] == x {
+		w.changePermits(mode)
+	}
 	for n := range w.plan.names {
 		if r.owners[n] != x {
 			continue

@@ -285,7 +285,7 @@ func (w *world) onAnswered(h *host, e event) {
 
 // redirect is a redirect of a node, with the slot as the Map has it.
 func (w *world) redirect(r wire.Redirect) wire.Redirect {
-	for n := range w.plan.names {
+	for n := range w.keyNames() {
 		if w.slots[n] == r.Slot {
 			r.Slot = uint16(w.counterOf(n))
 			return r
@@ -315,7 +315,7 @@ func (w *world) route(h *host, ranges []redisop.SlotRange) {
 	if w.drain(h); h.isDown() || h.life != life { // what the table did before it knew
 		return
 	}
-	for n := range w.plan.names {
+	for n := range w.keyNames() {
 		for _, r := range ranges {
 			if slot := uint16(w.counterOf(n)); r.First <= slot && slot <= r.Last {
 				w.noteRoute(h, n, r.Shard)

@@ -95,7 +95,7 @@ const (
 	InOrder                            // Take with Enqueue: a free key goes to the first of the queue
 	CountListeners                     // Take: the subscribers of the lock's channel are counted, also if the lock is this sidecar's then
 	CanWait                            // Drop: it is not known that anything waits for the lock
-	Yields                             // Take of permits: what the host has beyond Count is for hosts that wait before it; with Ticket: if that stands
+	Yields                             // Take of permits: what the host has beyond Count is for hosts that wait before it; with Ticket: if that stands, or Arrived is given
 )
 
 // ArrivesNow is later than all arrivals: a place that a host of a semaphore has moves behind all others.

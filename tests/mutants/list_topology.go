@@ -609,7 +609,7 @@ var topologyMutants = []mutant{
 		rule: "a run of a Cluster has locks of one slot",
 		in:   "sidecar/store/wire BatchPrefix",
 		find: "case ScriptOf(op) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):",
-		put:  "case ScriptOf(op.Kind) != s:",
+		put:  "case ScriptOf(op) != s:",
 		by:   test("sidecar/store", "TestScriptsOfAClusterDeclareTheirKeys"),
 	},
 	{

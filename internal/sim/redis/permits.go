@@ -146,7 +146,7 @@ func (r *permitsRun) execute() {
 	units, isGranted := keep, want == 0
 	if want > 0 {
 		most := int64(0)
-		yields := others > 0 && op.Has(redisop.Yields) && (op.Ticket == 0 || at >= 0)
+		yields := others > 0 && op.Has(redisop.Yields) && (op.Ticket == 0 || at >= 0 || op.Arrived != 0)
 		switch {
 		case own.Units >= keep+want && !yields:
 			most = (own.Units - keep) / want

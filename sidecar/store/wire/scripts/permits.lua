@@ -28,7 +28,8 @@
 --   what:  t  the host has keep permits, and then want more, once or up to so many times, if they are free
 --          q  after t: otherwise it waits for want permits, and has no more than keep. If it alone has permits, and
 --             wants more than there are, it waits for itself, and has no place
---          y  after these: what it has beyond keep is for hosts that wait before it; p: if its place stands
+--          y  after these: what it has beyond keep is for hosts that wait before it; p: if its place stands, or was for
+--             a request that arrived before
 --          m  after these: it is not to have lost any of keep; otherwise it gets them back if they are free
 --          d  it has none, and does not wait
 --          r  what it has is renewed; c  and checked
@@ -396,7 +397,7 @@ local function set(what, number, keep, want, capacity, lease, times, tokens, arr
   local permits, is_granted = keep, want == 0
   if want > 0 then
     local most = 0 -- times
-    local yields = hosts > 0 and (string.find(what, 'y', 1, true) or rank and string.find(what, 'p', 1, true))
+    local yields = hosts > 0 and (string.find(what, 'y', 1, true) or (rank or arrived ~= '0') and string.find(what, 'p', 1, true))
     if had >= keep + want and not yields then
       most = math.floor((had - keep) / want)
     elseif (hosts == 0 or rank == 0 and arrived == '0') and others + keep + want <= capacity then
