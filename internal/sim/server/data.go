@@ -13,6 +13,8 @@ type Lock struct {
 	Key     redis.Key
 	Counter redis.Counter
 	Queue   redis.Queue
+
+	Semaphore redis.Semaphore // under the same name
 }
 
 // Of returns what there is of a lock.
@@ -54,6 +56,13 @@ func (d Data) Execute(c *Conn, r *Run, i int, now, clock int64) (reply redis.Rep
 	run := r.Command(i, owner, now, clock)
 	run.Prefixes, run.Queue, run.ReadOnly = s.Prefixes, &l.Queue, s.IsReplica
 	run.Receivers = func(sidecar redis.Owner) int32 { return s.Receivers(s.OwnChannel(sidecar)) }
+	if r.Ops[i].Of == redisop.KindPermits {
+		run.Confirms = r.Confirms
+		if c.User.denies("publish") {
+			run.Receivers = func(redis.Owner) int32 { return 0 }
+		}
+		return run.RunPermits(&l.Semaphore), ""
+	}
 	run.Denied = redis.Denied{
 		Publish: c.User.denies("publish"), Type: c.User.denies("type"),
 		Channel: c.User.Channel != nil && c.User.Channel(s.channelOf(r.Ops[i].Name)),
