@@ -184,7 +184,7 @@ func (t *Table) giveUpForOthers(a *moment.Alarm, h *hold) {
 	until, bucket := t.validUntil(h.lock), t.bucketWidth() // not what the session was sent: that is of the hold that lasts shortest
 	op := h.lock.claim.InFlight()
 	switch {
-	case !a.Due(until - 2*bucket):
+	case !a.Due(t.giveUpForOthersAt(h.lock)):
 	case (op.Kind == redisop.Renew || op.Kind == redisop.Take) && !a.Due(op.SentAt+min(bucket/2, (until-op.SentAt)/4)):
 	case t.lastsShortest(h):
 		t.giveUp(h)

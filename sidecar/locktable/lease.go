@@ -15,8 +15,8 @@ func (t *Table) trackDeadline(h *hold) {
 	if h == nil || !h.sharesLeaseEvents() {
 		return
 	}
-	b := t.validUntil(h.lock) / t.bucketWidth()
-	if m := t.manyOf(h.lock); m != nil && m.bucket != b {
+	b, m := t.validUntil(h.lock)/t.bucketWidth(), t.manyOf(h.lock)
+	if m != nil && m.bucket != b {
 		m.bucket = 0 // not all are in one bucket
 	}
 	if h.isTracked && h.bucket == b {
@@ -24,6 +24,9 @@ func (t *Table) trackDeadline(h *hold) {
 	}
 	t.untrackDeadline(h)
 	h.isTracked, h.bucket = true, b
+	if m != nil && t.cfg.SlotOf != nil {
+		m.dueAt = min(m.dueAt, t.giveUpForOthersAt(h.lock)) // its shard may be down by then
+	}
 	s := h.session
 	s.deadlineBuckets[b]++
 	s.minBucket = min(s.minBucket, b)
@@ -61,6 +64,9 @@ func (t *Table) untrackDeadline(h *hold) {
 		s.minBucket = math.MaxInt64
 	}
 }
+
+// giveUpForOthersAt is the earliest time at which holds of a lock are given up for the sake of others.
+func (t *Table) giveUpForOthersAt(l *lock) int64 { return t.validUntil(l) - 2*t.bucketWidth() }
 
 // lastsShortest reports whether other holds of the session are confirmed for longer by a quarter of a
 // lease at least. Precondition: the hold is tracked.

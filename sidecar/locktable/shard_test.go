@@ -318,29 +318,42 @@ func TestLocksOfOneSlotAreRenewedTogether(t *testing.T) {
 // The holds of a session share one deadline. A hold whose shard is down does not end those of the
 // other shards.
 func TestHoldOfAShardThatIsDownEndsNoHoldOfAnother(t *testing.T) {
-	c := newCluster(t)
-	c.hold(1, "a")
-	c.hold(2, "b")
-	c.tb.Down(c.now, 1, "it is gone")
-	lost := make(map[uint64]time.Duration) // holds, and when they were lost
-	begin := c.now
-	for c.now < begin+int64(2*time.Minute) {
-		c.now += int64(100 * time.Millisecond)
-		c.tb.Advance(c.now)
-		c.effects()
-		for _, e := range c.others {
-			if e.Kind == locktable.Lost {
-				lost[e.Hold] = time.Duration(c.now - begin)
+	for kind, hold := range map[string]func(*cluster){
+		"a lock": func(c *cluster) { c.hold(1, "a") },
+		"permits": func(c *cluster) {
+			c.tb.AcquirePermits(c.now, 1, 1, 1, protocol.Acquire{ID: 1, Name: "a", WaitMS: protocol.Forever})
+			c.answer(c.next(), redisop.Result{Permits: 1})
+			if !c.took(locktable.Granted) {
+				c.Fatal("the permit is not granted")
 			}
-		}
-		c.others = nil
-		for _, op := range c.sent {
-			c.answer(op, redisop.Result{})
-		}
-		c.sent = nil
-	}
-	if len(lost) != 1 || lost[1] < 25*time.Second || lost[1] > 27*time.Second {
-		t.Errorf("lost: %v; want hold 1 shortly before its deadline, and not hold 2", lost)
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			c := newCluster(t)
+			hold(c)
+			c.hold(2, "b")
+			c.tb.Down(c.now, 1, "it is gone")
+			lost := make(map[string]time.Duration) // names, and when their holds were lost
+			begin := c.now
+			for c.now < begin+int64(2*time.Minute) {
+				c.now += int64(100 * time.Millisecond)
+				c.tb.Advance(c.now)
+				c.effects()
+				for _, e := range c.others {
+					if e.Kind == locktable.Lost {
+						lost[e.Name] = time.Duration(c.now - begin)
+					}
+				}
+				c.others = nil
+				for _, op := range c.sent {
+					c.answer(op, redisop.Result{})
+				}
+				c.sent = nil
+			}
+			if len(lost) != 1 || lost["a"] < 25*time.Second || lost["a"] > 27*time.Second {
+				t.Errorf("lost: %v; want that of a shortly before its deadline, and not b", lost)
+			}
+		})
 	}
 }
 

@@ -299,4 +299,11 @@ var permitsMutants = []mutant{
 		put:  "m.capacity",
 		by:   tableTest("TestSuccessorAssertsWithTheCapacity"),
 	},
+	{
+		rule: "permits whose shard is down end no hold of another shard",
+		in:   "sidecar/locktable (*Table).trackDeadline",
+		find: "m.dueAt = min(m.dueAt, t.giveUpForOthersAt(h.lock))",
+		put:  "_ = m.dueAt",
+		by:   tableTest("TestHoldOfAShardThatIsDownEndsNoHoldOfAnother"),
+	},
 }

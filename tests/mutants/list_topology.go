@@ -693,7 +693,7 @@ var topologyMutants = []mutant{
 		rule: "a hold whose renewal was just sent is not given up for others",
 		in:   "sidecar/locktable (*Table).giveUpForOthers",
 		find: "(op.Kind == redisop.Renew || op.Kind == redisop.Take) && !a.Due(op.SentAt+min(bucket/2, (until-op.SentAt)/4))",
-		put:  "op.Kind == redisop.Drop && bucket < 0",
+		put:  "op.Kind == redisop.Drop && until < 0",
 		by:   test("sidecar/locktable", "TestHoldWhoseRenewalWasJustSentIsNotGivenUpForOthers"),
 	},
 	{
@@ -754,9 +754,9 @@ var topologyMutants = []mutant{
 	},
 	{
 		rule: "a hold that its shard renews is not given up for others",
-		in:   "sidecar/locktable (*Table).giveUpForOthers",
-		find: "until, bucket := t.validUntil(h.lock), t.bucketWidth()",
-		put:  "until, bucket := min(t.deadline(h), h.lock.claim.ValidUntil()), t.bucketWidth()",
+		in:   "sidecar/locktable (*Table).giveUpForOthersAt",
+		find: "t.validUntil(l)",
+		put:  "min(t.deadline(l.holders.newest), l.claim.ValidUntil())",
 		by:   test("sidecar/locktable", "TestHoldThatIsRenewedBeforeOthersIsNotGivenUpForThem"),
 	},
 	{

@@ -47,7 +47,7 @@ var inline = map[string]struct{ file, pattern string }{
 	"cellMore":      {"sidecar/locktable/names.go", `\+119\)/(\d+)`},
 	"cellName":      {"sidecar/locktable/names.go", `len\(name\)-(\d+)\)`},
 	"deadlineParts": {"sidecar/locktable/lease.go", `int64\(t\.cfg\.Lease\) / (\d+) }`},
-	"givenUpEarly":  {"sidecar/locktable/hold.go", `!a\.Due\(until - (\d+)\*bucket\)`},
+	"givenUpEarly":  {"sidecar/locktable/lease.go", `t\.validUntil\(l\) - (\d+)\*t\.bucketWidth\(\)`},
 	"late":          {"sidecar/locktable/survey.go", `int64\(t\.cfg\.Lease\)/(\d+) {`},
 	"lingerEnd":     {"sidecar/locktable/visit.go", `moment\.MS\(c\.LeaseMS\(\)\)/(\d+)`},
 	"paceTimes":     {"sidecar/intake/pace.go", `int64\(time\.Second\) / int64\((\d+)\*n\)`},
