@@ -33,8 +33,9 @@ type permitsOnHost struct {
 	holds        []permitHold // in which clients believe
 	excusedUntil int64        // world time: what Redis had of them was destroyed
 	isTold       bool         // by a result that came since
-	claim        uint64       // the number of its claim,
-	cameAt       int64        // and since when, world time
+	units        int64        // of its claim
+	askedAt      int64        // when it asked for the last of them, or was admitted, world time
+	goneAt       int64        // when a request of it last ended without a grant, world time
 }
 
 // permitHold is one hold of permits.
@@ -179,6 +180,7 @@ func (w *world) forgetPermits(h *host, id locktable.SessionID) {
 
 // closePermits ends the holds of a client that is dead.
 func (w *world) closePermits(h *host, id locktable.SessionID) {
+	h.permits.goneAt = w.now
 	w.endPermits(h, func(c *permitHold) bool { return c.session == id })
 }
 
@@ -229,9 +231,15 @@ func (w *world) executePermits(h *host, o *operation, conn *server.Conn, r *serv
 		w.check.meetIf(PermitsRecalled, m.Kind == redisop.Recalled && m.Reached > 0)
 	}
 	w.check.meetIf(PermitsOfOwnPlace, standing && reply.Outcome == redisop.Done && o.op.Want > 0)
+	if o.op.Has(redisop.Yields) { // it gave back what it had more
+		h.permits.units = min(h.permits.units, int64(o.op.Count))
+	}
 	w.permits.executedAt = w.now
 	w.check.meetIf(PermitsInBatch, reply.Outcome == redisop.Done && o.op.Want > 0 && reply.Permits > o.op.Count+uint32(o.op.Want))
 	w.semaphoreChanged()
+	if h.permits.askedAt == w.now {
+		h.permits.askedAt = o.issuedAt
+	}
 	return reply
 }
 
@@ -307,9 +315,11 @@ func (w *world) drawPermitsFaults() {
 // semaphoreChanged checks that claims cover holds, after each change of a claim.
 func (w *world) semaphoreChanged() {
 	for _, h := range w.hosts {
-		if num := w.semaphoreInRedis().Claims[redis.Owner(h.index)].Num; num != h.permits.claim {
-			h.permits.claim, h.permits.cameAt = num, w.now
+		p, units := &h.permits, w.semaphoreInRedis().Claims[redis.Owner(h.index)].Units
+		if units > p.units {
+			p.askedAt = w.now
 		}
+		p.units = units
 		w.checkPermitsCovered(h)
 	}
 }
@@ -438,8 +448,8 @@ func (w *world) checkPermitsOrder(h *host, q *request) {
 		return
 	}
 	came := h.worldTime(q.arrived)
-	if at := h.permits.cameAt; at <= came && came-at < w.soon() {
-		return // they came for a request that is gone
+	if p, soon := &h.permits, w.soon(); p.goneAt > p.askedAt-soon && w.now-p.goneAt < soon {
+		return // they are of a request that is gone
 	}
 	for _, p := range w.semaphoreInRedis().Places {
 		if at := w.now - (w.time(0)-p.Time)*µs; int(p.Owner) != h.index && at+w.soon() < came {
@@ -470,6 +480,7 @@ func btoi64(b bool) int64 { return int64(btoi(b)) }
 // onPermitsRefused judges the refusal of a request.
 func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *request) {
 	now := h.clock(w.now)
+	h.permits.goneAt = w.now
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
