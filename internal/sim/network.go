@@ -102,7 +102,7 @@ type connection struct {
 	held       []pipeline.Delivery // of the connection before, that are not handed on yet
 	isRefusing bool                // what waits is to be refused
 
-	known   int64      // the floor of the host when the connection was up, at the last route, or when the clock was last read
+	known   int64      // the floor of the host when the connection was up, or at the last route; or the clock as it was last read
 	clock   tokenFloor // Redis's, when it was last read
 	clockAt int64      // when that was
 	aheadTo int64      // the largest token that was ahead of it
@@ -471,7 +471,7 @@ func (w *world) noteClock(h *host, s redisop.Shard, r *reply) {
 	c, now := &h.conns[s], h.clock(w.now)
 	c.clock, c.clockAt = tokenFloor{r.clock, now}, r.clockAt
 	h.floor.raise(now, r.clock)
-	c.known = max(c.known, r.clock, h.floor.now(now))
+	c.known = max(c.known, r.clock) // what a node told since the route is not of this one
 	w.check.meet(ClockReported)
 }
 

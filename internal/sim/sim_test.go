@@ -240,6 +240,9 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a host knows of the clock of a shard when that is up":                          300001086,
 		"a late take of a ticket that has got the lock leaves its number and its lease": 41200009221,
 		"the floor of a connection is Redis's clock as it was read":                     41400019370,
+		"what a node told after the route of another is above no token of that one":     1129044994,
+		"permits whose shard is down end no hold of another shard":                      1128503051,
+		"permits of a request that is gone are for the next one of its host":            1128181588,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
 	}
