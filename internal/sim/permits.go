@@ -32,7 +32,7 @@ type permitsWorld struct {
 type permitsOnHost struct {
 	holds        []permitHold // in which clients believe
 	excusedUntil int64        // world time: what Redis had of them was destroyed
-	isTold       bool         // by a result that came since
+	hasResult    bool         // one came since
 	units        int64        // of its claim
 	askedAt      int64        // when it asked for the last of them, or was admitted, world time
 	goneAt       int64        // when a request of it last ended without a grant, world time
@@ -256,7 +256,7 @@ func (w *world) excusePermits(except *redis.Semaphore) {
 			continue
 		}
 		p := &w.hosts[owner].permits
-		p.excusedUntil, p.isTold = max(p.excusedUntil, w.expiryOf(s, c)), false
+		p.excusedUntil, p.hasResult = max(p.excusedUntil, w.expiryOf(s, c)), false
 	}
 	w.permits.lostAt = w.now
 }
@@ -347,8 +347,8 @@ func (w *world) checkPermitsCovered(h *host) {
 
 // endPermitsExcuse ends the excuse of a loss that a host was told of.
 func (w *world) endPermitsExcuse(h *host) {
-	if p := &h.permits; p.isTold {
-		p.isTold, p.excusedUntil = false, 0
+	if p := &h.permits; p.hasResult {
+		p.hasResult, p.excusedUntil = false, 0
 	}
 }
 
@@ -389,7 +389,7 @@ func (w *world) checkPermitsResult(h *host, o *operation) {
 	// A Check does not see that the claim has expired by a clock that has jumped.
 	isExecuted := r.Outcome <= redisop.Differs && (r.Outcome != redisop.Done || r.Kind != redisop.Check)
 	if isExecuted && o.at >= w.permits.lostAt {
-		h.permits.isTold = true
+		h.permits.hasResult = true
 	}
 }
 
