@@ -12,6 +12,7 @@ type RequestDecoder struct {
 
 	hello        Hello
 	acquire      Acquire
+	permits      AcquirePermits
 	release      Release
 	cancel       Cancel
 	confirm      Confirm
@@ -84,6 +85,27 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 			KeepMS:       o.int(fieldKeepMS, 0, 0, MaxKeepMS),
 		}
 		m = &d.acquire
+	case "acquire_permits":
+		o.require(fieldCapacity)
+		d.permits = AcquirePermits{
+			Acquire: Acquire{
+				ID:           id,
+				Name:         o.name(),
+				WaitMS:       o.int(fieldWaitMS, Forever, 0, MaxDurationMS),
+				LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
+				MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),
+				CrashDelayMS: o.int(fieldCrashDelayMS, 0, 0, MaxCrashDelayMS),
+			},
+			Permits: uint16(o.int(fieldPermits, 1, 1, MaxPermits)),
+			Of:      uint16(o.int(fieldCapacity, 0, 1, MaxPermits)),
+		}
+		switch r := &d.permits; {
+		case r.Permits > r.Of:
+			d.parser.rejectField("permits is %d, and of is %d; more than there are cannot be granted", r.Permits, r.Of)
+		case o.has(fieldKeepMS):
+			d.parser.rejectField("keep_ms is not for permits; take a lock, or leave it out")
+		}
+		m = &d.permits
 	case "release":
 		o.require(fieldHold)
 		d.release = Release{ID: id, Hold: o.uint(fieldHold), CutShort: o.bool(fieldCutShort, false)}
@@ -102,7 +124,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		d.list = List{ID: id, After: o.uint(fieldAfter)}
 		m = &d.list
 	case "force_release":
-		d.forceRelease = ForceRelease{ID: id, Name: o.name(), By: o.requester()}
+		d.forceRelease = ForceRelease{ID: id, Name: o.name(), Hold: o.uint(fieldHold), By: o.requester()}
 		m = &d.forceRelease
 	case "metrics":
 		d.metrics = Metrics{ID: id, After: o.uint(fieldAfter)}
@@ -126,7 +148,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		d.hostStatus = HostStatus{ID: id, Host: o.host()}
 		m = &d.hostStatus
 	case "host_force_release":
-		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name()}
+		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name(), Hold: o.uint(fieldHold)}
 		m = &d.hostForce
 	case "force_release_orphaned":
 		d.orphaned = ForceReleaseOrphaned{ID: id, Name: o.name()}
@@ -370,8 +392,13 @@ func (m *AcquireOK) unpack(id uint64, o *object) {
 		Count:      o.count(),
 		DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64),
 		EndNS:      o.int(fieldEndNS, 0, 0, math.MaxInt64),
+		Permits:    o.permits(fieldPermits),
+		Of:         o.permits(fieldCapacity),
 	}
 }
+
+// permits returns a number of permits; absent: 0.
+func (o *object) permits(f field) uint16 { return uint16(o.int(f, 0, 0, MaxPermits)) }
 
 func (o *object) count() uint32 { return uint32(o.int(fieldCount, 0, 0, math.MaxUint32)) }
 
@@ -400,7 +427,7 @@ func (m *ListOK) unpack(id uint64, o *object) {
 
 func (m *ForceReleaseOK) unpack(id uint64, o *object) {
 	o.require(fieldHold)
-	*m = ForceReleaseOK{ID: id, Hold: o.uint(fieldHold)}
+	*m = ForceReleaseOK{ID: id, Hold: o.uint(fieldHold), Count: o.count()}
 }
 
 func (m *MetricsOK) unpack(id uint64, o *object) {
@@ -554,6 +581,8 @@ func (m *WhoOK) unpack(id uint64, o *object) {
 		Owners:  o.owners(fieldOwners),
 		Queue:   o.owners(fieldQueue),
 		Queued:  o.number(fieldQueued),
+		Permits: o.number(fieldPermits),
+		Of:      o.permits(fieldCapacity),
 		Holder:  o.row(fieldHolder),
 		Trouble: o.text(fieldTrouble, 0),
 	}}
@@ -567,6 +596,31 @@ func (o *object) row(f field) *LockRow {
 	r := new(LockRow)
 	r.unpack(o.p, int(o.at[f]))
 	return r
+}
+
+// holders returns the holders of a row; nil: it has none.
+func (o *object) holders() (rows []HolderRow) {
+	o.each(fieldHolders, func(at int) int {
+		var r object
+		end := o.p.object(at, &r)
+		if o.p.connError != nil {
+			return end
+		}
+		rows = append(rows, HolderRow{
+			Hold:    r.uint(fieldHold),
+			Token:   r.uint(fieldToken),
+			Permits: r.permits(fieldPermits),
+			Session: r.uint(fieldSession),
+			PID:     r.int(fieldPID, 0, 0, math.MaxInt64),
+			UID:     r.int(fieldUID, 0, 0, math.MaxInt64),
+			Cmd:     r.text(fieldCmd, 0),
+			HeldMS:  r.int(fieldHeldMS, 0, 0, math.MaxInt64),
+			Absent:  r.bool(fieldAbsent, false),
+			Orphan:  r.bool(fieldOrphan, false),
+		})
+		return end
+	})
+	return rows
 }
 
 // owners returns the array of a field.
@@ -583,7 +637,10 @@ func (o *object) owners(f field) (rows []OwnerRow) {
 			Sidecar:  r.text(fieldSidecar, 0),
 			Host:     r.text(fieldHost, 0),
 			Entries:  r.int(fieldEntries, 0, 0, math.MaxInt64),
+			Permits:  r.number(fieldPermits),
 			WaitedMS: r.int(fieldWaitedMS, 0, 0, math.MaxInt64),
+			Holders:  r.holders(),
+			Held:     r.number(fieldHeld),
 		})
 		return end
 	})
@@ -615,6 +672,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 	o.require(fieldState)
 	*r = LockRow{
 		Name:         o.text(fieldName, 0),
+		Kind:         o.text(fieldKind, 0),
 		State:        o.text(fieldState, 0),
 		Hold:         o.uint(fieldHold),
 		Token:        o.uint(fieldToken),
@@ -632,6 +690,10 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		AbsentLeftMS: o.int(fieldAbsentLeftMS, 0, 0, math.MaxInt64),
 		Orphan:       o.bool(fieldOrphan, false),
 		KeepLeftMS:   o.int(fieldKeepLeftMS, 0, 0, math.MaxInt64),
+		Held:         o.number(fieldHeld),
+		Permits:      o.number(fieldPermits),
+		Of:           o.permits(fieldCapacity),
+		Holders:      o.holders(),
 		RemoteField:  o.text(fieldRemoteField, 0),
 		RemoteHost:   o.text(fieldRemoteHost, 0),
 		RemoteTTLMS:  o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),
@@ -660,6 +722,7 @@ func (r *WaiterRow) unpack(p *parser, at int) int {
 		UID:      o.int(fieldUID, 0, 0, math.MaxInt64),
 		Cmd:      o.text(fieldCmd, 0),
 		Owner:    o.uint(fieldOwner),
+		Permits:  o.permits(fieldPermits),
 		WaitedMS: o.int(fieldWaitedMS, 0, 0, math.MaxInt64),
 	}
 	return end
@@ -680,6 +743,7 @@ func (r *EventRow) unpack(p *parser, at int) int {
 		Name:        o.text(fieldName, 0),
 		Hold:        o.uint(fieldHold),
 		Token:       o.uint(fieldToken),
+		Permits:     o.permits(fieldPermits),
 		Session:     o.uint(fieldSession),
 		PID:         o.int(fieldPID, 0, 0, math.MaxInt64),
 		UID:         o.int(fieldUID, 0, 0, math.MaxInt64),

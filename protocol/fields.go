@@ -25,6 +25,8 @@ const (
 	fieldMaxHoldMS
 	fieldCrashDelayMS
 	fieldKeepMS
+	fieldPermits
+	fieldCapacity
 	fieldHold
 	fieldCutShort
 	fieldTarget
@@ -108,6 +110,7 @@ const (
 	fieldQueue
 	fieldQueued
 	fieldHolder
+	fieldHolders
 	fieldField
 	fieldEntries
 	fieldPassed
@@ -128,7 +131,7 @@ var fieldNames = [fields]string{
 	fieldV: "v", fieldClient: "client", fieldResumable: "resumable", fieldResume: "resume",
 	fieldName: "name", fieldOwner: "owner",
 	fieldReentrant: "reentrant", fieldFair: "fair", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
-	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms", fieldKeepMS: "keep_ms",
+	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms", fieldKeepMS: "keep_ms", fieldPermits: "permits", fieldCapacity: "of",
 	fieldHold: "hold", fieldCutShort: "cut_short", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more", fieldWait: "wait",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
 	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
@@ -143,7 +146,7 @@ var fieldNames = [fields]string{
 	fieldEvents:   "events", fieldMissed: "missed", fieldHidden: "hidden", fieldAtNS: "at_ns", fieldKind: "kind",
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
 	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
-	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldField: "field", fieldEntries: "entries", fieldPassed: "passed",
+	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldHolders: "holders", fieldField: "field", fieldEntries: "entries", fieldPassed: "passed",
 	fieldSlot: "slot", fieldShard: "shard", fieldShards: "shards", fieldShardCount: "shard_count", fieldAddress: "address", fieldSlots: "slots", fieldUnsent: "unsent",
 	fieldRemoteHost: "remote_host", fieldHost: "host", fieldHosts: "hosts", fieldAfterHost: "after_host", fieldStartedMS: "started_ms",
 }
@@ -188,6 +191,10 @@ func fieldOf(key []byte) field {
 		return fieldCrashDelayMS
 	case "keep_ms":
 		return fieldKeepMS
+	case "permits":
+		return fieldPermits
+	case "of":
+		return fieldCapacity
 	case "hold":
 		return fieldHold
 	case "cut_short":
@@ -344,6 +351,8 @@ func fieldOf(key []byte) field {
 		return fieldQueued
 	case "holder":
 		return fieldHolder
+	case "holders":
+		return fieldHolders
 	case "field":
 		return fieldField
 	case "entries":
@@ -374,13 +383,13 @@ func nesting(f field) int {
 	switch f {
 	case fieldErr, fieldOldestWaiter, fieldOldestHold, fieldRestart:
 		return MaxDepth + 1 // the map
-	case fieldWaiters:
+	case fieldWaiters, fieldHolders:
 		return MaxDepth + 2 // array, waiter
-	case fieldEvents, fieldLost, fieldOwners, fieldQueue, fieldShards:
+	case fieldEvents, fieldLost, fieldQueue, fieldShards:
 		return MaxDepth + 2 // array, event
 	case fieldLock, fieldHolder:
 		return MaxDepth + 3 // row, waiters
-	case fieldLocks:
+	case fieldLocks, fieldOwners:
 		return MaxDepth + 4 // array, row, waiters
 	}
 	return MaxDepth

@@ -25,8 +25,9 @@ const (
 	MaxClient  = 128  // bytes of hello's client
 	MaxCmd     = 256  // bytes of a row's cmd
 	MaxField   = 256  // bytes of a row's remote_field
-	MaxWaiters = 16   // waiters of a row
+	MaxWaiters = 16   // waiters of a row, and its holders
 	MaxOwners  = 32   // owners, and places in a queue, of the answer to who
+	MaxPerHost = 4    // holders of an owner of the answer to who
 	MaxShards  = 64   // shards of the answer to status
 	MaxReason  = 400  // bytes of a shard's redis
 	MaxTicket  = 128  // bytes of a session's ticket
@@ -40,6 +41,7 @@ const (
 	MaxDurationMS   = 2_592_000_000 // 30 days: the longest wait, lease and max_hold
 	MaxCrashDelayMS = 3_600_000     // 1 hour
 	MaxKeepMS       = 86_400_000    // 1 day
+	MaxPermits      = 65_535        // of a semaphore
 
 	Forever = -1 // Acquire.WaitMS: no limit
 )
@@ -85,6 +87,9 @@ const (
 	StateLingering = "lingering" // kept in Redis for this host for a moment after a release
 	StateFree      = "free"      // none of these
 )
+
+// Kind of a name as a LockRow shows it; "": a lock.
+const KindPermits = "permits" // a semaphore
 
 // Kind of an event as an EventRow shows it.
 const (

@@ -22,6 +22,8 @@ var everyRequest = []Request{
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0", Resumable: true, Resume: "ticket"},
 	&Acquire{ID: 2, Name: "invoice:42", Owner: 3, NotReentrant: true, Fair: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2, KeepMS: 3},
 	&Acquire{ID: 2, Name: "invoice:42", WaitMS: Forever},
+	&AcquirePermits{Acquire: Acquire{ID: 2, Name: "api", WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2}, Permits: 3, Of: MaxPermits},
+	&AcquirePermits{Acquire: Acquire{ID: 2, Name: "api", WaitMS: Forever}, Permits: 1, Of: 1},
 	&Release{ID: 4, Hold: 5},
 	&Release{Hold: 5},
 	&Confirm{ID: 1, Name: "n"},
@@ -30,6 +32,7 @@ var everyRequest = []Request{
 	&Info{ID: 8, Name: "n"},
 	&List{ID: 9, After: 10},
 	&ForceRelease{ID: 11, Name: "n"},
+	&ForceRelease{ID: 11, Name: "n", Hold: 12},
 	&ForceRelease{ID: 11, Name: "n", By: &Requester{Host: "db-7", PID: 2, UID: 3, Cmd: "c"}},
 	&Metrics{ID: 11, After: 3},
 	&Hosts{ID: 1},
@@ -38,6 +41,7 @@ var everyRequest = []Request{
 	&HostList{ID: 1, Host: "db-7", After: 2},
 	&HostStatus{ID: 1, Host: "db-7"},
 	&HostForceRelease{ID: 1, Host: "db-7", Name: "n"},
+	&HostForceRelease{ID: 1, Host: "db-7", Name: "n", Hold: 12},
 	&ForceReleaseOrphaned{ID: 1, Name: "n"},
 	&Who{ID: 1, Name: "n"},
 	&Ping{ID: 12},
@@ -50,23 +54,31 @@ var everyRequest = []Request{
 
 // fullRow has more fields than a row of any state, and more than a fixmap can have.
 var fullRow = LockRow{
-	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
+	Name: strings.Repeat("n", MaxName), Kind: KindPermits, State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
 	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, AbsentMS: 13, AbsentLeftMS: 14, Orphan: true, KeepLeftMS: 12,
+	Held: 17, Permits: 18, Of: MaxPermits, Holders: []HolderRow{{19, 1 << 50, 20, 21, 22, 23, "h", 24, true, true}, {}},
 	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), InCluster: true, Slot: MaxSlot, Shard: strings.Repeat("s", MaxField), Waiting: 11,
-	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, WaitedMS: 16}, {}},
+	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, Permits: 25, WaitedMS: 16}, {}},
 }
+
+var (
+	fullHolder = HolderRow{1 << 62, 1 << 62, MaxPermits, 1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 40, true, true}
+	fullWaiter = WaiterRow{1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 62, MaxPermits, 1 << 40}
+)
 
 var everyReply = []Reply{
 	&HelloOK{ID: 1, V: 1, Sidecar: "uuid", Version: "0.1", Session: 2, LeaseMS: 3, NowNS: 4},
 	&HelloOK{ID: 1, V: 1, Sidecar: "uuid", Version: "0.1", Session: 2, LeaseMS: 3, NowNS: 4, Ticket: "ticket", Resumed: true},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, EndNS: 6},
+	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, EndNS: 6, Permits: 7, Of: MaxPermits},
 	&ReleaseOK{ID: 1, Count: 2},
 	&CancelOK{ID: 1, Canceled: true},
 	&InfoOK{ID: 1},
 	&InfoOK{ID: 1, Lock: &fullRow},
 	&ListOK{ID: 1, Locks: []LockRow{fullRow, {Name: "a", State: StateFree}}, Next: 2},
 	&ForceReleaseOK{ID: 1, Hold: 2},
+	&ForceReleaseOK{ID: 1, Hold: 2, Count: 3},
 	&MetricsOK{ID: 1, Text: "locksidecar_holds 3\n", Next: 4},
 	&HostsOK{ID: 1, Hosts: []HostRow{{Sidecar: "uuid", Host: "db-7", Version: "0.1", PID: 2, Started: 3}, {Sidecar: "uuid2", Host: "db-8"}}, More: true},
 	&HostInfoOK{ID: 1, Lock: &fullRow},
@@ -74,6 +86,11 @@ var everyReply = []Reply{
 	&HostForceReleaseOK{ID: 1, Hold: 2},
 	&ForceReleaseOrphanedOK{ID: 1, Sidecar: "uuid", Hold: 2, TTLMS: -1, Passed: true},
 	&WhoOK{ID: 1, WhoRow: WhoRow{Redis: "ok", Key: KeyFree}},
+	&WhoOK{ID: 1, WhoRow: WhoRow{
+		Redis: "ok", Key: KeyPermits, TTLMS: 1, Permits: 7, Of: 10,
+		Owners: []OwnerRow{{Field: "f", Sidecar: "uuid", Host: "db-7", Permits: 5, Held: 2, Holders: []HolderRow{{Hold: 1, Permits: 4}, {Hold: 2}}}, {Field: "g", Permits: 2}},
+		Queue:  []OwnerRow{{Field: "h", Permits: 4, WaitedMS: 3}}, Queued: 1,
+	}},
 	&WhoOK{ID: 1, WhoRow: WhoRow{
 		Lock: &fullRow, Redis: "ok", Key: KeyReadWrite, Msg: "read", TTLMS: -1, Owners: []OwnerRow{{Field: "f", Sidecar: "uuid", Host: "db-7", Entries: 2}, {Field: "g"}},
 		Queue: []OwnerRow{{Field: "h", WaitedMS: 3}}, Queued: 4, Holder: &fullRow, Trouble: "t",
@@ -149,7 +166,7 @@ func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 25 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 30 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }
@@ -179,7 +196,8 @@ func TestTextForPeopleIsTruncatedAndValidUTF8(t *testing.T) {
 func TestRowsOfListRoomFitIntoAFrame(t *testing.T) {
 	big := fullRow
 	for range MaxWaiters {
-		big.Waiters = append(big.Waiters, WaiterRow{1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 62, 1 << 40})
+		big.Waiters = append(big.Waiters, fullWaiter)
+		big.Holders = append(big.Holders, fullHolder)
 	}
 	m := ListOK{ID: 1<<63 - 1, Next: 1<<63 - 1}
 	room := ListRoom
@@ -232,14 +250,15 @@ func TestAnswerToStatusFitsIntoAFrame(t *testing.T) {
 func TestAnswerToWhoFitsIntoAFrame(t *testing.T) {
 	row := fullRow
 	for range MaxWaiters {
-		row.Waiters = append(row.Waiters, WaiterRow{1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 62, 1 << 40})
+		row.Waiters = append(row.Waiters, fullWaiter)
+		row.Holders = append(row.Holders, fullHolder)
 	}
 	long := strings.Repeat("x", MaxMessage)
 	var owners []OwnerRow
 	for range 2 * MaxOwners {
-		owners = append(owners, OwnerRow{long, long, long, 1 << 62, 1 << 62})
+		owners = append(owners, OwnerRow{long, long, long, 1 << 62, 1 << 30, 1 << 62, row.Holders, 1 << 30})
 	}
-	m := WhoOK{1<<63 - 1, WhoRow{&row, long, long, long, -1, owners, owners, 1 << 30, &row, long}}
+	m := WhoOK{1<<63 - 1, WhoRow{&row, long, long, long, -1, owners, owners, 1 << 30, 1 << 30, MaxPermits, &row, long}}
 	body, err := NewReader(bytes.NewReader(m.Append(nil))).Next()
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ type HelloOK struct {
 	Msg     string // why the session of Hello.Resume was ended; empty: it was not
 }
 
-// AcquireOK grants a lock.
+// AcquireOK grants a lock, or permits.
 type AcquireOK struct {
 	ID         uint64
 	Token      uint64
@@ -29,6 +29,10 @@ type AcquireOK struct {
 	Count      uint32
 	DeadlineNS int64
 	EndNS      int64 // end of max_hold_ms; 0: it has none
+
+	// Of a semaphore.
+	Permits uint16 // of the hold
+	Of      uint16 // how many the semaphore has for this request: fewer than it named, if a policy says so
 }
 
 // ReleaseOK answers Release with the number of entries left.
@@ -60,10 +64,11 @@ type ListOK struct {
 	Next  uint64
 }
 
-// ForceReleaseOK answers ForceRelease with the hold that was ended.
+// ForceReleaseOK answers ForceRelease with the holds that were ended.
 type ForceReleaseOK struct {
-	ID   uint64
-	Hold uint64
+	ID    uint64
+	Hold  uint64 // of several, the newest
+	Count uint32 // how many; 0: one
 }
 
 // MetricsOK answers Metrics with whole metrics in the text format of Prometheus. Next is 0 for the
@@ -94,6 +99,7 @@ type EventRow struct {
 	Name string
 
 	Hold, Token uint64
+	Permits     uint16 // of the hold, of a semaphore
 	Session     uint64 // the holder; of EventForced the client that forced it; of EventDeadlock the one that was refused
 	PID, UID    int64
 	Cmd         string // truncated to MaxCmd bytes
@@ -264,9 +270,10 @@ type LeaseEvent struct{ DeadlineNS int64 }
 // LockRow shows operators one lock. Fields that do not apply to its State are zero.
 type LockRow struct {
 	Name  string
+	Kind  string // "": a lock; KindPermits; of a later sidecar perhaps another one
 	State string // StateHeld, StateRemote, StateBusy, StateLingering or StateFree; of a later sidecar perhaps another one
 
-	// Held.
+	// Held. If there are Holders, those up to KeepLeftMS are of the first of them.
 	Hold, Token  uint64
 	Count        uint32
 	Owner        uint64
@@ -281,6 +288,12 @@ type LockRow struct {
 	AbsentLeftMS int64 // how much longer its holds are renewed, in ms; 0: they are not
 	Orphan       bool  // no client has the hold any more, and it lasts for its crash_delay, for its keep, or until its deadline
 	KeepLeftMS   int64 // how much longer its keep lasts; 0: it has none, or it is over
+
+	// Of a name whose kind admits many holds.
+	Held    int         // how many there are
+	Permits int         // of a semaphore: of all holds
+	Of      uint16      // of a semaphore: the largest number that a holder or waiter here has named
+	Holders []HolderRow // the oldest MaxWaiters of them
 
 	// Remote.
 	RemoteField string // truncated to MaxField bytes
@@ -300,13 +313,15 @@ type LockRow struct {
 type WhoRow struct {
 	Lock *LockRow // as this sidecar knows the lock; nil: it does not know it
 
-	Redis  string     // "ok", or one sentence about why Redis was not read: then Key to Queued are empty
-	Key    string     // KeyFree, KeyLock, KeyReadWrite or KeyOther; of a later sidecar perhaps another one
-	Msg    string     // KeyReadWrite: its mode; KeyOther: what the key is
-	TTLMS  int64      // -1: the key does not expire
-	Owners []OwnerRow // KeyLock: one; KeyReadWrite: the first of them
-	Queue  []OwnerRow // the sidecars that wait, in the order in which they get the lock; the first of them
-	Queued int        // how many there are
+	Redis   string     // "ok", or one sentence about why Redis was not read: then Key to Queued are empty
+	Key     string     // KeyFree, KeyLock, KeyPermits, KeyReadWrite or KeyOther; of a later sidecar perhaps another one
+	Msg     string     // KeyReadWrite: its mode; KeyOther: what the key is
+	TTLMS   int64      // -1: the key does not expire
+	Owners  []OwnerRow // KeyLock: one; KeyPermits, KeyReadWrite: the first of them
+	Queue   []OwnerRow // the sidecars that wait, in the order in which they get the lock; the first of them
+	Queued  int        // how many there are
+	Permits int        // KeyPermits: those that the sidecars have
+	Of      uint16     // of a semaphore: the largest number that a holder or waiter has named whose host answered
 
 	Holder  *LockRow // as the sidecar of the owner knows the lock; nil: it did not say
 	Trouble string   // one sentence about why Holder is nil; "": there is nothing to ask
@@ -318,16 +333,33 @@ type OwnerRow struct {
 	Sidecar  string // uuid of the sidecar; "": of another program, or of a sidecar that has ended
 	Host     string // name of its host; "": not known
 	Entries  int64  // of an owner
+	Permits  int    // of a semaphore: that the sidecar has, or that its first waiter wants
 	WaitedMS int64  // of a place
+
+	Holders []HolderRow // KeyPermits: the oldest MaxPerHost holds of the sidecar, if it said so; of all rows together MaxWaiters, with shorter commands
+	Held    int         // how many it has
 }
 
 // What Redis has under the key of a lock.
 const (
 	KeyFree      = "free"       // nothing
 	KeyLock      = "lock"       // a lock with one owner
+	KeyPermits   = "permits"    // a semaphore
 	KeyReadWrite = "read_write" // a read-write lock of another program
 	KeyOther     = "other"      // no lock
 )
+
+// HolderRow is one hold of a LockRow that may have many.
+type HolderRow struct {
+	Hold, Token uint64
+	Permits     uint16 // of a semaphore
+	Session     uint64
+	PID, UID    int64
+	Cmd         string
+	HeldMS      int64
+	Absent      bool // as in LockRow
+	Orphan      bool // as in LockRow
+}
 
 // WaiterRow is one waiter of a LockRow.
 type WaiterRow struct {
@@ -335,6 +367,7 @@ type WaiterRow struct {
 	PID, UID int64
 	Cmd      string
 	Owner    uint64
+	Permits  uint16 // that it wants, of a semaphore
 	WaitedMS int64
 }
 
@@ -384,6 +417,8 @@ func (m AcquireOK) Append(dst []byte) []byte {
 	w.uint("count", uint64(m.Count))
 	w.int("deadline_ns", m.DeadlineNS)
 	w.intIf("end_ns", m.EndNS)
+	w.uintIf("permits", uint64(m.Permits))
+	w.uintIf("of", uint64(m.Of))
 	return w.finish()
 }
 
@@ -418,6 +453,7 @@ func (m ListOK) Append(dst []byte) []byte {
 func (m ForceReleaseOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.uint("hold", m.Hold)
+	w.uintIf("count", uint64(m.Count))
 	return w.finish()
 }
 
@@ -557,9 +593,11 @@ func (m WhoOK) Append(dst []byte) []byte {
 	w.textIf("key", m.Key, MaxClient)
 	w.textIf("msg", m.Msg, MaxMessage)
 	w.intIf("ttl_ms", m.TTLMS)
-	w.owners("owners", m.Owners)
-	w.owners("queue", m.Queue)
+	w.owners("owners", m.Owners, MaxWaiters)
+	w.owners("queue", m.Queue, 0)
 	w.intIf("queued", int64(m.Queued))
+	w.intIf("permits", int64(m.Permits))
+	w.uintIf("of", uint64(m.Of))
 	w.rowIf("holder", m.Holder)
 	w.textIf("trouble", m.Trouble, MaxMessage)
 	return w.finish()
@@ -572,7 +610,11 @@ func (w *writer) rowIf(k string, r *LockRow) {
 	}
 }
 
-func (w *writer) owners(k string, rows []OwnerRow) {
+// maxUUID bounds the sidecar of an owner: a uuid has 36 bytes.
+const maxUUID = 64
+
+// owners writes the first rows, and so many of their holders in all.
+func (w *writer) owners(k string, rows []OwnerRow, holders int) {
 	if len(rows) == 0 {
 		return
 	}
@@ -580,12 +622,17 @@ func (w *writer) owners(k string, rows []OwnerRow) {
 	w.array(k, len(rows))
 	for i := range rows {
 		r := &rows[i]
+		shown := r.Holders[:min(len(r.Holders), MaxPerHost, holders)]
+		holders -= len(shown)
 		outer := w.beginMap()
 		w.text("field", r.Field, MaxField)
-		w.textIf("sidecar", r.Sidecar, MaxClient)
+		w.textIf("sidecar", r.Sidecar, maxUUID)
 		w.textIf("host", r.Host, MaxClient)
 		w.intIf("entries", r.Entries)
+		w.intIf("permits", int64(r.Permits))
 		w.intIf("waited_ms", r.WaitedMS)
+		w.holders(shown, MaxClient)
+		w.intIf("held", int64(r.Held))
 		w.endMap(outer)
 	}
 }
@@ -654,6 +701,7 @@ func (r *LockRow) Size() int {
 func (w *writer) row(r *LockRow) {
 	outer := w.beginMap()
 	w.str("name", r.Name)
+	w.textIf("kind", r.Kind, MaxClient)
 	w.str("state", r.State)
 	w.uintIf("hold", r.Hold)
 	w.uintIf("token", r.Token)
@@ -671,6 +719,10 @@ func (w *writer) row(r *LockRow) {
 	w.intIf("absent_left_ms", r.AbsentLeftMS)
 	w.boolIf("orphan", r.Orphan)
 	w.intIf("keep_left_ms", r.KeepLeftMS)
+	w.intIf("held", int64(r.Held))
+	w.intIf("permits", int64(r.Permits))
+	w.uintIf("of", uint64(r.Of))
+	w.holders(r.Holders[:min(len(r.Holders), MaxWaiters)], MaxCmd)
 	w.textIf("remote_field", r.RemoteField, MaxField)
 	w.textIf("remote_host", r.RemoteHost, MaxClient)
 	w.intIf("remote_ttl_ms", r.RemoteTTLMS)
@@ -689,6 +741,28 @@ func (w *writer) row(r *LockRow) {
 	w.endMap(outer)
 }
 
+func (w *writer) holders(rows []HolderRow, maxCmd int) {
+	if len(rows) == 0 {
+		return
+	}
+	w.array("holders", len(rows))
+	for i := range rows {
+		r := &rows[i]
+		outer := w.beginMap()
+		w.uintIf("hold", r.Hold)
+		w.uintIf("token", r.Token)
+		w.uintIf("permits", uint64(r.Permits))
+		w.uintIf("session", r.Session)
+		w.intIf("pid", r.PID)
+		w.intIf("uid", r.UID)
+		w.textIf("cmd", r.Cmd, maxCmd)
+		w.intIf("held_ms", r.HeldMS)
+		w.boolIf("absent", r.Absent)
+		w.boolIf("orphan", r.Orphan)
+		w.endMap(outer)
+	}
+}
+
 func (w *writer) waiter(r *WaiterRow) {
 	outer := w.beginMap()
 	w.uintIf("session", r.Session)
@@ -696,6 +770,7 @@ func (w *writer) waiter(r *WaiterRow) {
 	w.intIf("uid", r.UID)
 	w.textIf("cmd", r.Cmd, MaxCmd)
 	w.uintIf("owner", r.Owner)
+	w.uintIf("permits", uint64(r.Permits))
 	w.intIf("waited_ms", r.WaitedMS)
 	w.endMap(outer)
 }
@@ -717,6 +792,7 @@ func (w *writer) event(r *EventRow) {
 	}
 	w.uintIf("hold", r.Hold)
 	w.uintIf("token", r.Token)
+	w.uintIf("permits", uint64(r.Permits))
 	w.uintIf("session", r.Session)
 	w.intIf("pid", r.PID)
 	w.intIf("uid", r.UID)

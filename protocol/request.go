@@ -34,6 +34,14 @@ type Acquire struct {
 	KeepMS       int64 // the lock stays held so long after the grant, however the hold ends
 }
 
+// AcquirePermits requests permits of a semaphore, which are a hold of their own. Of the fields of Acquire it has no Owner,
+// NotReentrant, Fair and KeepMS: they are not sent.
+type AcquirePermits struct {
+	Acquire
+	Permits uint16 // from 1 to Of
+	Of      uint16 // how many the semaphore has, as far as this request is concerned
+}
+
 // Release ends one entry of a hold.
 type Release struct {
 	ID       uint64 // 0: unanswered
@@ -66,10 +74,11 @@ type List struct {
 	After uint64 // 0: the first page; then Next of the page before
 }
 
-// ForceRelease ends the hold that this sidecar has on a lock.
+// ForceRelease ends the holds that this sidecar has on a lock.
 type ForceRelease struct {
 	ID   uint64
 	Name string
+	Hold uint64     // 0: all of them
 	By   *Requester // only between sidecars; nil: the sender did not say
 }
 
@@ -122,11 +131,12 @@ type HostStatus struct {
 	Host string // as in HostInfo
 }
 
-// HostForceRelease ends the hold that the sidecar of another host has on a lock.
+// HostForceRelease ends the holds that the sidecar of another host has on a lock.
 type HostForceRelease struct {
 	ID   uint64
 	Host string // as in HostInfo
 	Name string
+	Hold uint64 // as in ForceRelease
 }
 
 // ForceReleaseOrphaned frees a lock whose sidecar is gone for good, on whatever host that was.
@@ -234,22 +244,29 @@ func (m Acquire) Append(dst []byte) []byte {
 		w.bool("reentrant", false)
 	}
 	w.boolIf("fair", m.Fair)
+	m.appendTimes(w)
+	w.intIf("keep_ms", m.KeepMS)
+	return w.finish()
+}
+
+func (m AcquirePermits) Append(dst []byte) []byte {
+	w := begin(dst, "acquire_permits", m.ID)
+	w.str("name", m.Name)
+	if m.Permits != 1 {
+		w.uint("permits", uint64(m.Permits))
+	}
+	w.uint("of", uint64(m.Of))
+	m.appendTimes(w)
+	return w.finish()
+}
+
+func (m *Acquire) appendTimes(w *writer) {
 	if m.WaitMS != Forever {
 		w.int("wait_ms", m.WaitMS)
 	}
-	if m.LeaseMS != 0 {
-		w.int("lease_ms", m.LeaseMS)
-	}
-	if m.MaxHoldMS != 0 {
-		w.int("max_hold_ms", m.MaxHoldMS)
-	}
-	if m.CrashDelayMS != 0 {
-		w.int("crash_delay_ms", m.CrashDelayMS)
-	}
-	if m.KeepMS != 0 {
-		w.int("keep_ms", m.KeepMS)
-	}
-	return w.finish()
+	w.intIf("lease_ms", m.LeaseMS)
+	w.intIf("max_hold_ms", m.MaxHoldMS)
+	w.intIf("crash_delay_ms", m.CrashDelayMS)
 }
 
 func (m Release) Append(dst []byte) []byte {
@@ -288,6 +305,7 @@ func (m List) Append(dst []byte) []byte {
 func (m ForceRelease) Append(dst []byte) []byte {
 	w := begin(dst, "force_release", m.ID)
 	w.str("name", m.Name)
+	w.uintIf("hold", m.Hold)
 	if by := m.By; by != nil {
 		w.text("remote_host", by.Host, MaxClient)
 		w.intIf("pid", by.PID)
@@ -344,6 +362,7 @@ func (m HostForceRelease) Append(dst []byte) []byte {
 	w := begin(dst, "host_force_release", m.ID)
 	w.str("host", m.Host)
 	w.str("name", m.Name)
+	w.uintIf("hold", m.Hold)
 	return w.finish()
 }
 

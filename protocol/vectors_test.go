@@ -258,13 +258,13 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_status", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "acquire_permits", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_status", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
 	case "hello":
 		return new(HelloOK)
-	case "acquire":
+	case "acquire", "acquire_permits":
 		return new(AcquireOK)
 	case "release":
 		return new(ReleaseOK)
@@ -344,6 +344,8 @@ type fieldsOf struct {
 	MaxHoldMS    int64  `json:"max_hold_ms"`
 	CrashDelayMS int64  `json:"crash_delay_ms"`
 	KeepMS       int64  `json:"keep_ms"`
+	Permits      *int
+	Of           uint16
 	Hold, Target uint64
 	CutShort     bool `json:"cut_short"`
 	After        uint64
@@ -408,7 +410,35 @@ type fieldsOf struct {
 type ownerFields struct {
 	Field, Sidecar, Host string
 	Entries              int64
+	Permits              int
 	WaitedMS             int64 `json:"waited_ms"`
+	Holders              []holderFields
+	Held                 int
+}
+
+func ownersOf(fields []ownerFields) (rows []OwnerRow) {
+	for _, f := range fields {
+		rows = append(rows, OwnerRow{f.Field, f.Sidecar, f.Host, f.Entries, f.Permits, f.WaitedMS, holdersOf(f.Holders), f.Held})
+	}
+	return rows
+}
+
+type holderFields struct {
+	Hold, Token uint64
+	Permits     uint16
+	Session     uint64
+	PID, UID    int64
+	Cmd         string
+	HeldMS      int64 `json:"held_ms"`
+	Absent      bool
+	Orphan      bool
+}
+
+func holdersOf(fields []holderFields) (rows []HolderRow) {
+	for _, f := range fields {
+		rows = append(rows, HolderRow(f))
+	}
+	return rows
 }
 
 type shardFields struct {
@@ -434,6 +464,7 @@ type eventFields struct {
 	AtNS        int64 `json:"at_ns"`
 	Kind, Name  string
 	Hold, Token uint64
+	Permits     uint16
 	Session     uint64
 	PID, UID    int64
 	Cmd         string
@@ -453,7 +484,8 @@ type hostFields struct {
 }
 
 type rowFields struct {
-	Name, State  string
+	Name, Kind   string
+	State        string
 	Hold, Token  uint64
 	Count        uint32
 	Owner        uint64
@@ -465,9 +497,13 @@ type rowFields struct {
 	LeaseMS      int64 `json:"lease_ms"`
 	Absent       bool
 	Orphan       bool
-	AbsentMS     int64  `json:"absent_ms"`
-	AbsentLeftMS int64  `json:"absent_left_ms"`
-	KeepLeftMS   int64  `json:"keep_left_ms"`
+	AbsentMS     int64 `json:"absent_ms"`
+	AbsentLeftMS int64 `json:"absent_left_ms"`
+	KeepLeftMS   int64 `json:"keep_left_ms"`
+	Held         int
+	Permits      int
+	Of           uint16
+	Holders      []holderFields
 	RemoteField  string `json:"remote_field"`
 	RemoteTTLMS  int64  `json:"remote_ttl_ms"`
 	Slot         *uint16
@@ -483,14 +519,17 @@ type waiterFields struct {
 	PID, UID int64
 	Cmd      string
 	Owner    uint64
+	Permits  uint16
 	WaitedMS int64 `json:"waited_ms"`
 }
 
 func (r rowFields) row() LockRow {
 	row := LockRow{
-		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
+		Name: r.Name, Kind: r.Kind, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
-		LeaseMS: r.LeaseMS, Absent: r.Absent, AbsentMS: r.AbsentMS, AbsentLeftMS: r.AbsentLeftMS, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
+		LeaseMS: r.LeaseMS, Absent: r.Absent, AbsentMS: r.AbsentMS, AbsentLeftMS: r.AbsentLeftMS, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS,
+		Held: r.Held, Permits: r.Permits, Of: r.Of, Holders: holdersOf(r.Holders),
+		RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
 	}
 	if r.Slot != nil {
 		row.InCluster, row.Slot = true, *r.Slot
@@ -513,17 +552,31 @@ func parse(t *testing.T, text json.RawMessage) fieldsOf {
 	return m
 }
 
+func (m *fieldsOf) permits() int {
+	if m.Permits == nil {
+		return 0
+	}
+	return *m.Permits
+}
+
 func requestOf(t *testing.T, text json.RawMessage) Request {
 	t.Helper()
 	m := parse(t, text)
 	switch m.Op {
 	case "hello":
 		return &Hello{m.ID, m.V, m.Client, m.Resumable, m.Resume}
-	case "acquire":
+	case "acquire", "acquire_permits":
 		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS, KeepMS: m.KeepMS}
 		a.NotReentrant, a.Fair = m.Reentrant != nil && !*m.Reentrant, m.Fair
 		if m.WaitMS != nil {
 			a.WaitMS = *m.WaitMS
+		}
+		if m.Op == "acquire_permits" {
+			p := &AcquirePermits{Acquire: *a, Permits: 1, Of: m.Of}
+			if m.Permits != nil {
+				p.Permits = uint16(*m.Permits)
+			}
+			return p
 		}
 		return a
 	case "release":
@@ -537,7 +590,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	case "list":
 		return &List{m.ID, m.After}
 	case "force_release":
-		r := &ForceRelease{ID: m.ID, Name: m.Name}
+		r := &ForceRelease{ID: m.ID, Name: m.Name, Hold: m.Hold}
 		if m.RemoteHost != "" {
 			r.By = &Requester{m.RemoteHost, m.PID, m.UID, m.Cmd}
 		}
@@ -557,7 +610,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	case "host_status":
 		return &HostStatus{m.ID, m.Host}
 	case "host_force_release":
-		return &HostForceRelease{m.ID, m.Host, m.Name}
+		return &HostForceRelease{m.ID, m.Host, m.Name, m.Hold}
 	case "force_release_orphaned":
 		return &ForceReleaseOrphaned{m.ID, m.Name}
 	case "who":
@@ -592,8 +645,8 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	switch answers {
 	case "hello":
 		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS, m.Ticket, m.Resumed, m.Msg}
-	case "acquire":
-		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS}
+	case "acquire", "acquire_permits":
+		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS, uint16(m.permits()), m.Of}
 	case "release":
 		return &ReleaseOK{m.ID, m.Count}
 	case "confirm":
@@ -626,11 +679,11 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		}
 		return ok
 	case "host_force_release":
-		return &HostForceReleaseOK{m.ID, m.Hold}
+		return &HostForceReleaseOK{m.ID, m.Hold, m.Count}
 	case "force_release_orphaned":
 		return &ForceReleaseOrphanedOK{m.ID, m.Sidecar, m.Hold, m.TTLMS, m.Passed}
 	case "force_release":
-		return &ForceReleaseOK{m.ID, m.Hold}
+		return &ForceReleaseOK{m.ID, m.Hold, m.Count}
 	case "metrics":
 		return &MetricsOK{m.ID, m.Text, m.Next}
 	case "events":
@@ -653,13 +706,10 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		}
 		return ok
 	case "who":
-		ok := &WhoOK{m.ID, WhoRow{Redis: m.Redis, Key: m.Key, Msg: m.Msg, TTLMS: m.TTLMS, Queued: m.Queued, Trouble: m.Trouble}}
-		for _, r := range m.Owners {
-			ok.Owners = append(ok.Owners, OwnerRow(r))
-		}
-		for _, r := range m.Queue {
-			ok.Queue = append(ok.Queue, OwnerRow(r))
-		}
+		ok := &WhoOK{m.ID, WhoRow{
+			Redis: m.Redis, Key: m.Key, Msg: m.Msg, TTLMS: m.TTLMS, Owners: ownersOf(m.Owners), Queue: ownersOf(m.Queue), Queued: m.Queued,
+			Permits: m.permits(), Of: m.Of, Trouble: m.Trouble,
+		}}
 		if m.Lock != nil {
 			row := m.Lock.row()
 			ok.Lock = &row

@@ -49,7 +49,11 @@ func (l *loop) onRequest(now int64, in *request) {
 			l.refuse(c, in.acquire.ID, protocol.BadRequest, why)
 			return
 		}
-		l.table.Acquire(now, cl.id, in.acquire)
+		if in.acquire.Of == 0 {
+			l.table.Acquire(now, cl.id, in.acquire.Acquire)
+		} else {
+			l.table.AcquirePermits(now, cl.id, in.acquire)
+		}
 		return
 	case clientRelease:
 		l.table.Release(now, cl.id, in.release)
@@ -90,7 +94,7 @@ func (l *loop) onRequest(now int64, in *request) {
 		redis := l.redis.Load()
 		l.queueReply(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
 	case *refused:
-		if r.Op == "acquire" {
+		if r.Op == "acquire" || r.Op == "acquire_permits" {
 			l.table.CountRefusal("", r.Code)
 		}
 		if id != 0 {
@@ -188,7 +192,7 @@ func (l *loop) applyEffects() {
 		}
 		switch e.Kind {
 		case locktable.Granted:
-			l.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End}
+			l.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End, Permits: e.Permits, Of: e.Capacity}
 			l.queueReply(c, &l.granted)
 		case locktable.Released:
 			l.released = protocol.ReleaseOK{ID: e.ID, Count: e.Count}
@@ -208,7 +212,7 @@ func (l *loop) applyEffects() {
 				l.onResumed(cl)
 			}
 		case locktable.Forced:
-			l.queueReply(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
+			l.queueReply(c, forceReleased(e.ID, e.Hold, e.Count))
 			l.lines.Audit(l.stepAt, loglimit.Info(cl.peer.UID, "client forced the release of a lock", ""), loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}

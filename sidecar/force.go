@@ -23,10 +23,9 @@ type forceTarget struct {
 
 // forceRelease ends the hold of a lock, if the client may do that.
 func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
-	row, ok := l.table.Info(now, r.Name)
-	isHeld := ok && row.State == protocol.StateHeld
+	uid, isHeld := l.table.HolderUID(r.Name, r.Hold, cl.peer.UID)
 	if cl.policy != nil {
-		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, row.UID); why != nil {
+		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, uid); why != nil {
 			l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
 			l.refuseByPolicy(cl, r.ID, why)
 			return
@@ -35,7 +34,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 			return
 		}
 		// The answer would say whether the lock is held.
-		if !(isHeld && l.mayForceRelease(cl.peer.UID, row.UID)) && !peers.IsPrivileged(cl.peer.UID) {
+		if !(isHeld && l.mayForceRelease(cl.peer.UID, uid)) && !peers.IsPrivileged(cl.peer.UID) {
 			if why := cl.policy.Info(r.Name); why != nil {
 				l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
 				l.refuseByPolicy(cl, r.ID, why)
@@ -43,13 +42,22 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 			}
 		}
 	}
-	if isHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
-		const why = "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root"
+	if isHeld && !l.mayForceRelease(cl.peer.UID, uid) {
+		why := "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root"
 		l.auditForce(now, cl, forceTarget{name: r.Name}, 0, &protocol.Err{Code: protocol.Denied, Msg: why})
 		l.refuse(cl.conn, r.ID, protocol.Denied, why)
 		return
 	}
 	l.table.ForceRelease(now, cl.id, *r)
+}
+
+// forceReleased is the answer to a request that has ended so many holds, of which hold is the newest.
+func forceReleased(id, hold uint64, n uint32) *protocol.ForceReleaseOK {
+	m := &protocol.ForceReleaseOK{ID: id, Hold: hold}
+	if n > 1 {
+		m.Count = n
+	}
+	return m
 }
 
 // mayForceRelease reports whether a user may end a hold of a process of the user holder. The

@@ -36,10 +36,10 @@ func (l *loop) forceForHost(now int64, from string, r *protocol.ForceRelease) pr
 		l.auditForceByHost(now, from, r, 0, refusal)
 		return refusal
 	}
-	hold, ok := l.table.EndHold(now, r.Name)
-	if !ok {
+	hold, n := l.table.EndHolds(now, r.Name, r.Hold)
+	if n == 0 {
 		return &protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: fmt.Sprintf("no client on host %s holds %q", l.cfg.HostName, r.Name)}
 	}
 	l.auditForceByHost(now, from, r, hold, nil)
-	return &protocol.ForceReleaseOK{ID: r.ID, Hold: hold}
+	return forceReleased(r.ID, hold, n)
 }

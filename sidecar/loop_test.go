@@ -98,7 +98,7 @@ func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
 	c, _ := connPair(t) // the client's end stays open
 	defer c.end()
 	l.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
-	l.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever, CrashDelayMS: 60_000}})
+	l.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.AcquirePermits{Acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever, CrashDelayMS: 60_000}}})
 	l.table.Effects()
 	l.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: now, Token: 1})
 	l.table.Effects()
@@ -146,7 +146,7 @@ func TestAnswersComeBeforeTheFaultThatEndsTheConnection(t *testing.T) {
 	c, client := connPair(t)
 	defer c.end()
 	l.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
-	l.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever}})
+	l.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.AcquirePermits{Acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever}}})
 	l.table.Effects()
 	l.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: now, Token: 1})
 	l.applyEffects()

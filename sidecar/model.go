@@ -210,7 +210,7 @@ const (
 type request struct {
 	kind    requestKind
 	conn    *conn
-	acquire protocol.Acquire
+	acquire protocol.AcquirePermits // of a lock: Of is 0
 	release protocol.Release
 	other   interface{ RequestID() uint64 } // owned by the request; *refused
 	fault   *protocol.Err

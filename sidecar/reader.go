@@ -198,6 +198,8 @@ func handOver(c *conn, req protocol.Request) request {
 	in := request{kind: clientOther, conn: c}
 	switch r := req.(type) {
 	case *protocol.Acquire:
+		in.kind, in.acquire.Acquire = clientAcquire, *r
+	case *protocol.AcquirePermits:
 		in.kind, in.acquire = clientAcquire, *r
 	case *protocol.Release:
 		in.kind, in.release = clientRelease, *r

@@ -20,6 +20,8 @@ var examplePeers = map[string]policy.Peer{
 	"team-b":   {UID: 4, GIDs: []int64{4}, Cgroup: "/system.slice/b.service"},
 	"oncall":   {UID: 5, GIDs: []int64{5}, Cgroup: "/user.slice/user-5.slice/user@5.service"},
 	"invoicer": {UID: 6, GIDs: []int64{6}, Cgroup: "/system.slice/invoicer.service"},
+	"sync":     {UID: 8, GIDs: []int64{8}, Cgroup: "/system.slice/sync.service"},
+	"import":   {UID: 9, GIDs: []int64{9}, Cgroup: "/system.slice/import.service"},
 	"batch":    {UID: 7, GIDs: []int64{7}, Cgroup: "/system.slice/batch@1.service"},
 	"pod-shop": {UID: 0, Cgroup: "/kubepods.slice/kubepods-burstable.slice/pod1", IsPrivileged: true},
 	"pod":      {UID: 0, Cgroup: "/kubepods.slice/pod2", IsPrivileged: true},
@@ -34,7 +36,7 @@ func numberOfExample(name string) (int64, error) {
 
 // exampleDecisions are what each example of docs/policy.md, and then that of the settings file, decides
 // about a process: "acquire NAME", "force NAME" of a hold of another user, "force-own NAME", "see NAME"
-// of another user, "command NAME", "hosts", "overview" (status and events have everything), or
+// of another user, "command NAME", "capacity NAME" of 10, "hosts", "overview" (status and events have everything), or
 // a limit.
 var exampleDecisions = [][]string{
 	{
@@ -56,6 +58,7 @@ var exampleDecisions = [][]string{
 		"pod-shop acquire shop:1: yes", "pod-shop acquire bank:1: no", "pod acquire shop:1: no", "pod-shop see bank:1: no", "pod command a: no", "pod hosts: no",
 		"root acquire bank:1: yes", "root overview: yes", "stranger acquire shop:1: yes",
 	},
+	{"sync capacity partner-api: 3", "sync capacity other: 10", "sync acquire partner-api: yes", "sync overview: yes", "stranger capacity partner-api: 10"},
 	{"stranger holds a: 10000", "stranger command a: no", "stranger see a: yes", "stranger overview: no", "root command a: yes", "root overview: yes"},
 	{
 		"oncall see invoice:1: yes", "oncall command invoice:1: yes", "oncall hosts: yes", "oncall force invoice:1: yes", "oncall overview: yes",
@@ -104,6 +107,8 @@ func decide(t *testing.T, p *policy.Policy, question []string) string {
 		switch question[1] {
 		case "requests", "holds", "waiters":
 			return "0"
+		case "capacity":
+			return "10"
 		}
 		return "yes"
 	}
@@ -122,10 +127,16 @@ func decide(t *testing.T, p *policy.Policy, question []string) string {
 	row := protocol.LockRow{Name: name, Session: 1, UID: 4711, Cmd: "of another user"}
 	switch question[1] {
 	case "acquire":
-		return say(s.Acquire(&protocol.Acquire{Name: name}) == nil)
+		return say(s.Acquire(&protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}}) == nil)
 	case "lease":
-		req := protocol.Acquire{Name: "a", LeaseMS: map[string]int64{"30s": 30_000, "2m": 120_000}[name]}
+		req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "a", LeaseMS: map[string]int64{"30s": 30_000, "2m": 120_000}[name]}}
 		return say(s.Acquire(&req) == nil)
+	case "capacity":
+		req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}, Permits: 1, Of: 10}
+		if s.Acquire(&req) != nil {
+			return "0"
+		}
+		return fmt.Sprint(req.Of)
 	case "force":
 		why, decides := s.ForceRelease(name, true, 4711)
 		return say(decides && why == nil)

@@ -132,7 +132,7 @@ func (w *world) acquirePermits(h *host, s *session) {
 	if w.trace.on {
 		w.trace.add(w, semaphore, h, "s%d acquire id=%d permits=%d of=%d wait=%d lease=%d max_hold=%d crash_delay=%d", s.id, req.ID, permits, of, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS)
 	}
-	h.table.AcquirePermits(now, s.id, uint16(permits), uint16(of), req)
+	h.table.AcquirePermits(now, s.id, protocol.AcquirePermits{Acquire: req, Permits: uint16(permits), Of: uint16(of)})
 	w.drain(h)
 }
 

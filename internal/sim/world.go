@@ -143,7 +143,7 @@ type lockTable interface {
 	Close(now int64, s locktable.SessionID)
 	Suspend(now int64, s locktable.SessionID)
 	Acquire(now int64, s locktable.SessionID, req protocol.Acquire)
-	AcquirePermits(now int64, s locktable.SessionID, permits, of uint16, req protocol.Acquire)
+	AcquirePermits(now int64, s locktable.SessionID, req protocol.AcquirePermits)
 	Release(now int64, s locktable.SessionID, req protocol.Release)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)

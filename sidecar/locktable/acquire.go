@@ -17,10 +17,9 @@ func (t *Table) AcquireReadWrite(now int64, id SessionID, mode Mode, req protoco
 	t.acquire(now, id, wanted{kind: redisop.KindReadWrite, mode: mode}, &req)
 }
 
-// AcquirePermits asks for permits of a semaphore, of which there are so many at this request, like Acquire. Each grant is
-// a hold of its own. Precondition: there are so many, and the request has no owner, no keep and no strict order.
-func (t *Table) AcquirePermits(now int64, id SessionID, permits, of uint16, req protocol.Acquire) {
-	t.acquire(now, id, wanted{redisop.KindPermits, Units, permits, of}, &req)
+// AcquirePermits asks for permits of a semaphore, like Acquire. Each grant is a hold of its own.
+func (t *Table) AcquirePermits(now int64, id SessionID, req protocol.AcquirePermits) {
+	t.acquire(now, id, wanted{redisop.KindPermits, Units, req.Permits, req.Of}, &req.Acquire)
 }
 
 // wanted is what an acquire asks for.
@@ -40,7 +39,7 @@ func (t *Table) acquire(now int64, id SessionID, what wanted, req *protocol.Acqu
 	if l != nil {
 		t.expireHolds(now, l)
 		if !t.becomes(l, kind) {
-			t.refuseAcquire(l, s, req.ID, protocol.Denied, "is in use as a lock of another kind on this host; use another name")
+			t.refuseAcquire(l, s, req.ID, protocol.Denied, "this name is in use as "+l.kind().Noun()+" on this host; choose another name")
 			t.reconcile(t.visit(now, l))
 			return
 		}

@@ -9,11 +9,11 @@ import (
 type EffectKind uint8
 
 const (
-	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline, End
+	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline, End, Permits, Capacity
 	Released                          // answer: Count (no effect if the request had no ID)
 	Refusal                           // answer: Code, Msg
 	Canceled                          // answer to a cancel: WasWaiting
-	Forced                            // answer to a force_release: Hold, Name
+	Forced                            // answer to a force_release: Name; Hold: the newest of Count
 	Claimed                           // answer to a claim: IsLast
 	Confirmed                         // answer to a confirm
 	Lost                              // event to Session: Hold, Reason, WasClaimed; Msg: what Redis has instead, if it is Stolen
@@ -35,6 +35,8 @@ type Effect struct {
 	WasWaiting bool // Canceled: the request waited, and is refused as canceled
 	IsLast     bool // Claimed: no further claim follows
 	WasClaimed bool // Lost: the client had claimed the hold
+	Permits    uint16 // of a semaphore: of the hold
+	Capacity   uint16 // Granted: what its request named
 	Count      uint32
 	Session    SessionID
 	ID         uint64

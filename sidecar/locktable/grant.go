@@ -152,6 +152,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	e.Session, e.ID, e.Hold, e.Token, e.Count = s.id, r.id, id, h.token, 1
 	e.Deadline, e.End, e.Since = until, h.endAt, r.since
 	e.Name, e.Peer, e.Msg = l.name, blockedBy, blockingField
+	e.Permits, e.Capacity = r.permits, r.capacity
 	t.reenterOthers(h)
 }
 

@@ -227,7 +227,7 @@ func (t *Table) expire(a *moment.Alarm, h *hold) (hasEnded bool) {
 // hold has ended.
 func (t *Table) orphan(now int64, h *hold) (hasEnded bool) {
 	t.stats.CrashReleases++
-	t.emit(Effect{Kind: Crashed, Session: h.session.id, Name: h.lock.name, Hold: h.id, Since: h.granted, Count: uint32(h.lock.waiting()), Peer: &h.session.peer})
+	t.emit(Effect{Kind: Crashed, Session: h.session.id, Name: h.lock.name, Hold: h.id, Permits: h.permits, Since: h.granted, Count: uint32(h.lock.waiting()), Peer: &h.session.peer})
 	t.unlinkHold(h)
 	h.lock.claim.KnownUntil(t.deadline(h)) // it may be from before a restart
 	if h.isRenewed() {
@@ -255,7 +255,7 @@ func (t *Table) giveUpAt(h *hold) int64 {
 // giveUp notifies the client of a hold that is not renewed. No other client gets the lock before the
 // hold's deadline.
 func (t *Table) giveUp(h *hold) {
-	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted, Peer: &h.session.peer})
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Permits: h.permits, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted, Peer: &h.session.peer})
 	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
@@ -266,12 +266,16 @@ func (t *Table) giveUp(h *hold) {
 // what is under its name in Redis, if that is the reason.
 func (t *Table) loseHolds(now int64, l *lock, why protocol.Reason, found string) {
 	for h := range t.holdsOf(l) {
-		if h.session.phase == SessionEnded && !h.isOrphan() && t.orphan(now, h) { // it was not looked at since
-			continue
-		}
-		t.notifyLoss(h, why, found)
-		t.endHold(now, h)
+		t.loseHold(now, h, why, found)
 	}
+}
+
+func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) {
+	if h.session.phase == SessionEnded && !h.isOrphan() && t.orphan(now, h) { // it was not looked at since
+		return
+	}
+	t.notifyLoss(h, why, found)
+	t.endHold(now, h)
 }
 
 // notifyLoss notifies the client of a hold, if it has one, that the hold has ended without a
@@ -279,7 +283,7 @@ func (t *Table) loseHolds(now int64, l *lock, why protocol.Reason, found string)
 func (t *Table) notifyLoss(h *hold, why protocol.Reason, found string) {
 	switch {
 	case !h.isOrphan():
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted, Peer: &h.session.peer})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Permits: h.permits, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted, Peer: &h.session.peer})
 		t.groupStats(h.lock).Losses[lossIndex(why)]++
 	case h.phase == HoldKept && why != protocol.Expired:
 		t.emit(Effect{Kind: KeepLost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, Msg: found})

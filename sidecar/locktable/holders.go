@@ -104,9 +104,8 @@ func (t *Table) validUntil(l *lock) int64 {
 
 func (m *many) add(h *hold) {
 	m.units += uint32(h.permits)
-	if len(m.holds) == cap(m.holds) && m.gaps > len(m.holds)/2 {
-		m.holds = slices.DeleteFunc(m.holds, func(n numbered) bool { return n.hold == nil })
-		m.gaps = 0
+	if len(m.holds) == cap(m.holds) {
+		m.compact(len(m.holds) / 2)
 	}
 	m.holds = append(m.holds, numbered{h.id, h})
 	if at := h.ownedBy(); h.owner != 0 && !h.isOrphan() {
@@ -123,6 +122,14 @@ func (m *many) add(h *hold) {
 	m.dueAt = min(m.dueAt, h.deadline)
 	if h.endAt != 0 {
 		m.dueAt = min(m.dueAt, h.endAt)
+	}
+}
+
+// compact takes the gaps away, if there are more than so many.
+func (m *many) compact(most int) {
+	if m.gaps > most {
+		m.holds = slices.DeleteFunc(m.holds, func(n numbered) bool { return n.hold == nil })
+		m.gaps = 0
 	}
 }
 

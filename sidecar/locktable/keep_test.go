@@ -340,7 +340,7 @@ func TestKeptLockDoesNotLinger(t *testing.T) {
 		r.acquire(2, "a", wait(0))
 		r.refused(2, protocol.Timeout, "kept for another 1m0s")
 		if i < 2 {
-			r.tb.EndHold(r.now, "a")
+			r.tb.EndHolds(r.now, "a", 0)
 			r.answerAll()
 			r.log = nil
 		}

@@ -39,6 +39,9 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		r.InCluster, r.Slot = true, t.cfg.SlotOf(l.name)
 	}
 	h, q := l.holders.newest, l.queue
+	if l.kind().HasMany() {
+		h = t.addHolders(now, &r, l)
+	}
 	switch {
 	case h != nil:
 		p := &h.session.peer
@@ -47,7 +50,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		r.Session, r.PID, r.UID, r.Cmd = uint64(h.session.id), p.PID, p.UID, p.Cmd
 		r.HeldMS, r.DeadlineNS = millis(now-h.granted), t.deadline(h)
 		r.KeepLeftMS = millis(t.keepUntil(h) - now)
-		r.Orphan, r.Absent = h.isOrphan(), h.session.phase.IsAway() || h.session.phase == SessionGivenUp
+		r.Orphan, r.Absent = h.isOrphan(), h.isAbsent()
 		if h.phase != HoldKept {
 			r.LeaseMS = int64(t.remainingLease(h))
 		}
@@ -68,13 +71,59 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		}
 		for w := q.waiters.head; w != nil && len(r.Waiters) < protocol.MaxWaiters; w = w.inQueue.next {
 			p := &w.request.session.peer
+			r.Of = max(r.Of, w.request.capacity)
 			r.Waiters = append(r.Waiters, protocol.WaiterRow{
 				Session: uint64(w.request.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
-				Owner: w.request.owner, WaitedMS: millis(now - w.request.since),
+				Owner: w.request.owner, Permits: w.request.permits, WaitedMS: millis(now - w.request.since),
 			})
 		}
 	}
 	return r
+}
+
+// addHolders adds the holds of a lock that may have many to its row, and returns the oldest; nil: there is none.
+func (t *Table) addHolders(now int64, r *protocol.LockRow, l *lock) (oldest *hold) {
+	m := t.needMany(l)
+	m.compact(protocol.MaxWaiters)
+	r.Kind, r.Held, r.Permits, r.Of = l.kind().String(), len(m.holds)-m.gaps, int(m.units), m.capacity
+	for h := range t.holdsOf(l) {
+		if oldest == nil {
+			oldest = h
+		}
+		if len(r.Holders) == protocol.MaxWaiters {
+			break
+		}
+		p := &h.session.peer
+		r.Holders = append(r.Holders, protocol.HolderRow{
+			Hold: h.id, Token: h.token, Permits: h.permits, Session: uint64(h.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
+			HeldMS: millis(now - h.granted), Absent: h.isAbsent(), Orphan: h.isOrphan(),
+		})
+	}
+	return oldest
+}
+
+func (h *hold) isAbsent() bool {
+	return h.session.phase.IsAway() || h.session.phase == SessionGivenUp
+}
+
+// HolderUID returns uid, if all who have a name, or the hold of it with a number, are processes of that user, or else another
+// user who has it. False: no process has it. hold 0: any.
+func (t *Table) HolderUID(name string, hold uint64, uid int64) (of int64, isHeld bool) {
+	l := t.byName[name]
+	if l == nil {
+		return 0, false
+	}
+	if h := t.byHold[hold]; h != nil && h.lock == l {
+		return h.session.peer.UID, true
+	} else if hold != 0 {
+		return 0, false
+	}
+	for h := range t.holdsOf(l) {
+		if of, isHeld = h.session.peer.UID, true; of != uid {
+			break
+		}
+	}
+	return of, isHeld
 }
 
 // Holds counts what a session holds.

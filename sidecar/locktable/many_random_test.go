@@ -256,7 +256,7 @@ func (w *manyWorld) do() {
 		w.end()
 	case n < 97:
 		w.step("force-release")
-		w.tb.EndHold(w.now, manyName)
+		w.tb.EndHolds(w.now, manyName, 0)
 	case n < 98:
 		w.restart()
 	case n < 99:

@@ -62,7 +62,7 @@ func (h *permitsHost) acquire(s locktable.SessionID, permits, of uint16, opts ..
 	for _, o := range opts {
 		o(&req)
 	}
-	h.tb.AcquirePermits(h.rig.now, s, permits, of, req)
+	h.tb.AcquirePermits(h.rig.now, s, protocol.AcquirePermits{Acquire: req, Permits: permits, Of: of})
 	h.collect()
 	return req.ID
 }
@@ -541,10 +541,10 @@ func TestNameHasOneKind(t *testing.T) {
 	r.settle()
 	a.want("s1 granted")
 	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 50, Name: "api"})
-	a.want("s2 refused denied: is in use as a lock of another kind on this host; use another name")
+	a.want("s2 refused denied: this name is in use as a semaphore on this host; choose another name")
 	a.release(1)
 	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 51, Name: "api"}) // while the permit is given back
-	a.want("s2 refused denied: is in use as a lock of another kind on this host; use another name")
+	a.want("s2 refused denied: this name is in use as a semaphore on this host; choose another name")
 	r.settle()
 	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 52, Name: "api", WaitMS: protocol.Forever})
 	if op := a.sent(); op.Of != redisop.KindLock || op.Want != 0 {
@@ -554,7 +554,7 @@ func TestNameHasOneKind(t *testing.T) {
 	a.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "api", Sent: r.now, Token: 9})
 	a.want("s2 granted")
 	a.acquire(1, 1, 2)
-	a.want("s1 refused denied: is in use as a lock of another kind on this host; use another name")
+	a.want("s1 refused denied: this name is in use as a lock on this host; choose another name")
 }
 
 // A larger capacity counts for the request that names it. The first that waits stops those behind it.
@@ -643,6 +643,7 @@ func TestAdmissionNeedsNoOperation(t *testing.T) {
 	a.read()
 	a.want("s1 granted", "s2 granted")
 	a.quiet()
+	a.release(1) // the row has the deadline of the oldest hold
 	row, _ := a.tb.Info(r.now, "api")
 	if left := time.Duration(row.DeadlineNS - asked); left != 29_698*time.Millisecond {
 		t.Errorf("it is granted for %v from when the place was asked for", left)
@@ -1115,4 +1116,95 @@ func TestPlaceOfADeadClientIsNotForThoseThatCameLater(t *testing.T) {
 	r.settle()
 	b.want("s2 granted")
 	a.want()
+}
+
+// A row has the oldest hold, and those after it.
+func TestRowOfASemaphoreHasItsHolders(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 2, 10)
+	a.acquire(2, 1, 8)
+	r.settle()
+	r.now += int64(3 * time.Second)
+	a.acquire(3, 7, 9)
+	a.acquire(4, 1, 12)
+	r.settle()
+	row, _ := a.tb.Info(r.now, "api")
+	if row.Kind != protocol.KindPermits || row.State != protocol.StateHeld || row.Held != 2 || row.Permits != 3 || row.Of != 12 || row.Session != 1 || row.HeldMS != 3000 {
+		t.Errorf("%+v", row)
+	}
+	if len(row.Holders) != 2 || row.Holders[0].Hold != row.Hold || row.Holders[0].Permits != 2 || row.Holders[1].Session != 2 || row.Holders[1].HeldMS != 3000 {
+		t.Errorf("holders: %+v", row.Holders)
+	}
+	if len(row.Waiters) != 2 || row.Waiters[0].Permits != 7 || row.Waiters[1].Permits != 1 {
+		t.Errorf("waiters: %+v", row.Waiters)
+	}
+	terms := locktable.Terms{UID: 1, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}}
+	if terms.Redact(&row) || len(row.Holders)+len(row.Waiters) > 0 || row.Held != 2 {
+		t.Errorf("of another user: %+v", row)
+	}
+}
+
+// A row is short, however many holds there are, and costs no walk over those that have ended.
+func TestRowOfASemaphoreIsBounded(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	const holds = 300
+	var ids []uint64
+	for range holds {
+		a.acquire(1, 1, holds)
+		r.settle()
+		ids = append(ids, a.holds[1])
+	}
+	for _, id := range ids[:200] {
+		a.tb.Release(r.now, 1, protocol.Release{Hold: id})
+	}
+	row, _ := a.tb.Info(r.now, "api")
+	if row.Held != 100 || row.Permits != 100 || len(row.Holders) != protocol.MaxWaiters || row.Hold != ids[200] {
+		t.Errorf("%d holds, %d permits, %d holders, the first is %d", row.Held, row.Permits, len(row.Holders), row.Hold)
+	}
+}
+
+// Force ends one hold of a semaphore, or all.
+func TestForceEndsOneHoldOrAll(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	for s := range locktable.SessionID(3) {
+		a.acquire(s+1, 1, 4)
+	}
+	r.settle()
+	a.log = nil
+	if uid, isHeld := a.tb.HolderUID("api", a.holds[2], 7); uid != 0 || !isHeld {
+		t.Errorf("hold 2 is of user %d: %v", uid, isHeld)
+	}
+	if _, isHeld := a.tb.HolderUID("api", 1<<40, 0); isHeld {
+		t.Error("a hold that there is not has a user")
+	}
+	if num, n := a.tb.EndHolds(r.now, "api", a.holds[2]); num != a.holds[2] || n != 1 {
+		t.Errorf("hold %d of %d ended", num, n)
+	}
+	a.want("s2 lost forced")
+	if _, n := a.tb.EndHolds(r.now, "api", a.holds[2]); n != 0 {
+		t.Error("it ended twice")
+	}
+	a.tb.ForceRelease(r.now, 4, protocol.ForceRelease{ID: 9, Name: "api", Hold: a.holds[2]})
+	a.want(fmt.Sprintf(`s4 refused not_held: no client of this sidecar has hold %d of "api"; it has ended, or is another host's`, a.holds[2]))
+	if num, n := a.tb.EndHolds(r.now, "api", 0); num != a.holds[3] || n != 2 {
+		t.Errorf("%d holds ended, the newest is %d", n, num)
+	}
+	a.want("s1 lost forced", "s3 lost forced")
+	r.settle()
+	r.has(0, 0, 0)
+}
+
+// Another user's hold is found among many of a client's own.
+func TestHolderOfAnotherUserIsFound(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.tb.Open(r.now, 9, locktable.Peer{PID: 9, UID: 1000})
+	a.acquire(1, 1, 4)
+	a.acquire(9, 1, 4)
+	a.acquire(2, 1, 4)
+	r.settle()
+	for uid, of := range map[int64]int64{0: 1000, 1000: 0} {
+		if got, isHeld := a.tb.HolderUID("api", 0, uid); got != of || !isHeld {
+			t.Errorf("asked by user %d: %d, %v", uid, got, isHeld)
+		}
+	}
 }

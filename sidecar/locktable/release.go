@@ -29,10 +29,10 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		if h.entries == 0 {
 			switch {
 			case req.CutShort:
-				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
+				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Permits: h.permits, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
 				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
 			case h.isLong(now):
-				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
+				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Permits: h.permits, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
 			if t.leave(now, h); !l.holders.isHeld() {
@@ -49,49 +49,53 @@ func (t *Table) refuseRelease(s *session, req *protocol.Release) {
 	}
 }
 
-// ForceRelease ends the holds on a name, of any owner. The caller has checked that the
-// session may.
+// ForceRelease ends the holds on a name, of any owner, or the one that the request names. The caller has checked that
+// the session may.
 func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease) {
 	s := t.sessions[id]
 	if s == nil {
 		return
 	}
 	l := t.byName[req.Name]
-	num, ok := t.forceHolds(now, l)
-	if !ok {
+	num, n := t.forceHolds(now, l, req.Hold)
+	switch {
+	case n > 0:
+		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Count: n, Name: req.Name})
+	case req.Hold != 0:
+		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar has hold %d of %q; it has ended, or is another host's", req.Hold, req.Name)
+	default:
 		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar holds %q; force it on the host of its holder", req.Name)
-	} else {
-		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
 	}
 	if l != nil {
 		t.reconcile(t.visit(now, l))
 	}
 }
 
-// EndHold ends the holds that sessions have on a lock, with reason forced, and returns the largest number.
-// False: no session holds the lock.
-func (t *Table) EndHold(now int64, name string) (num uint64, ok bool) {
+// EndHolds ends the holds that sessions have on a name, or one of them, with reason forced. It returns the largest
+// number, and how many there were.
+func (t *Table) EndHolds(now int64, name string, hold uint64) (num uint64, n uint32) {
 	l := t.byName[name]
-	num, ok = t.forceHolds(now, l)
+	num, n = t.forceHolds(now, l, hold)
 	if l != nil {
 		t.reconcile(t.visit(now, l))
 	}
-	return num, ok
+	return num, n
 }
 
-// forceHolds ends the holds on a lock, if there are any, and returns the largest number. l may be nil. The
+// forceHolds ends the holds on a lock, or one of them, if there are any, and returns the largest number. l may be nil. The
 // caller reconciles.
-func (t *Table) forceHolds(now int64, l *lock) (num uint64, ok bool) {
+func (t *Table) forceHolds(now int64, l *lock, hold uint64) (num uint64, n uint32) {
 	if l == nil {
-		return 0, false
+		return 0, 0
 	}
 	t.expireHolds(now, l)
-	if !l.holders.isHeld() {
-		return 0, false
+	for h := range t.holdsOf(l) {
+		if hold == 0 || h.id == hold {
+			num, n = h.id, n+1
+			t.loseHold(now, h, protocol.ByForce, "")
+		}
 	}
-	num = l.holders.newest.id
-	t.loseHolds(now, l, protocol.ByForce, "")
-	return num, true
+	return num, n
 }
 
 // A release is answered before Redis has executed it. A client that is about to tell

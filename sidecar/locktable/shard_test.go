@@ -321,7 +321,7 @@ func TestHoldOfAShardThatIsDownEndsNoHoldOfAnother(t *testing.T) {
 	for kind, hold := range map[string]func(*cluster){
 		"a lock": func(c *cluster) { c.hold(1, "a") },
 		"permits": func(c *cluster) {
-			c.tb.AcquirePermits(c.now, 1, 1, 1, protocol.Acquire{ID: 1, Name: "a", WaitMS: protocol.Forever})
+			c.tb.AcquirePermits(c.now, 1, protocol.AcquirePermits{Acquire: protocol.Acquire{ID: 1, Name: "a", WaitMS: protocol.Forever}, Permits: 1, Of: 1})
 			c.answer(c.next(), redisop.Result{Permits: 1})
 			if !c.took(locktable.Granted) {
 				c.Fatal("the permit is not granted")

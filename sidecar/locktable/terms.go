@@ -166,6 +166,19 @@ func (terms *Terms) Redact(r *protocol.LockRow) (isListed bool) {
 			r.Cmd = ""
 		}
 	}
+	shown := r.Holders[:0]
+	for _, h := range r.Holders {
+		switch {
+		case h.UID == uid:
+			isOwn = true
+		case hides(h.UID):
+			continue
+		case limited && !commands:
+			h.Cmd = ""
+		}
+		shown = append(shown, h)
+	}
+	r.Holders = shown
 	kept := r.Waiters[:0]
 	for _, w := range r.Waiters {
 		switch {

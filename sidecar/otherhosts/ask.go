@@ -141,7 +141,7 @@ func (h *Hosts) try(ctx context.Context, c *Client, req protocol.Request) (proto
 	case *protocol.HostForceRelease:
 		ok := new(protocol.HostForceReleaseOK)
 		refusal := h.askHost(ctx, r.Host, func(n uint64) protocol.Request {
-			return protocol.ForceRelease{ID: n, Name: r.Name, By: &protocol.Requester{Host: h.cfg.HostName, PID: c.PID, UID: uid, Cmd: c.Cmd}}
+			return protocol.ForceRelease{ID: n, Name: r.Name, Hold: r.Hold, By: &protocol.Requester{Host: h.cfg.HostName, PID: c.PID, UID: uid, Cmd: c.Cmd}}
 		}, ok)
 		ok.ID = r.ID
 		return ok, refusal

@@ -19,6 +19,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Entry is one [[policy]] of the settings file, as it is written there. A zero field says nothing.
@@ -48,6 +49,10 @@ type Entry struct {
 
 	LongestLease string `toml:"longest_lease"` // of leases that a client asks for
 	LongestHold  string `toml:"longest_hold"`
+
+	Kinds    []string `toml:"kinds"`    // of what may be acquired: "lock", "permits"
+	Permits  int      `toml:"permits"`  // of a semaphore: the most of one acquire
+	Capacity int      `toml:"capacity"` // of a semaphore: how many it has, if an acquire names more
 }
 
 // MaxEntries bounds a policy: a request is compared with as many entries.
@@ -219,6 +224,19 @@ func (c *compiler) compileDecisions() {
 			c.fault(limit.key, "%d: choose 1 or more, or leave it out", limit.n)
 		}
 	}
+	for _, kind := range c.Kinds {
+		if !slices.Contains(kinds, kind) {
+			c.fault("kinds", "%q: write %s", kind, strings.Join(quoted(kinds), " or "))
+		}
+	}
+	for _, limit := range []struct {
+		key string
+		n   int
+	}{{"permits", c.Permits}, {"capacity", c.Capacity}} {
+		if limit.n < 0 || limit.n > protocol.MaxPermits {
+			c.fault(limit.key, "%d: choose 1 to %d, or leave it out", limit.n, protocol.MaxPermits)
+		}
+	}
 	c.lease = c.duration("longest_lease", c.LongestLease)
 	c.hold = c.duration("longest_hold", c.LongestHold)
 	if len(c.Names) > 0 && c.Sessions != 0 {
@@ -231,9 +249,19 @@ func (c *compiler) compileDecisions() {
 		c.fault("hosts", "it is about the locks of all names; put it in an entry without names")
 	}
 	if c.Acquire == "" && c.ForceRelease == "" && c.List == "" && c.Commands == nil && c.Hosts == nil && c.LongestLease == "" && c.LongestHold == "" &&
-		c.Holds == 0 && c.Waiters == 0 && c.Sessions == 0 && c.RequestsPerSecond == 0 {
-		c.fault("", "it decides nothing; give it acquire, force_release, list, commands, hosts or a limit")
+		c.Holds == 0 && c.Waiters == 0 && c.Sessions == 0 && c.RequestsPerSecond == 0 && len(c.Kinds) == 0 && c.Permits == 0 && c.Capacity == 0 {
+		c.fault("", "it decides nothing; give it acquire, force_release, list, commands, hosts, kinds or a limit")
 	}
+}
+
+// kinds are what an entry can name.
+var kinds = []string{redisop.KindLock.String(), redisop.KindPermits.String()}
+
+func quoted(words []string) (list []string) {
+	for _, w := range words {
+		list = append(list, strconv.Quote(w))
+	}
+	return list
 }
 
 func (c *compiler) numbers(key string, names []string, find func(string) (int64, error)) []int64 {

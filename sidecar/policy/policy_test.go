@@ -153,13 +153,55 @@ func TestFirstEntryThatDecidesWins(t *testing.T) {
 		{s: member, req: protocol.Acquire{Name: "a:1", KeepMS: 60_001}, code: protocol.Limit, rule: "rest"},
 		{s: member, req: protocol.Acquire{Name: "shared", KeepMS: 60_000}, hold: 60_000},
 	} {
-		why := tt.s.Acquire(&tt.req)
+		req := protocol.AcquirePermits{Acquire: tt.req}
+		why := tt.s.Acquire(&req)
 		switch {
-		case tt.code == "" && (why != nil || tt.req.MaxHoldMS != tt.hold):
+		case tt.code == "" && (why != nil || req.MaxHoldMS != tt.hold):
 			t.Errorf("%+v: %+v; want a max_hold of %d ms", tt.req, why, tt.hold)
 		case tt.code != "" && (why == nil || why.Code != tt.code || why.Rule != tt.rule || !strings.Contains(why.Msg, `rule "`+tt.rule+`"`)):
 			t.Errorf("%+v: %+v; want %s by %s", tt.req, why, tt.code, tt.rule)
 		}
+	}
+}
+
+// An operator lowers a semaphore for all who name more, and bounds how much one acquire takes of it.
+func TestPermitsAreBounded(t *testing.T) {
+	p := compile(t,
+		policy.Entry{Name: "api", Names: []string{"api"}, Kinds: []string{"permits"}, Permits: 3, Capacity: 5},
+		policy.Entry{Name: "tiny", Names: []string{"tiny"}, Kinds: []string{"lock", "permits"}, Capacity: 2},
+		policy.Entry{Name: "locks", Kinds: []string{"lock"}},
+	)
+	s := open(t, new(policy.Ledger), p, policy.Peer{UID: 1000})
+	for _, tt := range []struct {
+		name        string
+		permits, of uint16 // of 0: a lock
+		granted     uint16 // of
+		code        protocol.Code
+		msg         string
+	}{
+		{name: "api", permits: 1, of: 10, granted: 5},
+		{name: "api", permits: 3, of: 4, granted: 4},
+		{name: "api", permits: 4, of: 10, code: protocol.Limit, msg: `rule "api" of the policy limits permits of one acquire to 3, and 4 were asked for; ask for fewer, or raise permits of that rule`},
+		{name: "api", code: protocol.Denied, msg: `rule "api" of the policy does not let user 1000 use this name as a lock; choose another name, or add "lock" to kinds of that rule`},
+		{name: "tiny", permits: 2, of: 10, granted: 2},
+		{name: "tiny", permits: 3, of: 10, code: protocol.Limit, msg: `rule "tiny" of the policy limits the semaphore to 2 permits, and 3 were asked for at once; ask for fewer, or raise capacity of that rule`},
+		{name: "tiny"},
+		{name: "y", permits: 1, of: 1, code: protocol.Denied, msg: `rule "locks" of the policy does not let user 1000 use this name as a semaphore; choose another name, or add "permits" to kinds of that rule`},
+		{name: "x"},
+	} {
+		checkPermits(t, s, tt.name, tt.permits, tt.of, tt.granted, tt.code, tt.msg)
+	}
+}
+
+func checkPermits(t *testing.T, s *policy.Session, name string, permits, of, granted uint16, code protocol.Code, msg string) {
+	t.Helper()
+	req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}, Permits: permits, Of: of}
+	why := s.Acquire(&req)
+	switch {
+	case code == "" && (why != nil || req.Of != granted):
+		t.Errorf("%d of %d permits of %s: of %d, %+v; want of %d", permits, of, name, req.Of, why, granted)
+	case code != "" && (why == nil || why.Code != code || why.Msg != msg):
+		t.Errorf("%d of %d permits of %s: %+v; want %s: %s", permits, of, name, why, code, msg)
 	}
 }
 
@@ -369,6 +411,9 @@ func TestBadEntriesAreNamedWithKeyAndReason(t *testing.T) {
 		{policy.Entry{Name: "x", Names: []string{"a"}, RequestsPerSecond: 1}, "requests_per_second", "without names"},
 		{policy.Entry{Name: "x", LongestLease: "30"}, "longest_lease", "with its unit"},
 		{policy.Entry{Name: "x", LongestHold: "1ms"}, "longest_hold", "50ms"},
+		{policy.Entry{Name: "x", Kinds: []string{"lock", "rw"}}, "kinds", `write "lock" or "permits"`},
+		{policy.Entry{Name: "x", Permits: 65_536}, "permits", "65535"},
+		{policy.Entry{Name: "x", Capacity: -1}, "capacity", "choose 1"},
 		{policy.Entry{Name: "good", Holds: 1}, "name", "same name"},
 	} {
 		_, err := policy.New([]policy.Entry{{Name: "good", Holds: 1}, tt.entry}, resolver)
@@ -402,7 +447,7 @@ func BenchmarkDecisions(b *testing.B) {
 	t := s.Terms()
 	b.ReportAllocs()
 	for i := range b.N {
-		req := protocol.Acquire{Name: "invoice:42"}
+		req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "invoice:42"}}
 		if s.CountRequest(now+int64(i)) != nil || s.Acquire(&req) != nil {
 			b.Fatal("refused")
 		}

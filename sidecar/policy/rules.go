@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Rules are what a policy says about one peer. Peers that the same entries match share them. They
@@ -19,6 +20,9 @@ type Rules struct {
 	list     locktable.ByName[*rule]
 	holds    locktable.ByName[*rule]
 	waiters  locktable.ByName[*rule]
+	kinds    locktable.ByName[*rule]
+	permits  locktable.ByName[*rule]
+	capacity locktable.ByName[*rule]
 	sessions *rule // nil: no entry limits them
 	requests *rule // nil: no entry limits them
 	hosts    *rule // nil: no entry decides about other hosts
@@ -74,6 +78,9 @@ func (p *Policy) collect(set uint64) *Rules {
 			{&rs.list, r.List != ""},
 			{&rs.holds, r.Holds != 0},
 			{&rs.waiters, r.Waiters != 0},
+			{&rs.kinds, len(r.Kinds) > 0},
+			{&rs.permits, r.Permits != 0},
+			{&rs.capacity, r.Capacity != 0},
 		} {
 			if d.decides {
 				*d.to = append(*d.to, locktable.ForNames[*rule]{Names: r.patterns, Value: r})
@@ -392,11 +399,27 @@ func (s *Session) CountRequest(now int64) *Refusal {
 	return nil
 }
 
-// Acquire decides an acquire, and bounds its max_hold. How many holds and waiters the session
+// Acquire decides an acquire, of a lock if Of is 0, and bounds its max_hold and Of. How many holds and waiters the session
 // may have is the table's to decide.
-func (s *Session) Acquire(req *protocol.Acquire) *Refusal {
+func (s *Session) Acquire(req *protocol.AcquirePermits) *Refusal {
 	if r, ok := s.rules.acquire.Of(req.Name); ok && r.isDeny {
 		return refusal(protocol.Denied, r, "denies acquire of this name to user %d; ask for a name that you may lock, or change that rule", s.uid)
+	}
+	kind := redisop.KindLock
+	if req.Of != 0 {
+		kind = redisop.KindPermits
+	}
+	if r, ok := s.rules.kinds.Of(req.Name); ok && !slices.Contains(r.Kinds, kind.String()) {
+		return refusal(protocol.Denied, r, "does not let user %d use this name as %s; choose another name, or add %q to kinds of that rule", s.uid, kind.Noun(), kind)
+	}
+	if r, ok := s.rules.permits.Of(req.Name); ok && int(req.Permits) > r.Permits {
+		return refusal(protocol.Limit, r, "limits permits of one acquire to %d, and %d were asked for; ask for fewer, or raise permits of that rule", r.Permits, req.Permits)
+	}
+	if r, ok := s.rules.capacity.Of(req.Name); ok && int(req.Of) > r.Capacity {
+		if int(req.Permits) > r.Capacity {
+			return refusal(protocol.Limit, r, "limits the semaphore to %d permits, and %d were asked for at once; ask for fewer, or raise capacity of that rule", r.Capacity, req.Permits)
+		}
+		req.Of = uint16(r.Capacity)
 	}
 	if r, ok := s.rules.lease.Of(req.Name); ok && req.LeaseMS > r.lease.Milliseconds() {
 		return refusal(protocol.Limit, r, "limits leases to %v, and %v was asked for; ask for a shorter one, or raise longest_lease of that rule", r.lease, time.Duration(req.LeaseMS)*time.Millisecond)

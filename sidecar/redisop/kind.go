@@ -16,5 +16,11 @@ const (
 	KindPermits
 )
 
+// String is the kind as clients know it.
+func (k LockKind) String() string { return [...]string{"lock", "rw", "permits"}[k] }
+
+// Noun is the kind in a sentence.
+func (k LockKind) Noun() string { return [...]string{"a lock", "a read/write lock", "a semaphore"}[k] }
+
 // HasMany reports whether a lock of this kind may have more than one hold.
 func (k LockKind) HasMany() bool { return k != KindLock }
