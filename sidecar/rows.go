@@ -54,6 +54,12 @@ func (l *loop) who(now int64, cl *session, r *otherhosts.WhoRequest) {
 		if r.IsOurs {
 			m.Holder = &row
 		}
+		for i := range m.Owners {
+			if o := &m.Owners[i]; m.Key == protocol.KeyPermits && o.Sidecar == l.uuid {
+				otherhosts.AddHolders(&m.WhoRow, o, &row)
+			}
+		}
+		m.Of = max(m.Of, row.Of)
 	}
 	if r.IsOurs && m.Holder == nil {
 		m.Trouble = "this sidecar does not know the lock any more: it has just been released, or the daemon was restarted without its state"

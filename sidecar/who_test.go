@@ -393,3 +393,55 @@ func (c *wire) hostAnswer(request func(id uint64) protocol.Request, ok protocol.
 	}
 	return ""
 }
+
+// permits acquires permits of a semaphore.
+func (c *wire) permits(name string, permits, of uint16) protocol.AcquireOK {
+	c.Helper()
+	c.id++
+	c.send(protocol.AcquirePermits{Acquire: protocol.Acquire{ID: c.id, Name: name, WaitMS: protocol.Forever}, Permits: permits, Of: of})
+	var ok protocol.AcquireOK
+	c.answer(c.id, &ok)
+	return ok
+}
+
+// Each host names the processes of all hosts that have permits.
+func TestWhoNamesTheHoldersOfPermitsOnAllHosts(t *testing.T) {
+	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "web-1" })
+	here := newHouse(t, func(c *sidecar.Config) { c.HostName, c.Redis = "web-2", there.cfg.Redis })
+	one, two := greeted(t, there.cfg.Socket), greeted(t, here.cfg.Socket)
+	first := one.permits("api", 2, 10)
+	one.permits("api", 1, 10)
+	two.permits("api", 4, 12)
+	for _, c := range []*wire{one, two} {
+		c.awaitHosts(2)
+	}
+	one.id++
+	one.send(protocol.AcquirePermits{Acquire: protocol.Acquire{ID: one.id, Name: "api", WaitMS: protocol.Forever}, Permits: 9, Of: 9})
+	asker := greeted(t, here.cfg.Socket)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for len(asker.who("api").Queue) == 0 {
+		<-tick.C
+	}
+	for host, c := range map[string]*wire{"web-1": greeted(t, there.cfg.Socket), "web-2": asker} {
+		got := c.who("api")
+		if got.Redis != "ok" || got.Key != protocol.KeyPermits || got.Permits != 7 || got.Of != 12 || len(got.Owners) != 2 || got.Trouble != "" || got.Lock == nil {
+			t.Fatalf("from %s: %+v", host, got)
+		}
+		byHost := map[string]protocol.OwnerRow{got.Owners[0].Host: got.Owners[0], got.Owners[1].Host: got.Owners[1]}
+		if a := byHost["web-1"]; a.Permits != 3 || a.Held != 2 || len(a.Holders) != 2 || a.Holders[0].Hold != first.Hold || a.Holders[0].Permits != 2 || a.Holders[0].PID == 0 {
+			t.Errorf("from %s: web-1 has %+v", host, a)
+		}
+		if b := byHost["web-2"]; b.Permits != 4 || b.Held != 1 || len(b.Holders) != 1 || b.Holders[0].Cmd == "" {
+			t.Errorf("from %s: web-2 has %+v", host, b)
+		}
+		if q := got.Queue; got.Queued != 1 || q[0].Host != "web-1" || q[0].Permits != 9 {
+			t.Errorf("from %s: the queue is %+v", host, q)
+		}
+	}
+	there.stop()
+	got := asker.who("api")
+	if got.Permits != 7 || !strings.Contains(got.Trouble, "the daemon of host web-1 is not connected to Redis") {
+		t.Errorf("without web-1: %+v", got)
+	}
+}

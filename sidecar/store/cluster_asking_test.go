@@ -273,7 +273,7 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 				isKnown = true
 				return "-NOSCRIPT No matching script\r\n"
 			}
-			return array(bulk("lock"), bulk(""), ":9000\r\n", ":1\r\n", ":0\r\n", bulk(field(otherUUID, 1)), bulk("1"))
+			return array(bulk("lock"), bulk(""), ":9000\r\n", ":1\r\n", ":0\r\n", ":0\r\n", ":0\r\n", bulk(field(otherUUID, 1)), bulk("1"))
 		}
 	})
 	texts := make(chan string, 1)

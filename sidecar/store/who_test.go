@@ -175,3 +175,37 @@ func TestScriptThatFailedIsNotRunAgain(t *testing.T) {
 		t.Errorf("the script is loaded and run again: %s, and before %s", after, before)
 	}
 }
+
+// Of a semaphore, claims that have expired are free, and places have what they are for.
+func TestKeyHasTheClaimsOfASemaphore(t *testing.T) {
+	for _, name := range []string{"api", "{api}"} {
+		s := startRedis(t)
+		r, a, k := connected(t, s.url()), s.admin(), wire.NewKeyspace("")
+		soon := time.Now().Add(time.Minute).UnixMilli()
+		a.HSet(ctx, name, "mode", fmt.Sprintf("permits 9 %d %d 77", soon, soon),
+			ourUUID, fmt.Sprintf("7 3 %d", soon), secondUUID, fmt.Sprintf("8 4 %d", soon), otherUUID, "9 2 1000", "text", "x")
+		a.PExpire(ctx, name, time.Minute)
+		a.ZAdd(ctx, k.Ours(wire.WantedPrefix, name), redis.Z{Score: 1e15, Member: secondUUID}, redis.Z{Score: 1e15 + 1, Member: otherUUID})
+		a.HSet(ctx, k.Ours(wire.WantsPrefix, name), secondUUID, "10 5 12 30000 1", otherUUID, "no place")
+		got := r.key(name)
+		slices.SortFunc(got.key.Owners, func(x, y lookup.KeyOwner) int { return strings.Compare(x.Field, y.Field) })
+		owners := []lookup.KeyOwner{{Field: ourUUID + ":7", Entries: 3}, {Field: secondUUID + ":8", Entries: 4}}
+		slices.SortFunc(owners, func(x, y lookup.KeyOwner) int { return strings.Compare(x.Field, y.Field) })
+		if got.err != nil || got.key.State != protocol.KeyPermits || got.key.Permits != 7 || got.key.Of != 12 || !slices.Equal(got.key.Owners, owners) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if q := got.key.Tickets; got.key.Queued != 2 || len(q) != 2 || q[0].Field != secondUUID+":10" || q[0].Permits != 5 || q[1].Field != otherUUID || q[1].Permits != 0 {
+			t.Errorf("%s: the queue is %+v", name, q)
+		}
+		for i := range 300 {
+			a.HSet(ctx, name, fmt.Sprint("host", i), fmt.Sprintf("1 1 %d", soon))
+		}
+		if got := r.key(name); got.err != nil || got.key.Permits != 9 || len(got.key.Owners) != 0 {
+			t.Errorf("%s with many hosts: %+v", name, got)
+		}
+		a.Del(ctx, name)
+		if got := r.key(name); got.err != nil || got.key.State != protocol.KeyFree || got.key.Queued != 2 {
+			t.Errorf("%s, of which no host has permits: %+v", name, got)
+		}
+	}
+}

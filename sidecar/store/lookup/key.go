@@ -2,6 +2,8 @@ package lookup
 
 import (
 	_ "embed"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,7 +13,7 @@ import (
 
 // Key is what Redis has for one lock, at one moment.
 type Key struct {
-	State  string // protocol.KeyFree, KeyLock, KeyReadWrite or KeyOther
+	State  string // protocol.KeyFree, KeyLock, KeyPermits, KeyReadWrite or KeyOther
 	What   string // of a read-write lock: "read" or "write"; of what is no lock: a description
 	TTLMS  int64  // -1: the key does not expire; -2: there is none
 	Owners []KeyOwner
@@ -20,18 +22,23 @@ type Key struct {
 	Tickets  []KeyTicket // the first protocol.MaxOwners
 	Queued   int         // how many tickets there are
 	NoQueues bool        // this user may not use queues
+
+	// Of a semaphore.
+	Permits int    // of all hosts
+	Of      uint16 // the largest capacity that a ticket names
 }
 
-// KeyOwner is one owner of a key. A plain lock has one, a read-write lock one or several.
+// KeyOwner is one owner of a key. A plain lock has one, a read-write lock or a semaphore one or several.
 type KeyOwner struct {
 	Field   string
-	Entries int64
+	Entries int64 // of a semaphore: permits
 }
 
 // KeyTicket is one ticket in the queue of a lock.
 type KeyTicket struct {
 	Field    string
 	WaitedMS int64
+	Permits  int
 }
 
 //go:embed scripts/who.lua
@@ -42,7 +49,7 @@ var Who = wire.NewScript(whoText)
 
 // AskKey reads the key and the queue of a lock.
 func AskKey(keys *wire.Keyspace, name string) Run {
-	args := []string{"1", keys.Key(name), keys.Queue(name), strconv.Itoa(protocol.MaxOwners)}
+	args := []string{"1", keys.Key(name), keys.Queue(name), strconv.Itoa(protocol.MaxOwners), keys.Ours(wire.WantedPrefix, name), keys.Ours(wire.WantsPrefix, name)}
 	return Run{Name: name, Script: Who, Args: func(*wire.Params) []string { return args }}
 }
 
@@ -60,26 +67,28 @@ func ReadKey(answer wire.Reply) (Key, error) {
 
 // keyOf reads the list that the script returns.
 func keyOf(list []wire.Reply) (k Key, ok bool) {
-	const head = 5
-	if len(list) < head || list[0].Kind != '$' || list[2].Kind != ':' || list[3].Kind != ':' || list[4].Kind != ':' {
+	const head = 7
+	if len(list) < head || list[0].Kind != '$' || slices.ContainsFunc(list[2:head], func(r wire.Reply) bool { return r.Kind != ':' }) {
 		return k, false
 	}
 	k = Key{State: list[0].Text, What: readableText(list[1].Text), TTLMS: max(list[2].Num, -2), Queued: int(max(list[4].Num, 0)), NoQueues: list[4].Num < 0}
-	owners, pairs := int(list[3].Num), list[head:]
-	if owners < 0 || owners > protocol.MaxOwners || 2*owners > len(pairs) || len(pairs)%2 != 0 {
+	k.Permits, k.Of = permitsIn(list[5]), uint16(min(permitsIn(list[6]), protocol.MaxPermits))
+	owners, rows := int(list[3].Num), list[head:]
+	if owners < 0 || owners > protocol.MaxOwners || 2*owners > len(rows) || (len(rows)-2*owners)%3 != 0 {
 		return k, false
 	}
-	for i := 0; i < len(pairs); i += 2 {
-		field := readableText(pairs[i].Text)
-		if i < 2*owners {
-			entries, _ := strconv.ParseInt(pairs[i+1].Text, 10, 64)
-			k.Owners = append(k.Owners, KeyOwner{field, max(entries, 0)})
-		} else {
-			k.Tickets = append(k.Tickets, KeyTicket{field, max(pairs[i+1].Num, 0)})
-		}
+	for row := range slices.Chunk(rows[:2*owners], 2) {
+		entries, _ := strconv.ParseInt(row[1].Text, 10, 64)
+		k.Owners = append(k.Owners, KeyOwner{readableText(row[0].Text), max(entries, 0)})
+	}
+	for row := range slices.Chunk(rows[2*owners:], 3) {
+		k.Tickets = append(k.Tickets, KeyTicket{readableText(row[0].Text), max(row[1].Num, 0), permitsIn(row[2])})
 	}
 	return k, true
 }
+
+// permitsIn is a number of permits that any program may have written.
+func permitsIn(r wire.Reply) int { return int(min(max(r.Num, 0), math.MaxInt32)) }
 
 // readableText returns a text of another program as UTF-8.
 func readableText(text string) string { return strings.ToValidUTF8(text, "?") }
