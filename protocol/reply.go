@@ -292,7 +292,7 @@ type LockRow struct {
 	// Of a name whose kind admits many holds.
 	Held    int         // how many there are
 	Permits int         // of a semaphore: of all holds
-	Of      uint16      // of a semaphore: the largest number that a holder or waiter here has named
+	Of      uint16      // of a semaphore: the largest number that a holder or the first waiter here has named
 	Holders []HolderRow // the oldest MaxWaiters of them
 
 	// Remote.

@@ -71,7 +71,6 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		}
 		for w := q.waiters.head; w != nil && len(r.Waiters) < protocol.MaxWaiters; w = w.inQueue.next {
 			p := &w.request.session.peer
-			r.Of = max(r.Of, w.request.capacity)
 			r.Waiters = append(r.Waiters, protocol.WaiterRow{
 				Session: uint64(w.request.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
 				Owner: w.request.owner, Permits: w.request.permits, WaitedMS: millis(now - w.request.since),
@@ -85,7 +84,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 func (t *Table) addHolders(now int64, r *protocol.LockRow, l *lock) (oldest *hold) {
 	m := t.needMany(l)
 	m.compact(protocol.MaxWaiters)
-	r.Kind, r.Held, r.Permits, r.Of = l.kind().String(), len(m.holds)-m.gaps, int(m.units), m.capacity
+	r.Kind, r.Held, r.Permits, r.Of = l.kind().String(), len(m.holds)-m.gaps, int(m.units), t.capacityOf(l, m)
 	for h := range t.holdsOf(l) {
 		if oldest == nil {
 			oldest = h

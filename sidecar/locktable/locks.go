@@ -56,6 +56,15 @@ func (l *lock) isIdle() bool {
 	return !l.holders.isHeld() && l.claim.IsIdle() && l.claim.State() == claim.Absent && l.queue == nil
 }
 
+// capacityOf is how many permits a semaphore has, as its holders and the first waiter of this host know; 0: it is not known.
+func (t *Table) capacityOf(l *lock, m *many) uint16 {
+	of := m.capacity
+	if l.waiting() > 0 {
+		of = max(of, l.queue.waiters.head.request.capacity)
+	}
+	return of
+}
+
 // waiting is how many waiters the lock has, but for those that are being refused.
 func (l *lock) waiting() int {
 	if q := l.queue; q != nil && q.denial == "" {

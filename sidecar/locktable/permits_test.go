@@ -1126,10 +1126,10 @@ func TestRowOfASemaphoreHasItsHolders(t *testing.T) {
 	r.settle()
 	r.now += int64(3 * time.Second)
 	a.acquire(3, 7, 9)
-	a.acquire(4, 1, 12)
+	a.acquire(4, 1, 7)
 	r.settle()
 	row, _ := a.tb.Info(r.now, "api")
-	if row.Kind != protocol.KindPermits || row.State != protocol.StateHeld || row.Held != 2 || row.Permits != 3 || row.Of != 12 || row.Session != 1 || row.HeldMS != 3000 {
+	if row.Kind != protocol.KindPermits || row.State != protocol.StateHeld || row.Held != 2 || row.Permits != 3 || row.Of != 10 || row.Session != 1 || row.HeldMS != 3000 {
 		t.Errorf("%+v", row)
 	}
 	if len(row.Holders) != 2 || row.Holders[0].Hold != row.Hold || row.Holders[0].Permits != 2 || row.Holders[1].Session != 2 || row.Holders[1].HeldMS != 3000 {
@@ -1206,5 +1206,22 @@ func TestHolderOfAnotherUserIsFound(t *testing.T) {
 		if got, isHeld := a.tb.HolderUID("api", 0, uid); got != of || !isHeld {
 			t.Errorf("asked by user %d: %d, %v", uid, got, isHeld)
 		}
+	}
+}
+
+// A survey has the permits that clients have, and how many there are.
+func TestSurveyHasPermits(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 2, 10)
+	a.acquire(2, 3, 8)
+	r.settle()
+	a.acquire(3, 8, 12) // waits, and knows of 12
+	r.settle()
+	a.tb.Acquire(r.now, 4, protocol.Acquire{ID: 1, Name: "a lock", WaitMS: protocol.Forever})
+	var v locktable.Survey
+	for a.tb.Survey(r.now, &v, 1) {
+	}
+	if g := v.Groups[0]; g.Permits != 5 || g.Capacity != 12 {
+		t.Errorf("%d permits of %d", g.Permits, g.Capacity)
 	}
 }

@@ -76,6 +76,8 @@ func rank(list []Ranked, l *lock, by int64) []Ranked {
 // GroupSurvey is what there is of some of the names.
 type GroupSurvey struct {
 	Holds, Waiters int
+	Permits        int // of semaphores, that local clients have
+	Capacity       int // of those that they have or want permits of, together: see LockRow.Of
 	OldestWaiter   Oldest
 	OldestHold     Oldest
 }
@@ -105,6 +107,8 @@ func (v *Survey) shard(n redisop.Shard) *ShardSurvey {
 func (g *GroupSurvey) Add(o *GroupSurvey) {
 	g.Holds += o.Holds
 	g.Waiters += o.Waiters
+	g.Permits += o.Permits
+	g.Capacity += o.Capacity
 	g.OldestWaiter.add(&o.OldestWaiter)
 	g.OldestHold.add(&o.OldestHold)
 }
@@ -160,6 +164,10 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 			if h.isRenewed() && t.validUntil(l)-now < int64(t.cfg.Lease)/2 {
 				v.RenewalsLate++
 			}
+		}
+		if m := t.manyOf(l); m != nil {
+			g.Permits += int(m.units)
+			g.Capacity += int(t.capacityOf(l, m))
 		}
 		if q := l.queue; q != nil && q.waiters.head != nil {
 			g.Waiters += q.waiters.len

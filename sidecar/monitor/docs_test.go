@@ -151,8 +151,8 @@ func TestAlertRulesNameMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	if rules != 19 {
-		t.Errorf("there are %d rules, want 19", rules)
+	if rules != 20 {
+		t.Errorf("there are %d rules, want 20", rules)
 	}
 }
 

@@ -73,6 +73,7 @@ var (
 	overdueHolds       = describe("overdue_holds", "Holds that have lasted longer than expected_hold says for names of this pattern; a kept lock is none.", "names")
 	holds              = describe("holds", "Holds: locks that clients of this host hold.")
 	waiters            = describe("waiters", "Acquires that wait for a lock.")
+	permits            = describe("permits", "Permits of semaphores that clients of this host hold.")
 	waiterOldest       = describe("waiter_oldest_seconds", "For how long the oldest waiter has waited. 0: there is none.")
 	holdOldest         = describe("hold_oldest_seconds", "For how long the oldest hold has lasted; a kept lock is none. 0: there is none.")
 	acquires           = describe("acquires_total", "Acquires that ended, by result.", "result")
@@ -94,6 +95,8 @@ var (
 
 	namedHolds        = describe("named_holds", "As holds, by pattern of metrics_names.", "names")
 	namedWaiters      = describe("named_waiters", "As waiters, by pattern of metrics_names.", "names")
+	namedPermits      = describe("named_permits", "As permits, by pattern of metrics_names.", "names")
+	namedCapacity     = describe("named_capacity", "How many permits the semaphores of this pattern have that clients of this host use now, as these name it.", "names")
 	namedWaiterOldest = describe("named_waiter_oldest_seconds", "As waiter_oldest_seconds, by pattern of metrics_names.", "names")
 	namedHoldOldest   = describe("named_hold_oldest_seconds", "As hold_oldest_seconds, by pattern of metrics_names.", "names")
 	namedAcquires     = describe("named_acquires_total", "As acquires_total, by pattern of metrics_names.", "names", "result")
@@ -104,9 +107,9 @@ var (
 
 var descriptions = []*prometheus.Desc{
 	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, redisShardUp, redisSlots, topologyChanges, redirects, openSlot, sentinelsKnown, sentinelsAnswer, messagesIgnored, leaseSeconds, sessions, limit, limitUsed, policyLimit, policyLimitUsed, overdueHolds, redisDowns, redisDataLosses,
-	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
+	holds, waiters, permits, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, trouble, stateUnstoredLocks, policyRefusals,
-	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
+	namedHolds, namedWaiters, namedPermits, namedCapacity, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
 }
 
 // Describe implements prometheus.Collector.
@@ -187,6 +190,7 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	gauge(waiters, float64(s.Waiters))
 
 	all, v := sum(s)
+	gauge(permits, float64(v.Permits))
 	gauge(waiterOldest, age(s, &v.OldestWaiter))
 	gauge(holdOldest, age(s, &v.OldestHold))
 	for i, n := range all.Acquires {
@@ -225,6 +229,8 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 		g, v := &s.Groups[i+1], &s.Survey.Groups[i+1]
 		gauge(namedHolds, float64(v.Holds), pattern)
 		gauge(namedWaiters, float64(v.Waiters), pattern)
+		gauge(namedPermits, float64(v.Permits), pattern)
+		gauge(namedCapacity, float64(v.Capacity), pattern)
 		gauge(namedWaiterOldest, age(s, &v.OldestWaiter), pattern)
 		gauge(namedHoldOldest, age(s, &v.OldestHold), pattern)
 		for i, n := range g.Acquires {
