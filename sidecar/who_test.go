@@ -394,16 +394,6 @@ func (c *wire) hostAnswer(request func(id uint64) protocol.Request, ok protocol.
 	return ""
 }
 
-// permits acquires permits of a semaphore.
-func (c *wire) permits(name string, permits, of uint16) protocol.AcquireOK {
-	c.Helper()
-	c.id++
-	c.send(protocol.AcquirePermits{Acquire: protocol.Acquire{ID: c.id, Name: name, WaitMS: protocol.Forever}, Permits: permits, Of: of})
-	var ok protocol.AcquireOK
-	c.answer(c.id, &ok)
-	return ok
-}
-
 // Each host names the processes of all hosts that have permits.
 func TestWhoNamesTheHoldersOfPermitsOnAllHosts(t *testing.T) {
 	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "web-1" })
@@ -415,8 +405,7 @@ func TestWhoNamesTheHoldersOfPermitsOnAllHosts(t *testing.T) {
 	for _, c := range []*wire{one, two} {
 		c.awaitHosts(2)
 	}
-	one.id++
-	one.send(protocol.AcquirePermits{Acquire: protocol.Acquire{ID: one.id, Name: "api", WaitMS: protocol.Forever}, Permits: 9, Of: 9})
+	one.wantPermits("api", 9, 9, protocol.Forever)
 	asker := greeted(t, here.cfg.Socket)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

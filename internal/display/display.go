@@ -59,3 +59,11 @@ func Count(n int, thing string) string {
 	}
 	return strconv.Itoa(n) + " " + thing
 }
+
+// Permits describes how many permits of a semaphore are held; of 0: how many it has is not known.
+func Permits(held, of int) string {
+	if of == 0 {
+		return Count(held, "permit")
+	}
+	return fmt.Sprintf("%d of %d", held, of)
+}

@@ -8,3 +8,6 @@ func Elsewhere(host, field string) string {
 	}
 	return "held on host " + host + ": " + field
 }
+
+// TooFewPermits describes a semaphore that processes of this host wait for, and have no permits of.
+const TooFewPermits = "other hosts have its permits, or too many of them"

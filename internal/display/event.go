@@ -15,6 +15,7 @@ type Event struct {
 	Name string // of the lock; "": it is left out
 
 	Token     uint64
+	Permits   int    // of a semaphore; 0: of a lock
 	PID       int64  // of the client; 0: it is not visible
 	User, Cmd string // of the client
 	Waited    time.Duration
@@ -30,9 +31,13 @@ type Event struct {
 func (e *Event) Text() string { return strings.TrimSpace(e.text()) }
 
 func (e *Event) text() string {
+	about := e.Name + "  "
+	if e.Permits > 0 {
+		about += Count(e.Permits, "permit") + " "
+	}
 	switch e.Kind {
 	case protocol.EventGranted:
-		text := fmt.Sprintf("%s  to %s, after %s; token %d", e.Name, e.client(), Duration(e.Waited), e.Token)
+		text := fmt.Sprintf("%sto %s, after %s; token %d", about, e.client(), Duration(e.Waited), e.Token)
 		switch {
 		case e.Msg != "":
 			text += "; waited for " + e.Msg
@@ -41,9 +46,9 @@ func (e *Event) text() string {
 		}
 		return text
 	case protocol.EventReleased:
-		return fmt.Sprintf("%s  by %s, %s%s", e.Name, e.client(), e.heldSince(), e.waiters())
+		return fmt.Sprintf("%sby %s, %s%s", about, e.client(), e.heldSince(), e.waiters())
 	case protocol.EventCrashed:
-		return fmt.Sprintf("%s  ended without a release: %s, %s%s", e.Name, e.client(), e.heldSince(), e.waiters())
+		return fmt.Sprintf("%sended without a release: %s, %s%s", about, e.client(), e.heldSince(), e.waiters())
 	case protocol.EventRedisDown:
 		return "Redis cannot be used: " + e.Msg
 	case protocol.EventRedisDegraded:
@@ -57,21 +62,21 @@ func (e *Event) text() string {
 	case protocol.EventSlotsClosed:
 		return "no slot of the Cluster stays open any more"
 	case protocol.EventLost:
-		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", e.Name, e.Reason, Reason(e.Reason), Duration(e.Held), e.client())
+		text := fmt.Sprintf("%s%s: %s; held for %s by %s", about, e.Reason, Reason(e.Reason), Duration(e.Held), e.client())
 		if e.RemoteField != "" {
 			text += "; now " + Elsewhere(e.RemoteHost, e.RemoteField)
 		}
 		return text + suffixIf("; ", e.Msg)
 	case protocol.EventForced:
-		return fmt.Sprintf("%s  by %s%s", e.Name, e.requester(), suffixIf(" ", e.Msg))
+		return fmt.Sprintf("%sby %s%s", about, e.requester(), suffixIf(" ", e.Msg))
 	case protocol.EventRefused:
-		return fmt.Sprintf("%s  refused to %s%s: %s", e.Name, e.requester(), e.times(), e.Msg)
+		return fmt.Sprintf("%srefused to %s%s: %s", about, e.requester(), e.times(), e.Msg)
 	case protocol.EventDeadlock:
-		return fmt.Sprintf("%s  refused to %s%s: %s", e.Name, e.client(), e.times(), e.Msg)
+		return fmt.Sprintf("%srefused to %s%s: %s", about, e.client(), e.times(), e.Msg)
 	case protocol.EventTakeover:
 		return "the daemon was restarted: it " + e.Msg
 	}
-	return e.Name + "  " + e.Msg // of a later sidecar
+	return about + e.Msg // of a later sidecar
 }
 
 // heldSince describes how long the hold was that ended, and when it began.

@@ -32,9 +32,9 @@ const (
 // which they must happen.
 type Effect struct {
 	Kind       EffectKind
-	WasWaiting bool // Canceled: the request waited, and is refused as canceled
-	IsLast     bool // Claimed: no further claim follows
-	WasClaimed bool // Lost: the client had claimed the hold
+	WasWaiting bool   // Canceled: the request waited, and is refused as canceled
+	IsLast     bool   // Claimed: no further claim follows
+	WasClaimed bool   // Lost: the client had claimed the hold
 	Permits    uint16 // of a semaphore: of the hold
 	Capacity   uint16 // Granted: what its request named
 	Count      uint32

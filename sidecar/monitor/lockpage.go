@@ -124,7 +124,7 @@ func newEvents(rows []foldedEvent, now int64, isFolded bool) events {
 		r := &rows[i]
 		at := clock(r.AtNS)
 		e := display.Event{
-			At: at, Kind: r.Kind, Token: r.Token, PID: r.PID, Cmd: r.Cmd,
+			At: at, Kind: r.Kind, Token: r.Token, Permits: int(r.Permits), PID: r.PID, Cmd: r.Cmd,
 			Waited: time.Duration(r.WaitedMS) * time.Millisecond, Held: time.Duration(r.HeldMS) * time.Millisecond,
 			Reason: r.Reason, RemoteField: r.RemoteField, RemoteHost: r.RemoteHost, Count: uint64(r.Count), Msg: r.Msg,
 		}
@@ -193,13 +193,15 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 	}
 	r, l := &rows[0], &lockRows(now, rows)[0]
 	p.Verdict, p.MoreWaiters = whoHas(l, r), l.MoreWaiters
-	p.Queue, p.QueueText = queue(l), queueText(l)
+	p.Queue, p.QueueText = queue(l, r), queueText(l)
 	add := func(name, format string, args ...any) {
 		p.Facts = append(p.Facts, fact{name, fmt.Sprintf(format, args...)})
 	}
 	clock := func(from time.Duration) string { return time.Now().Add(from).Format("2006-01-02 15:04:05") }
-	switch r.State {
-	case protocol.StateHeld:
+	switch {
+	case r.Kind == protocol.KindPermits:
+		add("Permits here", "%s, in %s", l.State, display.Count(r.Held, "hold"))
+	case r.State == protocol.StateHeld:
 		add("Holder", "%s", display.Printable(display.Client(int(r.PID), r.Cmd, l.User)))
 		add("Since", "%s (%s)", clock(-l.held), l.For)
 		add("Token", "%s", l.Token)
@@ -212,7 +214,7 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 		if r.Count > 1 {
 			add("Entered", "%d times", r.Count)
 		}
-	case protocol.StateRemote:
+	case r.State == protocol.StateRemote:
 		add("Expires", "%s, unless it is renewed", l.Left)
 	}
 	add("Waiters", "%d", r.Waiting)
@@ -220,20 +222,49 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 	return p, nil
 }
 
-// queue returns the holder of a lock, and its waiters in order.
-func queue(l *lockRow) []place {
-	holder := place{Label: "has it", Cmd: l.Cmd}
-	switch l.State {
-	case protocol.StateHeld, "orphan", "absent":
-		holder.Who = fmt.Sprintf("pid %s of %s, for %s", l.PID, l.User, l.For)
-	case protocol.StateRemote:
-		holder.Who, holder.Cmd = l.Cmd, ""
-	default:
-		holder.Label = l.State // kept, free or soon free: no process has it
+// queue returns the holders of a lock, and its waiters in order.
+func queue(l *lockRow, r *protocol.LockRow) []place {
+	places := holders(r)
+	if l.Kind == "" {
+		places = []place{holder(l)}
 	}
-	places := []place{holder}
 	for i, w := range l.Waiters {
 		places = append(places, place{strconv.Itoa(i + 1), fmt.Sprintf("pid %s of %s, waits for %s", w.PID, w.User, w.Waited), w.Cmd, true})
+	}
+	return places
+}
+
+// holder returns the holder of a lock.
+func holder(l *lockRow) place {
+	p := place{Label: "has it", Cmd: l.Cmd}
+	switch l.State {
+	case protocol.StateHeld, "orphan", "absent":
+		p.Who = fmt.Sprintf("pid %s of %s, for %s", l.PID, l.User, l.For)
+	case protocol.StateRemote:
+		p.Who, p.Cmd = l.Cmd, ""
+	default:
+		p.Label = l.State // kept, free or soon free: no process has it
+	}
+	return p
+}
+
+// holders returns those that have permits of a semaphore.
+func holders(r *protocol.LockRow) (places []place) {
+	users := make(display.UserNames)
+	for i := range r.Holders {
+		h := &r.Holders[i]
+		p := place{Label: fmt.Sprintf("has %d", h.Permits), Cmd: display.Printable(h.Cmd)}
+		p.Who = fmt.Sprintf("pid %d of %s, for %s", h.PID, users.Name(int(h.UID)), display.Duration(time.Duration(h.HeldMS)*time.Millisecond))
+		switch {
+		case h.Orphan:
+			p.Who += ", which is gone"
+		case h.Absent:
+			p.Who += ", which has not come back since the daemon was restarted"
+		}
+		places = append(places, p)
+	}
+	if more := r.Held - len(r.Holders); more > 0 {
+		places = append(places, place{Label: fmt.Sprintf("%d more have some", more)})
 	}
 	return places
 }
@@ -248,6 +279,9 @@ func queueText(l *lockRow) string {
 
 // whoHas says in one sentence who has a lock.
 func whoHas(l *lockRow, r *protocol.LockRow) string {
+	if l.Kind != "" {
+		return fmt.Sprintf("A semaphore, of which processes of this host have %s.", l.State)
+	}
 	switch l.State {
 	case protocol.StateHeld:
 		return "A process of this host holds it."

@@ -69,7 +69,7 @@ type fact struct{ Name, Value string }
 
 type lockRow struct {
 	Key                  string // its name, with characters that are not printable
-	Name, State          string
+	Name, Kind, State    string // State of a semaphore: how many permits this host has
 	PID, User, For, Left string
 	Token, Cmd           string
 	Waiting              int
@@ -238,8 +238,17 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 			if r.LeaseMS > 0 {
 				l.Left += " fixed"
 			}
+			if more := r.Held - 1; more > 0 {
+				l.Cmd += fmt.Sprintf(" and %d more", more)
+			}
 		case protocol.StateRemote:
 			l.Left, l.Cmd = display.Expiry(time.Duration(r.RemoteTTLMS)*time.Millisecond), display.Printable(display.Elsewhere(r.RemoteHost, r.RemoteField))
+			if r.Kind == protocol.KindPermits {
+				l.Left, l.Cmd = "", display.TooFewPermits
+			}
+		}
+		if r.Kind == protocol.KindPermits {
+			l.Kind, l.State = r.Kind, display.Permits(r.Permits, int(r.Of))
 		}
 		for _, w := range r.Waiters {
 			waited := time.Duration(w.WaitedMS) * time.Millisecond

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -71,6 +72,36 @@ func TestEventsThatDifferInNumbersAloneAreFolded(t *testing.T) {
 	}
 }
 
+// A semaphore has many holders; what they have is in the place of the state of a lock.
+func TestQueueOfASemaphoreHasItsHolders(t *testing.T) {
+	row := protocol.LockRow{
+		Name: "api", Kind: protocol.KindPermits, State: protocol.StateHeld, PID: 7, Cmd: "sync", HeldMS: 3000, Held: 20, Permits: 21, Of: 30,
+		Holders: []protocol.HolderRow{{PID: 7, UID: 4711, Cmd: "sync\n", Permits: 2, HeldMS: 3000}, {PID: 8, UID: 4711, Permits: 1, Orphan: true}, {PID: 9, UID: 4711, Permits: 1, Absent: true}},
+		Waiting: 1, Waiters: []protocol.WaiterRow{{PID: 10, UID: 4711, WaitedMS: 1000}},
+	}
+	l := lockRows(0, []protocol.LockRow{row})[0]
+	if l.State != "21 of 30" || l.Cmd != "sync and 19 more" {
+		t.Errorf("%+v", l)
+	}
+	want := []place{
+		{"has 2", "pid 7 of 4711, for 3.0s", "sync?", false},
+		{"has 1", "pid 8 of 4711, for 0ms, which is gone", "", false},
+		{"has 1", "pid 9 of 4711, for 0ms, which has not come back since the daemon was restarted", "", false},
+		{"17 more have some", "", "", false},
+		{"1", "pid 10 of 4711, waits for 1.0s", "", true},
+	}
+	if got := queue(&l, &row); !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
+	if got := whoHas(&l, &row); got != "A semaphore, of which processes of this host have 21 of 30." {
+		t.Error(got)
+	}
+	row = protocol.LockRow{Name: "api", Kind: protocol.KindPermits, State: protocol.StateRemote, Of: 30, Waiting: 1}
+	if l := lockRows(0, []protocol.LockRow{row})[0]; l.State != "0 of 30" || l.Cmd != "other hosts have its permits, or too many of them" || l.Left != "" {
+		t.Errorf("%+v", l)
+	}
+}
+
 // The picture of a queue has what has the lock, and after it the waiters in order.
 func TestQueueBeginsWithWhatHasTheLock(t *testing.T) {
 	waiters := []waiterRow{{"8", "app", "2.0s", "w1"}, {"9", "app", "1.0s", "w2"}}
@@ -85,7 +116,7 @@ func TestQueueBeginsWithWhatHasTheLock(t *testing.T) {
 		{lockRow{State: protocol.StateFree}, place{Label: "free"}},
 	} {
 		tt.lock.Waiters, tt.lock.Waiting = waiters, 2
-		places := queue(&tt.lock)
+		places := queue(&tt.lock, new(protocol.LockRow))
 		if len(places) != 3 || places[0] != tt.want {
 			t.Fatalf("%+v, want first %+v", places, tt.want)
 		}

@@ -84,6 +84,8 @@ func (h *Hosts) orphanOf(name string, key *lookup.Key) (field string, refusal *p
 	switch {
 	case key.State == protocol.KeyFree:
 		return "", &protocol.Err{Code: protocol.NotHeld, Msg: fmt.Sprintf("the lock %q is free in Redis: nothing has to be released", name)}
+	case key.State == protocol.KeyPermits:
+		return denied("%q is a semaphore: the permits of a host that is gone are free when its lease ends, and not before; locksidecar who shows which hosts have them", name)
 	case key.State == protocol.KeyReadWrite:
 		return denied("%q is a read-write lock of a foreign client, in mode %s: find the program that uses it, and unlock it there", name, key.What)
 	case key.State != protocol.KeyLock || len(key.Owners) != 1:

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -47,8 +48,12 @@ func TestAnswersNameWhatIsMissing(t *testing.T) {
 		"NOPERM No permissions to access a key":                                           "let its ACL have the keys",
 		"NOPERM this user has no permissions to access one of the keys used as arguments": "let its ACL have the keys",
 	} {
-		if got := at.Answered("lock", text); !strings.Contains(got, want) {
+		if got := at.Answered(redisop.KindLock, "lock", text); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", text, got)
 		}
+	}
+	if got := at.Answered(redisop.KindPermits, "api", "NOPERM No permissions to access a key"); got !=
+		`Redis at redis:1 does not permit this user the semaphore "api"; let its ACL have the key "api" and the keys locksidecar_* (NOPERM No permissions to access a key)` {
+		t.Error(got)
 	}
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -146,6 +147,57 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 			}
 			if m := recv(t, received, "message"); m.Kind != redisop.Transferred || m.Tokens != tt.tokens {
 				t.Errorf("the receiver got %+v, want %d tokens", m, tt.tokens)
+			}
+		})
+	}
+}
+
+// With the permissions that deploy/README.md names, a host waits for permits in the queue. Without the keys of queues
+// semaphores are refused, and locks are not; without their commands permits are granted and given back, without places.
+//
+// Shows docs/kinds.md: Permits.
+func TestPermissionsOfSemaphores(t *testing.T) {
+	s := startRedis(t)
+	commands := slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return slices.Contains(queueRules, rule) })
+	for name, tt := range map[string]struct {
+		rules   []string
+		refused bool
+		places  bool
+	}{
+		"all":        {leastRules, false, true},
+		"nokeys":     {[]string{"~api", "~lock", "~redisson_lock_token:*", "&*", "+@all"}, true, false},
+		"nocommands": {commands, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.admin().FlushAll(ctx)
+			url := s.userURL(name, tt.rules...)
+			ignore := func(Event) {}
+			a := connected(t, url, func(c *Config) { c.on(Messages, ignore) })
+			b := connected(t, url, func(c *Config) { c.UUID = otherUUID; c.on(Messages, ignore) })
+			if res := a.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
+				t.Fatalf("a lock: %+v", res)
+			}
+			res := a.one(permitsOp("api", 1, 0, 8))
+			if tt.refused {
+				if res.Outcome != redisop.Refused || !strings.Contains(res.Msg, `let its ACL have the key "api" and the keys locksidecar_*`) {
+					t.Errorf("%+v", res)
+				}
+				return
+			}
+			if res.Outcome != redisop.Done || res.Permits != 8 {
+				t.Fatalf("%+v", res)
+			}
+			wait := permitsOp("api", 1, 0, 8)
+			wait.Flags |= redisop.Enqueue
+			if res := b.one(wait); res.Outcome != redisop.HeldByOther || res.IsQueued != tt.places {
+				t.Errorf("the second host: %+v", res)
+			}
+			if res := a.one(permitsDrop("api", 2)); res.Outcome != redisop.Done {
+				t.Errorf("given back: %+v", res)
+			}
+			again := permitsOp("api", 2, 0, 8)
+			if res := b.one(again); res.Outcome != redisop.Done || res.Permits != 8 {
+				t.Errorf("asked again: %+v", res)
 			}
 		})
 	}

@@ -62,7 +62,7 @@ func ReadDropped(answer wire.Reply, name string, at *wire.Server) (outcome Orpha
 	r := redisop.Result{Kind: redisop.Drop, Name: name}
 	refused, _, err := wire.Decode(answer, &r)
 	if err == nil && refused != "" {
-		err = wire.Unavailable(at.Answered(name, wire.Reason(refused)))
+		err = wire.Unavailable(at.Answered(redisop.KindLock, name, wire.Reason(refused)))
 	}
 	return OrphanDropped, r.Passed, err
 }
@@ -76,5 +76,5 @@ func refusedOrphaned(at *wire.Server, name, text string) string {
 		return fmt.Sprintf("Redis at %s does not permit this user to look for signs of life of another sidecar; let its ACL have +hkeys +exists +publish and the keys %s (%s)",
 			at.Address, at.Keys.QueuePatterns(), wire.Clip(text))
 	}
-	return at.Answered(name, text)
+	return at.Answered(redisop.KindLock, name, text)
 }

@@ -136,7 +136,7 @@ func (m *Machine) onProbe(now int64, answer *wire.Reply) {
 		b.passed, b.takeServed, b.takeRefused = true, false, false
 		b.refusals, b.why = 0, ""
 	case wire.EndsConnection(word):
-		m.drain(m.Server.Answered(wire.ProbeLock, text))
+		m.drain(m.Server.Answered(redisop.KindLock, wire.ProbeLock, text))
 	case word == "NOSCRIPT": // the next operation loads it
 	case m.noteRedirect(text), m.cfg.IsNode && (word == "ASK" || word == "TRYAGAIN"): // the slot is on its way to another node
 	case wire.DeniesKey(text) && !b.isConclusive(m.cfg.Keys.Prefix):

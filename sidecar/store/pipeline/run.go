@@ -159,7 +159,7 @@ func (m *Machine) decode(cl *call, answer *wire.Reply, results []redisop.Result)
 	switch {
 	case answer.Kind == '-':
 		for i := range results {
-			m.refuse(&results[i], answer.Text, len(results))
+			m.refuse(&results[i], ops[i].Of, answer.Text, len(results))
 		}
 	case cl.script == wire.Renew && answer.Kind == ':' && answer.Num == int64(len(results)):
 		for i := range results {
@@ -193,7 +193,7 @@ func (m *Machine) decodeStatus(op *redisop.Op, status *wire.Reply, r *redisop.Re
 		return err
 	}
 	if refusal != "" {
-		m.refuse(r, refusal, 1)
+		m.refuse(r, op.Of, refusal, 1)
 	}
 	if r.Outcome == redisop.NotALock {
 		r.Msg = m.Server.NotALock(r.Name, r.Field)
@@ -204,8 +204,9 @@ func (m *Machine) decodeStatus(op *redisop.Op, status *wire.Reply, r *redisop.Re
 	return nil
 }
 
-// refuse makes the result of an operation that Redis refused with a text, together with others: of so many at once.
-func (m *Machine) refuse(r *redisop.Result, text string, of int) {
+// refuse makes the result of an operation on a lock of a kind that Redis refused with a text, together with others: of so
+// many at once.
+func (m *Machine) refuse(r *redisop.Result, kind redisop.LockKind, text string, of int) {
 	text = wire.Reason(text)
 	word, _, _ := strings.Cut(text, " ")
 	r.Outcome = wire.OutcomeOf(word)
@@ -218,7 +219,7 @@ func (m *Machine) refuse(r *redisop.Result, text string, of int) {
 	if m.cfg.IsNode && word == "TRYAGAIN" && of == 1 {
 		m.deliveries = append(m.deliveries, Delivery{Kind: TryAgain, Redirect: wire.Redirect{Slot: m.cfg.Keys.SlotOf(r.Name)}})
 	}
-	r.Msg = m.Server.Answered(r.Name, text)
+	r.Msg = m.Server.Answered(kind, r.Name, text)
 	if wire.EndsConnection(word) {
 		m.drain(r.Msg)
 	}

@@ -86,8 +86,8 @@ func (s *Server) Demoted(answer string) string {
 	return fmt.Sprintf("Redis at %s has become a read-only replica; %s%s", s.Address, s.FailingOver(), answer)
 }
 
-// Answered is the sentence for an operation on name that Redis answered with text.
-func (s *Server) Answered(name, text string) string {
+// Answered is the sentence for an operation on the name of a lock of a kind that Redis answered with text.
+func (s *Server) Answered(kind redisop.LockKind, name, text string) string {
 	text = Clip(text)
 	c, _, _ := strings.Cut(text, " ")
 	switch c {
@@ -96,6 +96,10 @@ func (s *Server) Answered(name, text string) string {
 	case "NOPERM":
 		if !DeniesKey(text) {
 			return fmt.Sprintf("Redis at %s does not permit this user a command that the lock %q needs; let its ACL have +evalsha and the commands of the scripts (%s)", s.Address, name, text)
+		}
+		if kind == redisop.KindPermits {
+			return fmt.Sprintf("Redis at %s does not permit this user the semaphore %q; let its ACL have the key %q and the keys %s (%s)",
+				s.Address, name, s.Keys.Key(name), s.Keys.QueuePatterns(), text)
 		}
 		return fmt.Sprintf("Redis at %s does not permit this user the lock %q; let its ACL have the keys %q and %q (%s)",
 			s.Address, name, s.Keys.Key(name), s.Keys.Counter(name), text)
@@ -166,7 +170,7 @@ func (s *Server) Degraded(text string) string {
 	case Code(text) == "NOPERM", DeniedInScript(text):
 		return fmt.Sprintf("Redis at %s does not permit this user a command that acquires need; let its ACL have the commands of the scripts (%s)", s.Address, text)
 	}
-	return s.Answered(ProbeLock, text)
+	return s.Answered(redisop.KindLock, ProbeLock, text)
 }
 
 // DeniesKey reports whether an error says that the ACL denies a key.

@@ -1,0 +1,160 @@
+package sidecar_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
+)
+
+// wantPermits asks for permits of a semaphore, and returns the id of the request.
+func (c *wire) wantPermits(name string, permits, of uint16, waitMS int64) uint64 {
+	c.Helper()
+	c.id++
+	c.send(protocol.AcquirePermits{Acquire: protocol.Acquire{ID: c.id, Name: name, WaitMS: waitMS}, Permits: permits, Of: of})
+	return c.id
+}
+
+// permits acquires permits of a semaphore.
+func (c *wire) permits(name string, permits, of uint16) (ok protocol.AcquireOK) {
+	c.Helper()
+	c.answer(c.wantPermits(name, permits, of, protocol.Forever), &ok)
+	return ok
+}
+
+// Holds have as many permits as a semaphore has, and no more: on a host, and over all.
+func TestPermitsAreGrantedUpToTheCapacity(t *testing.T) {
+	here := newHouse(t, nil)
+	there := newHouse(t, func(c *sidecar.Config) { c.Redis = here.cfg.Redis })
+	a, b := greeted(t, here.cfg.Socket), greeted(t, there.cfg.Socket)
+	one, two := a.permits("api", 1, 3), a.permits("api", 1, 3)
+	if one.Permits != 1 || one.Of != 3 || one.Count != 1 || one.Token >= two.Token || one.Hold == two.Hold {
+		t.Errorf("%+v, then %+v", one, two)
+	}
+	b.refused(b.wantPermits("api", 2, 3, 0), protocol.Timeout, "too few of its permits are free")
+	b.permits("api", 1, 3)
+	waits := b.wantPermits("api", 2, 3, protocol.Forever)
+	a.refused(a.wantPermits("api", 1, 3, 0), protocol.Timeout, "too few of its permits are free")
+	a.release(one.Hold)
+	a.release(two.Hold)
+	var m protocol.AcquireOK
+	if b.answer(waits, &m); m.Permits != 2 {
+		t.Errorf("%+v", m)
+	}
+	a.refused(a.acquire("api", 0), protocol.Timeout, "") // it is nothing of this host any more
+}
+
+// A name is a lock or a semaphore on a host, until neither is held nor waited for.
+func TestNameIsALockOrASemaphore(t *testing.T) {
+	c := greeted(t, newHouse(t, nil).cfg.Socket)
+	c.permits("api", 1, 3)
+	c.refused(c.acquire("api", 0), protocol.Denied, "this name is in use as a semaphore on this host; choose another name")
+	c.hold("lock")
+	c.refused(c.wantPermits("lock", 1, 3, 0), protocol.Denied, "this name is in use as a lock on this host; choose another name")
+	c.refused(c.wantPermits("locksidecar_x", 1, 3, 0), protocol.Denied, "choose another name")
+}
+
+// A client that comes back has its permits, and a request that waits is sent again.
+func TestPermitsOutlastARestart(t *testing.T) {
+	h := newHouse(t, nil)
+	c, hello := h.hello(true, "")
+	one, two := c.permits("api", 2, 3), c.permits("api", 1, 3)
+	h.restart()
+	c = h.resumed(hello.Ticket)
+	if lost := c.claim(protocol.ClaimedHold{Hold: one.Hold, Entries: 1}, protocol.ClaimedHold{Hold: two.Hold, Entries: 1}); len(lost) > 0 {
+		t.Fatalf("lost: %v", lost)
+	}
+	if row := c.row("api"); row == nil || row.Permits != 3 || row.Held != 2 || row.Of != 3 {
+		t.Errorf("%+v", row)
+	}
+	waits := c.wantPermits("api", 1, 3, protocol.Forever)
+	c.release(two.Hold)
+	var m protocol.AcquireOK
+	if c.answer(waits, &m); m.Hold <= two.Hold {
+		t.Errorf("%+v", m)
+	}
+}
+
+// An operator lowers a semaphore for programs that name more, without them: those that have permits keep them.
+func TestPolicyLowersACapacity(t *testing.T) {
+	h := newHouse(t, nil)
+	c, hello := h.hello(true, "")
+	one, two := c.permits("api", 1, 3), c.permits("api", 1, 3)
+	h.cfg.Policy = []policy.Entry{{Name: "night", Users: me(), Names: []string{"api"}, Capacity: 1}}
+	h.restart()
+	c = h.resumed(hello.Ticket)
+	if lost := c.claim(protocol.ClaimedHold{Hold: one.Hold, Entries: 1}, protocol.ClaimedHold{Hold: two.Hold, Entries: 1}); len(lost) > 0 {
+		t.Fatalf("lost: %v", lost)
+	}
+	c.refused(c.wantPermits("api", 2, 3, protocol.Forever), protocol.Limit, `rule "night" of the policy limits the semaphore to 1 permits`)
+	waits := c.wantPermits("api", 1, 3, protocol.Forever)
+	c.release(one.Hold)
+	c.refused(c.wantPermits("api", 1, 3, 0), protocol.Timeout, "")
+	c.release(two.Hold)
+	var m protocol.AcquireOK
+	if c.answer(waits, &m); m.Of != 1 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// One hold is ended by force, or all.
+func TestForceReleaseOfASemaphore(t *testing.T) {
+	h := newHouse(t, nil)
+	c, operator := greeted(t, h.cfg.Socket), greeted(t, h.cfg.Socket)
+	first := c.permits("api", 1, 5)
+	second := c.permits("api", 1, 5)
+	third := c.permits("api", 1, 5)
+	force := func(hold uint64) (ok protocol.ForceReleaseOK) {
+		operator.id++
+		operator.ask(protocol.ForceRelease{ID: operator.id, Name: "api", Hold: hold}, &ok)
+		return ok
+	}
+	if m := force(second.Hold); m.Hold != second.Hold || m.Count != 0 {
+		t.Errorf("one: %+v", m)
+	}
+	if m := force(0); m.Hold != third.Hold || m.Count != 2 {
+		t.Errorf("all: %+v", m)
+	}
+	for _, want := range []uint64{second.Hold, first.Hold, third.Hold} {
+		if m, ok := c.next().(*protocol.LostEvent); !ok || m.Hold != want || m.Reason != protocol.ByForce {
+			t.Errorf("%+v, want hold %d", m, want)
+		}
+	}
+	operator.id++
+	operator.send(protocol.ForceRelease{ID: operator.id, Name: "api", Hold: first.Hold})
+	operator.refused(operator.id, protocol.NotHeld, "it has ended")
+}
+
+// Permits of a host that is gone are free with its lease: none is freed as orphaned.
+func TestPermitsAreNotOrphaned(t *testing.T) {
+	there := newHouse(t, nil)
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
+	greeted(t, there.cfg.Socket).permits("api", 1, 5)
+	if _, refusal := greeted(t, here.cfg.Socket).orphaned("api"); refusal == nil || refusal.Code != protocol.Denied || !strings.Contains(refusal.Msg, "are free when its lease ends, and not before") {
+		t.Errorf("%+v", refusal)
+	}
+}
+
+// Events have the permits of the hold.
+func TestEventsHavePermits(t *testing.T) {
+	h := newHouse(t, nil)
+	c, operator := greeted(t, h.cfg.Socket), greeted(t, h.cfg.Socket)
+	c.permits("api", 3, 3)
+	waits := c.wantPermits("api", 2, 3, protocol.Forever)
+	operator.refused(operator.wantPermits("api", 1, 3, 20), protocol.Timeout, "") // later: so the other one has waited for 20 ms
+	operator.id++
+	operator.ask(protocol.ForceRelease{ID: operator.id, Name: "api"}, new(protocol.ForceReleaseOK))
+	if m, ok := c.next().(*protocol.LostEvent); !ok {
+		t.Fatalf("%+v", m)
+	}
+	c.answer(waits, new(protocol.AcquireOK))
+	permits := map[string]uint16{}
+	for _, e := range operator.follow(0, 3) {
+		permits[e.Kind] = e.Permits
+	}
+	if permits[protocol.EventLost] != 3 || permits[protocol.EventGranted] != 2 {
+		t.Errorf("%v", permits)
+	}
+}
