@@ -360,6 +360,10 @@ func (w *world) onCanceled(h *host, e *locktable.Effect) {
 
 func (w *world) onForced(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqForce)
+	if q.name == semaphore {
+		w.onPermitsForced(e, &q)
+		return
+	}
 	c := &h.locks[q.name].hold
 	if q.wantError != "" || e.Hold != q.target {
 		w.violation(invariant.Answers, int(q.name), "force_release ended hold %d, instead of hold %d (%q)", e.Hold, q.target, q.wantError)
@@ -503,7 +507,7 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 		return
 	}
 	if h.journal.permits[e.Hold] {
-		w.onPermitsLost(h, s, e)
+		w.onPermitsLost(h, s, e, received)
 		return
 	}
 	n := -1

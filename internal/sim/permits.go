@@ -14,8 +14,8 @@ import (
 
 // The semaphore of a world: its clients, what Redis has of it, its faults, and what is checked.
 //
-// A client whose sidecar is gone gives its permits up, and its requests: it resumes its session for its locks alone.
-// What its sidecar had for it is to be given back.
+// A client whose sidecar is gone gives some of its permits up, and its requests, and claims the others when it resumes its
+// session. What its sidecar had for it beyond those is to be given back.
 
 // permitsWorld is what the world knows of the semaphore.
 type permitsWorld struct {
@@ -23,6 +23,8 @@ type permitsWorld struct {
 	largest int64           // capacity that a request has named
 	tokens  map[uint64]bool // that were granted
 	lostAt  int64           // when what Redis had was last destroyed or changed from outside
+
+	forcing *protocol.ForceRelease // whose effects are carried out
 
 	executedAt           int64 // when Redis last executed an operation on it
 	operations, requests int   // so far; operations without those that renew and check
@@ -36,6 +38,7 @@ type permitsOnHost struct {
 	units        int64        // of its claim
 	askedAt      int64        // when it asked for the last of them, or was admitted, world time
 	goneAt       int64        // when a request of it last ended without a grant, world time
+	deniedAt     int64        // when one was denied last, world time
 }
 
 // permitHold is one hold of permits.
@@ -44,6 +47,11 @@ type permitHold struct {
 	num                 uint64
 	permits             int64
 	fixed, isUnserved   bool
+	isAway              bool  // its client has lost its sidecar, and may claim it
+	isClaimed           bool  // isAway: it has claimed it
+	isGone              bool  // its sidecar knows that it is lost, and could not send that
+	isDeleted           bool  // isGone: with what Redis had
+	restored            bool  // its sidecar was restarted since the grant
 	deadline, endAt     int64 // host clock; endAt 0: none
 	granted, crashDelay int64
 }
@@ -61,7 +69,7 @@ func (c *permitHold) end() int64 {
 // findPermit returns a hold in which a client believes; nil: it has none.
 func (w *world) findPermit(h *host, s *session) *permitHold {
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; c.session == s.id && !c.isUnserved && h.clock(w.now) < c.end() {
+		if c := &h.permits.holds[i]; c.session == s.id && !c.isUnserved && !c.isAway && h.clock(w.now) < c.end() {
 			return c
 		}
 	}
@@ -86,6 +94,8 @@ func (w *world) actOnPermits(h *host, s *session) bool {
 	switch {
 	case c != nil && r.below(1000) < 550:
 		w.releasePermits(h, s, c)
+	case w.plan.forces && r.oneIn(100):
+		w.forcePermits(h, s)
 	case len(s.requests) < 4:
 		w.acquirePermits(h, s)
 	}
@@ -151,6 +161,45 @@ func (w *world) releasePermits(h *host, s *session, c *permitHold) {
 	w.drain(h)
 }
 
+// forcePermits ends one hold of the semaphore on a host by force, or all.
+func (w *world) forcePermits(h *host, s *session) {
+	r, now := &w.permits.random, h.clock(w.now)
+	s.lastID++
+	req := protocol.ForceRelease{ID: s.lastID, Name: lockNames[semaphore]}
+	if n := len(h.permits.holds); n > 0 && r.oneIn(2) {
+		req.Hold = h.permits.holds[r.below(int64(n))].num
+	}
+	s.requests = append(s.requests, request{id: req.ID, kind: reqForce, name: semaphore, target: req.Hold, either: true})
+	if w.trace.on {
+		w.trace.add(w, semaphore, h, "s%d force_release id=%d hold=%d", s.id, req.ID, req.Hold)
+	}
+	newest := newestPermits(h) // a request may be granted afterwards
+	w.permits.forcing = &req
+	h.table.ForceRelease(now, s.id, req)
+	w.drain(h)
+	w.permits.forcing = nil
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; (req.Hold == 0 && c.num <= newest || c.num == req.Hold) && !c.isUnserved && !c.isGone && now < c.end() {
+			w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced, and its client was not notified", c.num, c.session)
+		}
+	}
+}
+
+func newestPermits(h *host) (num uint64) {
+	for i := range h.permits.holds {
+		num = max(num, h.permits.holds[i].num)
+	}
+	return num
+}
+
+// onPermitsForced judges the answer to a force_release.
+func (w *world) onPermitsForced(e *locktable.Effect, q *request) {
+	if e.Count == 0 || q.target != 0 && (e.Hold != q.target || e.Count != 1) {
+		w.violation(invariant.Answers, semaphore, "force_release of hold %d ended %d holds, up to %d", q.target, e.Count, e.Hold)
+	}
+	w.check.meet(PermitsForced)
+}
+
 // endPermits has clients stop believing in holds.
 func (w *world) endPermits(h *host, which func(*permitHold) bool) {
 	h.permits.holds = slices.DeleteFunc(h.permits.holds, func(c permitHold) bool {
@@ -173,9 +222,81 @@ func (w *world) hasRenewedPermits(h *host, s *session) bool {
 	return slices.ContainsFunc(h.permits.holds, func(c permitHold) bool { return c.session == s.id && !c.fixed && !c.isUnserved })
 }
 
-// forgetPermits has a client that has lost its sidecar give its permits up.
-func (w *world) forgetPermits(h *host, id locktable.SessionID) {
-	w.endPermits(h, func(c *permitHold) bool { return c.session == id && !c.isUnserved })
+// disconnectPermits has a client that has lost its sidecar, or its connection while it claimed, give some of its permits up.
+func (w *world) disconnectPermits(h *host, id locktable.SessionID) {
+	w.forgetPermits(h, id, 3)
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; c.session == id && !c.isUnserved {
+			c.isAway, c.isClaimed, c.restored = true, false, true
+		}
+	}
+}
+
+// forgetPermits has a client that is away give up one in so many of the permits that it has not claimed, and those that have
+// ended.
+func (w *world) forgetPermits(h *host, id locktable.SessionID, oneIn int64) {
+	now := h.clock(w.now)
+	w.endPermits(h, func(c *permitHold) bool {
+		return c.session == id && !c.isUnserved && !c.isClaimed && (now >= c.end() || w.permits.random.oneIn(oneIn))
+	})
+}
+
+// claimPermits has a client claim permits, as many as there is room for. more: it has others.
+func (w *world) claimPermits(h *host, s *session, room int, req *protocol.Claim) (more bool) {
+	w.forgetPermits(h, s.id, 12*btoi64(w.phase == faulty))
+	for i := range h.permits.holds {
+		c := &h.permits.holds[i]
+		if c.session != s.id || !c.isAway || c.isClaimed || c.isUnserved {
+			continue
+		}
+		if room--; room < 0 {
+			return true
+		}
+		c.isClaimed = true
+		req.Holds = append(req.Holds, protocol.ClaimedHold{Hold: c.num, Entries: 1})
+	}
+	return false
+}
+
+// onPermitsClaimed judges that a client has claimed all that it has.
+func (w *world) onPermitsClaimed(h *host, s *session) {
+	now := h.clock(w.now)
+	row, _ := h.table.Info(now, lockNames[semaphore])
+	var over []uint64
+	for i := range h.permits.holds {
+		c := &h.permits.holds[i]
+		if c.session != s.id || !c.isAway || c.isUnserved {
+			continue
+		}
+		isHeld := slices.ContainsFunc(row.Holders, func(r protocol.HolderRow) bool {
+			return r.Hold == c.num && int64(r.Permits) == c.permits && !r.Absent && !r.Orphan
+		})
+		if !c.isClaimed || c.isGone || !isHeld && row.Held <= protocol.MaxWaiters {
+			w.violation(invariant.ResumedSession, semaphore, "session %d claimed hold %d of %d permits (%v), and does not have it: %+v", s.id, c.num, c.permits, c.isClaimed, row)
+		}
+		if c.isAway, c.isClaimed = false, false; now >= c.end() { // between the claim and its answer
+			over = append(over, c.num)
+		}
+		w.check.meet(PermitsClaimed)
+	}
+	for _, num := range over {
+		w.endPermits(h, func(c *permitHold) bool { return c.num == num })
+		h.table.Release(now, s.id, protocol.Release{Hold: num})
+	}
+}
+
+// onPermitsForgotten judges the event that claimed permits are gone; false: the hold is of none.
+func (w *world) onPermitsForgotten(h *host, s *session, e *locktable.Effect) bool {
+	i := slices.IndexFunc(h.permits.holds, func(c permitHold) bool { return c.num == e.Hold && c.session == s.id })
+	if i < 0 {
+		return false
+	}
+	if c := &h.permits.holds[i]; s.link != claiming || !c.isClaimed || !c.isGone {
+		w.violation(invariant.ResumedSession, semaphore, "hold %d of session %d was neither released nor lost, and is forgotten", e.Hold, s.id)
+	}
+	w.check.lost[e.Reason]++
+	w.endPermits(h, func(c *permitHold) bool { return c.num == e.Hold })
+	return true
 }
 
 // closePermits ends the holds of a client that is dead.
@@ -334,7 +455,7 @@ func (w *world) checkPermitsCovered(h *host) {
 	claim := s.Claims[redis.Owner(h.index)]
 	held, end := int64(0), int64(0)
 	for i := range p.holds {
-		if c := &p.holds[i]; now < c.end() {
+		if c := &p.holds[i]; now < c.end() && !c.isDeleted {
 			held, end = held+c.permits, max(end, h.worldTime(c.end()))
 		}
 	}
@@ -357,7 +478,7 @@ func (w *world) onPermitsOperation(h *host, op redisop.Op) {
 	l, now := &h.locks[semaphore], h.clock(w.now)
 	held := int64(0)
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; now < c.end() {
+		if c := &h.permits.holds[i]; now < c.end() && !c.isDeleted {
 			held += c.permits
 		}
 	}
@@ -426,7 +547,7 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 	for _, g := range w.hosts {
 		isExcused = isExcused || g.permits.excusedUntil > w.now
 		for i := range g.permits.holds {
-			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() {
+			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() && !o.isDeleted {
 				held += o.permits
 			}
 		}
@@ -495,7 +616,9 @@ func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *re
 			w.violation(invariant.AnswersInTime, semaphore, "request %d of session %d is refused as unavailable: %s", q.id, s.id, e.Msg)
 		}
 	case protocol.Denied:
-		if w.now-h.locks[semaphore].refusedAt > eps {
+		// Those that wait are denied, in parts, until none is left.
+		since := max(h.locks[semaphore].refusedAt, h.permits.deniedAt)
+		if h.permits.deniedAt = w.now; w.now-since > eps && q.arrived > h.clock(since)+eps {
 			w.violation(invariant.Answers, semaphore, "request %d of session %d is denied: %s", q.id, s.id, e.Msg)
 		}
 	case protocol.Canceled:
@@ -509,8 +632,8 @@ func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *re
 	}
 }
 
-// onPermitsLost judges the end of a hold that no client released.
-func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect) {
+// onPermitsLost judges the end of a hold that no client released. received: its client gets the event.
+func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received bool) {
 	i := slices.IndexFunc(h.permits.holds, func(c permitHold) bool { return c.num == e.Hold })
 	if i < 0 {
 		if !s.restored && s.link == connected && !s.detached && h.life == 0 {
@@ -524,7 +647,7 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect) {
 	right := false
 	switch e.Reason {
 	case protocol.Expired:
-		right = now >= c.deadline || !c.fixed && !w.isLossless(semaphore) && c.deadline-now <= h.longest/4
+		right = now >= c.deadline || !c.fixed && !w.isLossless(semaphore) && (c.deadline-now <= h.longest/4 || c.restored && h.longest > h.lease)
 		if w.isLossless(semaphore) && !c.fixed && !c.isUnserved && w.now-l.refusedAt > h.lease {
 			w.violation(invariant.HoldsLast, semaphore, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
@@ -532,11 +655,17 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect) {
 		right = c.endAt > 0 && now >= c.endAt
 	case protocol.Deleted:
 		right = w.permits.lostAt > 0
+	case protocol.ByForce:
+		right = w.permits.forcing != nil && (w.permits.forcing.Hold == 0 || w.permits.forcing.Hold == c.num)
 	}
 	if !right {
 		w.violation(invariant.Losses, semaphore, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
 	}
 	w.check.meetIf(PermitsLost, e.Reason == protocol.Deleted)
+	if !received && e.Reason != protocol.ByForce && !c.isUnserved {
+		h.permits.holds[i].isGone, h.permits.holds[i].isDeleted = true, e.Reason == protocol.Deleted // its client finds that out when it claims it, or believes in it until its end
+		return
+	}
 	w.endPermits(h, func(o *permitHold) bool { return o.num == e.Hold })
 }
 
@@ -547,6 +676,9 @@ func (w *world) onPermitsLease(h *host, s *session, deadline int64) {
 		c := &h.permits.holds[i]
 		if c.session != s.id || c.fixed || c.isUnserved || deadline <= c.deadline {
 			continue
+		}
+		if now > c.deadline && c.isAway {
+			continue // its client has given it up, or is about to
 		}
 		if now > c.deadline {
 			w.violation(invariant.Validity, semaphore, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.deadline), c.num)
@@ -560,11 +692,11 @@ func (w *world) onPermitsLease(h *host, s *session, deadline int64) {
 func (w *world) auditPermits(h *host, now int64) {
 	w.checkPermitsIdle(h)
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; !c.isUnserved && now > c.end()+eps {
+		if c := &h.permits.holds[i]; !c.isUnserved && !c.isAway && now > c.end()+eps {
 			w.violation(invariant.HoldsEnd, semaphore, "session %d was not notified that hold %d is lost; its end was %s ago", c.session, c.num, time.Duration(now-c.end()))
 		}
 	}
-	w.endPermits(h, func(c *permitHold) bool { return c.isUnserved && now > c.end()+eps })
+	w.endPermits(h, func(c *permitHold) bool { return (c.isUnserved || c.isAway && !c.isClaimed) && now > c.end()+eps })
 }
 
 // checkPermitsEmpty checks that no permits are left of sessions that are all closed.

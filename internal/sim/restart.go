@@ -129,8 +129,13 @@ func (w *world) dropEffect(h *host, e *locktable.Effect) {
 // noteUnheard notes that a request waits no more, to the sidecar that is being killed.
 func (w *world) noteUnheard(h *host, e *locktable.Effect) {
 	s := &h.sessions[slotOf(e.Session)]
-	if i := s.find(e.ID, reqAcquire); s.id == e.Session && i >= 0 {
-		s.requests[i].isUnheard = true
+	if s.id != e.Session {
+		return
+	}
+	for i := range s.requests {
+		if q := &s.requests[i]; q.id == e.ID && (q.kind == reqAcquire || q.kind == reqPermits) {
+			q.isUnheard = true
+		}
 	}
 }
 
@@ -425,6 +430,7 @@ func (w *world) startWithoutState(h *host) {
 	for i := range h.sessions {
 		s := &h.sessions[i]
 		w.resetClient(s)
+		w.detachPermits(h, s.id)
 		s.open = false
 	}
 	for n := range w.plan.names {

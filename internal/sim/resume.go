@@ -87,6 +87,7 @@ func (w *world) disconnect(h *host, s *session) {
 	if was == disconnected {
 		return
 	}
+	w.disconnectPermits(h, s.id)
 	if was == connected {
 		for n := range w.plan.names {
 			c := &h.locks[n].hold
@@ -119,7 +120,6 @@ func (w *world) disconnect(h *host, s *session) {
 			}
 		}
 		w.dropRequests(h, s)
-		w.forgetPermits(h, s.id)
 	}
 	s.diesBeforeReturn = w.random.oneIn(8)
 	back := w.random.magnitude(ms, max(w.plan.returnTime, 2*ms))
@@ -143,6 +143,7 @@ func (w *world) comesBack(h *host, s *session, e event) {
 		w.drainDeferred(h)
 		w.check.meet(NewSessionAfterReturn)
 		resend := s.resend
+		w.detachPermits(h, s.id) // of what its sidecar does not know it
 		w.open(h, int(e.arg))
 		s.resend = resend
 		w.resendAll(h, s)
@@ -166,6 +167,7 @@ func (w *world) comesBack(h *host, s *session, e event) {
 func (w *world) die(h *host, s *session) {
 	switch {
 	case s.closedBySidecar:
+		w.closePermits(h, s.id)
 		w.resetClient(s)
 	case h.process != serving:
 		if w.trace.on {
@@ -175,6 +177,7 @@ func (w *world) die(h *host, s *session) {
 		for len(s.beliefs) > 0 {
 			w.giveUp(h, s, 0)
 		}
+		w.closePermits(h, s.id)
 		w.waiting -= len(s.resend)
 		s.resend = nil
 		s.diedWhileDown = true
@@ -254,6 +257,7 @@ func (w *world) claimPage(h *host, s *session) {
 		b.claimed = true
 		req.Holds = append(req.Holds, b.hold.claim())
 	}
+	req.More = w.claimPermits(h, s, max(room, 0), &req) || req.More
 	req.More = req.More || w.random.oneIn(4)
 	s.claimSent, s.lastClaim = true, !req.More
 	if s.pages++; s.pages == 2 {
@@ -371,6 +375,7 @@ func (w *world) onClaimed(h *host, e *locktable.Effect) {
 		}
 		c.state = live
 	}
+	w.onPermitsClaimed(h, s)
 	s.link, s.restored = connected, false
 	s.beliefs = nil
 	w.schedule(h, s, w.pause())
@@ -420,6 +425,9 @@ func (w *world) noteLost(h *host, s *session, n int, e *locktable.Effect, receiv
 
 // onForgotten judges the event that a claimed hold is gone.
 func (w *world) onForgotten(h *host, s *session, e *locktable.Effect) {
+	if w.onPermitsForgotten(h, s, e) {
+		return
+	}
 	i := s.belief(e.Hold)
 	if s.link != claiming || i < 0 || !s.beliefs[i].claimed {
 		w.violation(invariant.ResumedSession, -1, "session %d is notified that hold %d is forgotten, and did not claim it", s.id, e.Hold)

@@ -94,6 +94,8 @@ const (
 	PermitsOfOwnPlace  // a host's own operation found that it was its turn
 	PermitsRecalled    // of a host that may have idle ones
 	PermitsLost        // with what Redis had
+	PermitsForced      // holds were ended by force
+	PermitsClaimed     // by a client that resumed its session
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
 	KilledInJournal          // between two calls of the journal
@@ -220,6 +222,8 @@ var situationNames = [situations]string{
 	PermitsOfOwnPlace:  "permits-of-own-place",
 	PermitsRecalled:    "permits-recalled",
 	PermitsLost:        "permits-lost",
+	PermitsForced:      "permits-forced",
+	PermitsClaimed:     "permits-claimed",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",
