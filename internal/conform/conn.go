@@ -121,6 +121,8 @@ func kept(m protocol.Request) protocol.Request {
 		return keep(m)
 	case *protocol.Acquire:
 		return keep(m)
+	case *protocol.AcquirePermits:
+		return keep(m)
 	case *protocol.Release:
 		return keep(m)
 	case *protocol.Confirm:
@@ -251,8 +253,8 @@ func (c *conn) serveFor(wait time.Duration) {
 			c.reply(protocol.InfoOK{ID: m.ID})
 		case *protocol.Cancel:
 			c.reply(protocol.CancelOK{ID: m.ID})
-		case *protocol.Acquire:
-			c.refuse(m.ID, protocol.Timeout, "the scene is over")
+		case *protocol.Acquire, *protocol.AcquirePermits:
+			c.refuse(m.RequestID(), protocol.Timeout, "the scene is over")
 		}
 	}
 }
@@ -390,6 +392,20 @@ func (c *conn) acquire(name string) *protocol.Acquire {
 		c.stage.fail(what, "%s", c.last)
 	}
 	return a
+}
+
+// requested expects the request of a command acquire: of a lock, or of permits of a semaphore.
+func (c *conn) requested(cmd command) *protocol.Acquire {
+	if cmd.Of == 0 {
+		return c.acquire(cmd.Name)
+	}
+	permits := max(cmd.Permits, 1)
+	what := fmt.Sprintf("an acquire_permits of %q with permits %d and of %d", cmd.Name, permits, cmd.Of)
+	m := expect[*protocol.AcquirePermits](c, what)
+	if m.Name != cmd.Name || m.Permits != permits || m.Of != cmd.Of {
+		c.stage.fail(what, "%s", c.last)
+	}
+	return &m.Acquire
 }
 
 // release expects a release, with or without an id, and answers it.

@@ -29,6 +29,8 @@ type command struct {
 	CrashDelayMS int64  `json:"crash_delay_ms,omitempty"` // acquire; absent: 0
 	KeepMS       int64  `json:"keep_ms,omitempty"`        // acquire; absent: 0
 	Owner        int    `json:"owner,omitempty"`          // acquire; absent: an owner that never re-enters
+	Permits      uint16 `json:"permits,omitempty"`        // acquire, with of; absent: 1
+	Of           uint16 `json:"of,omitempty"`             // acquire: of a semaphore; absent: of a lock
 	Target       int    `json:"target,omitempty"`         // cancel: n of an acquire
 	Confirm      bool   `json:"confirm,omitempty"`        // release
 }

@@ -24,7 +24,8 @@ const (
 	MaxHold    Feature = "max_hold"   // max_hold_ms
 	CrashDelay Feature = "crash_delay"
 	Keep       Feature = "keep"
-	Notify     Feature = "notify" // reports a loss without being asked
+	Permits    Feature = "permits" // of semaphores
+	Notify     Feature = "notify"  // reports a loss without being asked
 )
 
 // Features are all features, with what each means.
@@ -42,6 +43,7 @@ var Features = []struct {
 	{MaxHold, "`max_hold_ms` of `acquire`"},
 	{CrashDelay, "`crash_delay_ms` of `acquire`"},
 	{Keep, "`keep_ms` of `acquire`"},
+	{Permits, "`of` and `permits` of `acquire`: the client acquires permits of a semaphore"},
 	{Notify, "the driver reports a loss without being asked"},
 }
 
@@ -49,7 +51,7 @@ var Features = []struct {
 func Scenes() []Scene {
 	var all []Scene
 	for _, part := range [][]Scene{
-		helloScenes, lockScenes, deadlineScenes, cancelScenes, badFrameScenes(), resumeScenes, confirmScenes,
+		helloScenes, lockScenes, deadlineScenes, cancelScenes, badFrameScenes(), resumeScenes, confirmScenes, permitScenes,
 	} {
 		all = append(all, part...)
 	}

@@ -1,6 +1,8 @@
 package conform
 
 import (
+	"fmt"
+
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -9,14 +11,15 @@ import (
 func (s *stage) confirming(c *conn) (int, *protocol.Confirm) {
 	n := s.send(command{Do: "release", As: "a", Confirm: true})
 	c.release(1)
-	return n, c.confirm()
+	return n, c.confirm("a")
 }
 
-// confirm expects a confirm of the lock "a".
-func (c *conn) confirm() *protocol.Confirm {
-	m := expect[*protocol.Confirm](c, `a confirm of "a"`)
-	if m.Name != "a" {
-		c.stage.fail(`a confirm of "a"`, "%s", c.last)
+// confirm expects a confirm of a name.
+func (c *conn) confirm(name string) *protocol.Confirm {
+	what := fmt.Sprintf("a confirm of %q", name)
+	m := expect[*protocol.Confirm](c, what)
+	if m.Name != name {
+		c.stage.fail(what, "%s", c.last)
 	}
 	return m
 }
@@ -61,7 +64,7 @@ var confirmScenes = []Scene{
 				s.acquire(c, "a", hold, protocol.Now()+hour)
 				n := s.send(command{Do: "release", As: "a", Confirm: true})
 				c.release(hold)
-				m := c.confirm()
+				m := c.confirm("a")
 				c.refuse(m.ID, code, "Redis refused it")
 				s.awaitError(n, "the release fails with the error unconfirmed", "unconfirmed")
 				s.lost("a", "it was released")
@@ -79,7 +82,7 @@ var confirmScenes = []Scene{
 			next := s.connectResuming()
 			next.welcome(true)
 			next.answerClaim(next.claim(map[uint64]uint32{2: 1}))
-			next.reply(protocol.ConfirmOK{ID: next.confirm().ID})
+			next.reply(protocol.ConfirmOK{ID: next.confirm("a").ID})
 			s.awaitOK(n, "the release succeeds")
 		},
 	},
@@ -90,7 +93,7 @@ var confirmScenes = []Scene{
 			n, c := s.unconfirmedIn(s.uuid)
 			info := expect[*protocol.Info](c, `an info about "a"`)
 			c.reply(protocol.InfoOK{ID: info.ID, Lock: &protocol.LockRow{Name: "a", State: protocol.StateHeld, Hold: 2, Count: 1}})
-			c.reply(protocol.ConfirmOK{ID: c.confirm().ID})
+			c.reply(protocol.ConfirmOK{ID: c.confirm("a").ID})
 			s.awaitOK(n, "the release succeeds")
 		},
 	},

@@ -437,27 +437,34 @@ func badFrameScenes() []Scene {
 	} {
 		scenes = append(scenes, Scene{
 			Name: "bad-frame/" + bad.name, Spec: "§2, §7",
-			Demand: "After " + bad.what + " the acquire fails, and the client relies on no hold and closes the connection, or closes it as soon as it relies on none.",
-			play: func(s *stage) {
-				c := s.open()
-				s.acquire(c, "a", 1, protocol.Now()+hour)
-				n, x := s.request(c, command{As: "x", Name: "x"})
-				c.raw(bad.frame(x.ID))
-				s.awaitError(n, "the acquire fails")
-				r := s.await(s.check("a"), "the answer to check")
-				if r.Held != nil && *r.Held {
-					if c.read(quietTime); c.hasEnded {
-						s.fail("the client relies on no hold when it closes the connection to a running sidecar", "%s, and then the end of the connection", r.line)
-					}
-					n := s.send(command{Do: "close"})
-					c.expectEnd("it received " + bad.what)
-					s.awaitOK(n, "close succeeds")
-					s.isOpen = false
-					return
-				}
-				c.expectEnd("it received " + bad.what)
-			},
+			Demand: badFrameDemand(bad.what),
+			play:   func(s *stage) { playBadFrame(s, command{As: "x", Name: "x"}, bad.what, bad.frame) },
 		})
 	}
 	return scenes
+}
+
+func badFrameDemand(what string) string {
+	return "After " + what + " the acquire fails, and the client relies on no hold and closes the connection, or closes it as soon as it relies on none."
+}
+
+// playBadFrame sends an invalid frame while an acquire waits.
+func playBadFrame(s *stage, acquire command, what string, frame func(id uint64) []byte) {
+	c := s.open()
+	s.acquire(c, "a", 1, protocol.Now()+hour)
+	n, x := s.request(c, acquire)
+	c.raw(frame(x.ID))
+	s.awaitError(n, "the acquire fails")
+	r := s.await(s.check("a"), "the answer to check")
+	if r.Held != nil && *r.Held {
+		if c.read(quietTime); c.hasEnded {
+			s.fail("the client relies on no hold when it closes the connection to a running sidecar", "%s, and then the end of the connection", r.line)
+		}
+		n := s.send(command{Do: "close"})
+		c.expectEnd("it received " + what)
+		s.awaitOK(n, "close succeeds")
+		s.isOpen = false
+		return
+	}
+	c.expectEnd("it received " + what)
 }

@@ -443,12 +443,12 @@ var resumeScenes = []Scene{
 	{
 		Name: "waiters/after-claims", Spec: "§4.11, §9.2", Needs: []Feature{Resume, Concurrent},
 		Demand: "Unanswered acquires are sent again after the answer to the last claim, in their order, with what is left of wait_ms.",
-		play:   func(s *stage) { playWaiters(s, true) },
+		play:   func(s *stage) { playWaiters(s, true, lockWaiters) },
 	},
 	{
 		Name: "waiters/new-session", Spec: "§4.11, §9.2", Needs: []Feature{Resume, Concurrent},
 		Demand: "If the session is not resumed, unanswered acquires are sent again after the answer to hello.",
-		play:   func(s *stage) { playWaiters(s, false) },
+		play:   func(s *stage) { playWaiters(s, false, lockWaiters) },
 	},
 	{
 		Name: "waiters/canceled-meanwhile", Spec: "§4.11", Needs: []Feature{Resume, Concurrent, Cancel},
@@ -545,12 +545,15 @@ var resumeScenes = []Scene{
 	},
 }
 
+// lockWaiters are two acquires, "x" with wait_ms and "y" without.
+var lockWaiters = [2]command{{As: "x", Name: "x", WaitMS: ms(60_000)}, {As: "y", Name: "y"}}
+
 // playWaiters ends the connection while two acquires wait.
-func playWaiters(s *stage, isResumed bool) {
+func playWaiters(s *stage, isResumed bool, waiters [2]command) {
 	c := s.holding("a")
-	const wait = 60_000
-	x, _ := s.request(c, command{As: "x", Name: "x", WaitMS: ms(wait)})
-	y, _ := s.request(c, command{As: "y", Name: "y"})
+	wait := *waiters[0].WaitMS
+	x, _ := s.request(c, waiters[0])
+	y, _ := s.request(c, waiters[1])
 	s.unlisten()
 	c.end()
 	s.sleepUntil(protocol.Now() + int64(200*time.Millisecond))
@@ -562,11 +565,11 @@ func playWaiters(s *stage, isResumed bool) {
 		next.quiet("claims are due")
 		next.answerClaim(m)
 	}
-	mx := next.acquire("x")
+	mx := next.requested(waiters[0])
 	if mx.WaitMS < 1 || mx.WaitMS > wait-190 {
 		s.fail(fmt.Sprintf("wait_ms of at least 1 and at most %d, what is left of %d", wait-190, wait), "%d", mx.WaitMS)
 	}
-	my := next.acquire("y")
+	my := next.requested(waiters[1])
 	if my.WaitMS != protocol.Forever {
 		s.fail("an acquire without wait_ms", "wait_ms %d", my.WaitMS)
 	}

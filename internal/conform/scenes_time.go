@@ -339,27 +339,7 @@ var cancelScenes = []Scene{
 	{
 		Name: "cancel/too-late", Spec: "§4.5, §9.1", Needs: []Feature{Concurrent, Cancel},
 		Demand: "If the grant was sent before the cancel was read, the client releases the hold, or its caller gets it.",
-		play: func(s *stage) {
-			c := s.open()
-			n, a := s.request(c, command{As: "a", Name: "a"})
-			s.send(command{Do: "cancel", Target: n})
-			m := c.cancel(a.ID)
-			c.grant(a, protocol.AcquireOK{Hold: 1, DeadlineNS: protocol.Now() + hour})
-			if m.ID != 0 {
-				c.reply(protocol.CancelOK{ID: m.ID, Canceled: false})
-			}
-			r := s.await(n, "the acquire ends")
-			switch {
-			case r.OK:
-				s.held("a", "the acquire succeeded")
-				s.release(c, "a", 1)
-			case r.Error == "canceled":
-				c.release(1)
-			default:
-				s.fail("the acquire succeeds, or fails with the error canceled", "%s", r.line)
-			}
-			s.fence(c, "the hold was released once")
-		},
+		play:   func(s *stage) { playCanceledTooLate(s, command{As: "a", Name: "a"}) },
 	},
 	{
 		Name: "cancel/lost-grant", Spec: "§4.5, §5.1", Needs: []Feature{Concurrent, Cancel},
@@ -383,6 +363,29 @@ var cancelScenes = []Scene{
 			s.held("b", "only the earlier hold was lost")
 		},
 	},
+}
+
+// playCanceledTooLate cancels an acquire, and grants it.
+func playCanceledTooLate(s *stage, acquire command) {
+	c := s.open()
+	n, a := s.request(c, acquire)
+	s.send(command{Do: "cancel", Target: n})
+	m := c.cancel(a.ID)
+	c.grant(a, protocol.AcquireOK{Hold: 1, DeadlineNS: protocol.Now() + hour})
+	if m.ID != 0 {
+		c.reply(protocol.CancelOK{ID: m.ID, Canceled: false})
+	}
+	r := s.await(n, "the acquire ends")
+	switch {
+	case r.OK:
+		s.held("a", "the acquire succeeded")
+		s.release(c, "a", 1)
+	case r.Error == "canceled":
+		c.release(1)
+	default:
+		s.fail("the acquire succeeds, or fails with the error canceled", "%s", r.line)
+	}
+	s.fence(c, "the hold was released once")
 }
 
 // requestAfterRelease is request; a release of an earlier hold may come before it.

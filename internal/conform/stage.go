@@ -406,11 +406,9 @@ func (s *stage) acquire(c *conn, name string, hold uint64, deadline int64) {
 	s.acquireAs(c, command{As: name, Name: name}, protocol.AcquireOK{Hold: hold, DeadlineNS: deadline})
 }
 
-// acquireAs lets the client send an acquire, and grants it.
+// acquireAs lets the client send an acquire, of a lock or of permits, and grants it.
 func (s *stage) acquireAs(c *conn, cmd command, grant protocol.AcquireOK) *protocol.Acquire {
-	cmd.Do = "acquire"
-	n := s.send(cmd)
-	a := c.acquire(cmd.Name)
+	n, a := s.request(c, cmd)
 	c.grant(a, grant)
 	s.awaitOK(n, "the acquire succeeds, because it was granted")
 	return a
@@ -420,7 +418,7 @@ func (s *stage) acquireAs(c *conn, cmd command, grant protocol.AcquireOK) *proto
 func (s *stage) request(c *conn, cmd command) (int, *protocol.Acquire) {
 	cmd.Do = "acquire"
 	n := s.send(cmd)
-	return n, c.acquire(cmd.Name)
+	return n, c.requested(cmd)
 }
 
 // release lets the client release a handle whose release is sent at once.

@@ -54,7 +54,7 @@ func (l *lock) isShortOfPermits() bool {
 	return l.kind() == redisop.KindPermits && field == ""
 }
 
-const tooFewPermits = "too few of its permits are free"
+const tooFewPermits = "too few of its permits are free, or requests of other hosts come first"
 
 // whyNoResult says what keeps Redis from being asked for the lock, or from granting it; "":
 // nothing.

@@ -5,7 +5,6 @@ import {
   BadRequestError,
   ClosedError,
   DeniedError,
-  LockLostError,
   LocksidecarError,
   ProtocolError,
   UnavailableError,
@@ -13,8 +12,9 @@ import {
   UnsupportedError,
   errorOf,
 } from "./errors.js";
-import { Hold, type Holder, Lock } from "./lock.js";
-import { Fields, FrameReader, MAX_CLAIMS, Violation, frame } from "./protocol.js";
+import { Hold, type Holder, Lock, Permits } from "./lock.js";
+import { Fields, FrameReader, MAX_CLAIMS, MAX_PERMITS, Violation, frame } from "./protocol.js";
+import { type AcquireOptions, Semaphore } from "./semaphore.js";
 
 const SECOND = 1_000_000_000n;
 const HELLO_TIMEOUT = 5_000; // ms, for the answer to hello
@@ -33,17 +33,8 @@ export interface ConnectOptions {
   patienceMs?: number;
 }
 
-export interface LockOptions {
-  /** How long to wait for the lock, in ms. Default: without limit. */
-  timeoutMs?: number;
-  /** Ends the wait. */
-  signal?: AbortSignal;
-  /** A fixed lease: the lock is lost after it. Default: the sidecar renews the lock until the release. */
-  leaseMs?: number;
-  /** How long the lock may be held, in ms. Default: without limit. */
-  maxHoldMs?: number;
-  /** How much longer the lock is kept if this process dies, in ms. Default: 0. */
-  crashDelayMs?: number;
+export interface LockOptions extends AcquireOptions {
+  /** The lock stays held so long after its grant, however the hold ends, in ms. Default: 0. */
   keepMs?: number;
   /** The owner that may re-enter the lock, from Client.newOwner(). Default: each lock has an owner of its own. */
   owner?: number;
@@ -65,11 +56,11 @@ type Phase = "disconnected" | "greeting" | "claiming" | "serving";
 /** A request that waits for its answer, over as many connections as that takes. */
 interface Call {
   id: number;
-  op: "acquire" | "confirm" | "info";
+  op: "acquire" | "acquire_permits" | "confirm" | "info";
   fields: Record<string, unknown>;
   hold?: Hold; // of confirm: whose release is confirmed
   sidecar?: string; // of confirm: the uuid of the sidecar that executes the release
-  waitUntil?: bigint; // of acquire: when wait_ms has passed
+  waitUntil?: bigint; // of an acquire: when wait_ms has passed
   wasSent: boolean; // over the connection that there is now
   isAbandoned: boolean; // its caller has left: what is granted is released
   patience: NodeJS.Timeout | undefined; // while no sidecar serves the session
@@ -129,39 +120,47 @@ export class Client implements AsyncDisposable, Holder {
   }
 
   /** Acquires the lock, and waits for it. Whatever error it throws, nothing is held, and nothing needs to be cleaned up. */
-  async lock(name: string, options: LockOptions = {}): Promise<Lock> {
+  lock(name: string, options: LockOptions = {}): Promise<Lock> {
+    const call = this.newCall("acquire", { name, owner: options.owner, keep_ms: options.keepMs });
+    return this.acquire(call, options, (answer) => new Lock(this.onGrant(call, answer, `the lock ${JSON.stringify(name)}`)));
+  }
+
+  /** Acquires the lock if it is free; throws LockTimeoutError if not. */
+  tryLock(name: string, options: Omit<LockOptions, "timeoutMs"> = {}): Promise<Lock> {
+    return this.lock(name, { ...options, timeoutMs: 0 });
+  }
+
+  /** A semaphore of `of` permits: over all hosts, at most so many are held at one time. It sends nothing. */
+  semaphore(name: string, of: number): Semaphore {
+    return new Semaphore(name, of, (permits, options) => {
+      const call = this.newCall("acquire_permits", { name, permits, of });
+      return this.acquire(call, options, (answer) => {
+        const hold = this.onGrant(call, answer, `the hold of ${JSON.stringify(name)} (${permits} of ${of} permits)`);
+        return new Permits(hold, permits, answer.has("of") ? Number(answer.int("of")) : of);
+      });
+    });
+  }
+
+  /** Sends an acquire, and makes the handle of what is granted. */
+  private async acquire<H>(call: Call, options: AcquireOptions, onGrant: (answer: Fields) => H): Promise<H> {
     options.signal?.throwIfAborted();
-    const call = this.newCall("acquire", {
-      name,
-      owner: options.owner,
+    Object.assign(call.fields, {
       lease_ms: options.leaseMs,
       max_hold_ms: options.maxHoldMs,
       crash_delay_ms: options.crashDelayMs,
-      keep_ms: options.keepMs,
     });
     const timeout = options.timeoutMs;
     if (timeout !== undefined) {
       call.fields.wait_ms = Math.ceil(timeout);
       call.waitUntil = boottime() + BigInt(Math.ceil(timeout)) * 1_000_000n;
     }
-    checkName(name);
-    let lock: Lock | undefined;
-    await new Promise<void>((resolve, reject) => {
+    checkName(call.fields.name as string);
+    return await new Promise<H>((resolve, reject) => {
       // The grant is handled at once, before the frames after it: the next may be its lost event.
-      call.resolve = (answer) => {
-        const hold = this.onGrant(call, answer);
-        lock = new Lock(hold);
-        resolve();
-      };
+      call.resolve = (answer) => resolve(onGrant(answer));
       call.reject = reject;
       this.wait(call, options.signal, timeout === undefined ? undefined : timeout + 2_000);
     });
-    return lock!;
-  }
-
-  /** Acquires the lock if it is free; throws LockTimeoutError if not. */
-  tryLock(name: string, options: Omit<LockOptions, "timeoutMs"> = {}): Promise<Lock> {
-    return this.lock(name, { ...options, timeoutMs: 0 });
   }
 
   /** Ends the session: the sidecar releases what it holds. Waits a moment for the answer of the sidecar. */
@@ -260,7 +259,7 @@ export class Client implements AsyncDisposable, Holder {
       const left = Number((call.waitUntil - boottime()) / 1_000_000n);
       call.fields.wait_ms = Math.max(1, Math.min(left, call.fields.wait_ms as number));
     }
-    if (call.op === "acquire") this.mayHaveState = true;
+    if (isAcquire(call)) this.mayHaveState = true;
     this.write(frame({ op: call.op, id: call.id, ...call.fields }));
   }
 
@@ -274,7 +273,7 @@ export class Client implements AsyncDisposable, Holder {
 
   /** Ends a call whose caller leaves. If its acquire is granted later, the hold is released. */
   private giveUp(call: Call, why: LocksidecarError): void {
-    if (call.op === "acquire" && call.wasSent) {
+    if (isAcquire(call) && call.wasSent) {
       call.isAbandoned = true;
       this.write(frame({ op: "cancel", target: call.id }));
     } else {
@@ -291,7 +290,7 @@ export class Client implements AsyncDisposable, Holder {
 
   // --- Holds ---
 
-  private onGrant(call: Call, answer: Fields): Hold {
+  private onGrant(call: Call, answer: Fields, subject: string): Hold {
     const number = answer.int("hold");
     const deadline = answer.int("deadline_ns");
     const known = this.holds.get(number); // a re-entry
@@ -301,7 +300,7 @@ export class Client implements AsyncDisposable, Holder {
     }
     const end = answer.has("end_ns") ? answer.int("end_ns") : undefined;
     const name = call.fields.name as string;
-    const hold = new Hold(this, name, number, answer.int("token"), call.fields.lease_ms !== undefined, end, deadline);
+    const hold = new Hold(this, name, number, answer.int("token"), call.fields.lease_ms !== undefined, end, deadline, subject);
     this.holds.set(number, hold);
     return hold;
   }
@@ -350,7 +349,7 @@ export class Client implements AsyncDisposable, Holder {
       });
     } catch (why) {
       throw new UnconfirmedError(
-        `the lock ${JSON.stringify(hold.name)} is released, but other hosts may find it held until its lease ends: ${String(why)}`,
+        `${hold.subject} is released, but other hosts may find it held until its lease ends: ${String(why)}`,
         { cause: why },
       );
     }
@@ -454,7 +453,7 @@ export class Client implements AsyncDisposable, Holder {
     // When the connection ends, the sidecar releases the holds: they end here before that.
     const holds = [...this.holds.values()];
     this.holds.clear();
-    for (const hold of holds) hold.lose(new LockLostError(hold.name, "protocol"));
+    for (const hold of holds) hold.lose(hold.lost("protocol"));
     this.endSession(why);
   }
 
@@ -537,7 +536,7 @@ export class Client implements AsyncDisposable, Holder {
   /** Confirmations that wait need a proof that this sidecar knows of the release (SPEC.md §4.4). */
   private onNewSession(): void {
     for (const call of [...this.calls.values()]) {
-      if (call.op === "acquire") continue;
+      if (isAcquire(call)) continue;
       if (call.sidecar === this.sidecar) {
         call.op = "info";
       } else {
@@ -567,17 +566,19 @@ export class Client implements AsyncDisposable, Holder {
   private onAnswer(id: number, answer: Fields): void {
     const call = this.calls.get(id);
     if (call === undefined) return; // a page of the claims
-    if (call.op === "acquire") {
-      answer.int("count");
-      for (const field of ["token", "hold", "deadline_ns"]) answer.int(field);
+    if (isAcquire(call)) {
+      for (const field of ["count", "token", "hold", "deadline_ns"]) answer.int(field);
       if (answer.has("end_ns")) answer.int("end_ns");
     }
-    const heldThere = call.op === "info" && answer.has("lock") && hasHold(answer.map("lock"), call.hold!.number);
+    if (call.op === "acquire_permits") {
+      for (const field of ["permits", "of"]) if (answer.has(field)) answer.int(field, 0n, MAX_PERMITS);
+    }
+    const heldThere = call.op === "info" && answer.has("lock") && mayHaveHold(answer.map("lock"), call.hold!.number);
     this.calls.delete(id);
     if (call.isAbandoned) {
       this.write(frame({ op: "release", hold: answer.int("hold") }));
     } else if (heldThere) {
-      call.reject(new UnavailableError("the sidecar was restarted before it had read the release"));
+      call.reject(new UnavailableError("the sidecar was restarted, and may not have read the release"));
     } else if (call.op === "info") {
       call.op = "confirm";
       call.id = ++this.lastId;
@@ -625,7 +626,7 @@ export class Client implements AsyncDisposable, Holder {
         const hold = this.holds.get(event.int("hold"));
         if (hold !== undefined) {
           this.holds.delete(hold.number);
-          hold.lose(new LockLostError(hold.name, reason));
+          hold.lose(hold.lost(reason));
         }
         break;
       }
@@ -644,15 +645,22 @@ export class Client implements AsyncDisposable, Holder {
   }
 }
 
-function hasHold(row: Fields, hold: bigint): boolean {
+function isAcquire(call: Call): boolean {
+  return call.op === "acquire" || call.op === "acquire_permits";
+}
+
+/** Whether a row has the hold, or does not show all holds. */
+function mayHaveHold(row: Fields, hold: bigint): boolean {
   row.text("name");
-  return row.has("hold") && row.int("hold") === hold;
+  const shown = [row, ...(row.has("holders") ? row.maps("holders") : [])];
+  const hidden = row.has("held") && row.int("held") > shown.length - 1;
+  return hidden || shown.some((holder) => holder.has("hold") && holder.int("hold") === hold);
 }
 
 function checkName(name: string): void {
   const bytes = Buffer.byteLength(name);
   if (bytes < 1 || bytes > 512 || /[\u0000-\u001f\u007f-\u009f]|\p{Surrogate}/u.test(name)) {
-    throw new BadRequestError(`${JSON.stringify(name)} cannot be the name of a lock: 1 to 512 bytes of UTF-8, no control characters`);
+    throw new BadRequestError(`${JSON.stringify(name)} cannot be the name of a lock or semaphore: 1 to 512 bytes of UTF-8, no control characters`);
   }
 }
 

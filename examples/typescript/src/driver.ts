@@ -12,6 +12,7 @@ import {
   LockLostError,
   LockTimeoutError,
   NotHeldError,
+  type Permits,
   UnavailableError,
   UnconfirmedError,
   UnsupportedError,
@@ -30,6 +31,8 @@ interface Command {
   crash_delay_ms?: number;
   keep_ms?: number;
   owner?: number;
+  permits?: number;
+  of?: number;
   target?: number;
   confirm?: boolean;
 }
@@ -48,7 +51,7 @@ const words: [new (...args: never[]) => Error, string][] = [
 ];
 
 let client: Client;
-let locks = new Map<string, Lock>();
+let handles = new Map<string, Lock | Permits>();
 let owners = new Map<number, number>();
 let cancels = new Map<number, AbortController>();
 
@@ -66,39 +69,45 @@ function failure(error: unknown): Record<string, unknown> {
 async function execute(c: Command): Promise<Record<string, unknown>> {
   switch (c.do) {
     case "open":
-      [locks, owners, cancels] = [new Map(), new Map(), new Map()];
+      [handles, owners, cancels] = [new Map(), new Map(), new Map()];
       client = await connect({ path: c.socket! });
       return { ok: true };
     case "acquire": {
       const controller = new AbortController();
       cancels.set(c.n, controller);
       if (c.owner !== undefined && !owners.has(c.owner)) owners.set(c.owner, client.newOwner());
-      const lock = await client.lock(c.name!, {
+      const options = {
         signal: controller.signal,
         ...(c.wait_ms !== undefined && { timeoutMs: c.wait_ms }),
         ...(c.lease_ms !== undefined && { leaseMs: c.lease_ms }),
         ...(c.max_hold_ms !== undefined && { maxHoldMs: c.max_hold_ms }),
         ...(c.crash_delay_ms !== undefined && { crashDelayMs: c.crash_delay_ms }),
-        ...(c.keep_ms !== undefined && { keepMs: c.keep_ms }),
-        ...(c.owner !== undefined && { owner: owners.get(c.owner)! }),
-      });
-      locks.set(c.as!, lock);
-      const onLost = () => {
-        if (lock.signal.reason instanceof LockLostError) report({ lost: c.as, reason: lock.signal.reason.reason });
       };
-      if (lock.signal.aborted) onLost();
-      else lock.signal.addEventListener("abort", onLost);
-      return { ok: true, token: String(lock.token) };
+      const handle =
+        c.of !== undefined
+          ? await client.semaphore(c.name!, c.of).acquire(c.permits, options)
+          : await client.lock(c.name!, {
+              ...options,
+              ...(c.keep_ms !== undefined && { keepMs: c.keep_ms }),
+              ...(c.owner !== undefined && { owner: owners.get(c.owner)! }),
+            });
+      handles.set(c.as!, handle);
+      const onLost = () => {
+        if (handle.signal.reason instanceof LockLostError) report({ lost: c.as, reason: handle.signal.reason.reason });
+      };
+      if (handle.signal.aborted) onLost();
+      else handle.signal.addEventListener("abort", onLost);
+      return { ok: true, ...("token" in handle && { token: String(handle.token) }) };
     }
     case "cancel":
       cancels.get(c.target!)!.abort();
       return { ok: true };
     case "release":
-      await locks.get(c.as!)!.release({ confirm: c.confirm ?? false });
+      await handles.get(c.as!)!.release({ confirm: c.confirm ?? false });
       return { ok: true };
     case "check":
       try {
-        await locks.get(c.as!)!.check();
+        await handles.get(c.as!)!.check();
         return { held: true };
       } catch (error) {
         return { held: false, ...failure(error) };
@@ -111,7 +120,7 @@ async function execute(c: Command): Promise<Record<string, unknown>> {
 
 report({
   driver: "typescript/0.1.0",
-  features: ["resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "notify"],
+  features: ["resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "permits", "notify"],
 });
 createInterface({ input: process.stdin }).on("line", (line) => {
   const command = JSON.parse(line) as Command;

@@ -41,14 +41,18 @@ export class ProtocolError extends LocksidecarError {}
 /** The lock is released, but it is not known whether Redis has executed that. `cause` is the reason. */
 export class UnconfirmedError extends LocksidecarError {}
 
-/** The lock was held, and ended without a release. Another owner may hold it. */
+/** The lock, or permits, were held, and ended without a release. Others may hold them. */
 export class LockLostError extends LocksidecarError {
-  /** `reason` is one of SPEC.md §5.1, or `protocol`: the connection was closed because of a ProtocolError. */
+  /**
+   * `lock` is the name of the lock or semaphore. `reason` is one of SPEC.md §5.1, or `protocol`: the connection was
+   * closed because of a ProtocolError.
+   */
   constructor(
     readonly lock: string,
     readonly reason: string,
+    subject: string,
   ) {
-    super(`the lock ${JSON.stringify(lock)} is lost (${reason}); another owner may hold it`);
+    super(`${subject} was lost (${reason}): stop the work; others may hold it now`);
   }
 }
 

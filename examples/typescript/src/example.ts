@@ -1,4 +1,4 @@
-// Two workers want one lock. Run it beside a sidecar: node dist/example.js [NAME]
+// Two workers want one lock, and three want the two permits of a semaphore. Run it beside a sidecar: node dist/example.js [NAME]
 
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -26,3 +26,17 @@ await Promise.all([work("first"), work("second")]);
     console.log(`while ${held.name} is held, tryLock fails`);
   });
 }
+
+let working = 0;
+const slots = client.semaphore(`${name}:slots`, 2);
+
+async function slot(): Promise<number> {
+  await using permits = await slots.acquire();
+  const now = ++working;
+  await sleep(50, undefined, { signal: permits.signal });
+  working--;
+  return now;
+}
+
+const most = Math.max(...(await Promise.all([slot(), slot(), slot()])));
+console.log(`of three workers, ${most} had permits of ${slots.name} at one time`);

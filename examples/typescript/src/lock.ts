@@ -1,7 +1,7 @@
 import { boottime } from "./boottime.js";
 import { LockLostError, type LocksidecarError, NotHeldError } from "./errors.js";
 
-/** What a Lock needs of the session that granted it. */
+/** What a handle needs of the session that granted it. */
 export interface Holder {
   /** Sends a release of one entry, if the sidecar may have the hold. */
   sendRelease(hold: Hold): void;
@@ -16,7 +16,7 @@ export class Hold {
   ended: LocksidecarError | undefined;
   /** The session that had it was not resumed: it lasts until its deadline, and the sidecar does not know it. */
   orphaned = false;
-  readonly locks = new Set<Lock>();
+  readonly handles = new Set<Handle>();
   private timer: NodeJS.Timeout | undefined;
 
   constructor(
@@ -29,6 +29,8 @@ export class Hold {
     /** When max_hold ends, in CLOCK_BOOTTIME. */
     private readonly maxHoldEnd: bigint | undefined,
     private deadline: bigint,
+    /** What is held, for messages. */
+    readonly subject: string,
   ) {
     this.setTimer();
   }
@@ -50,8 +52,13 @@ export class Hold {
   lose(why: LocksidecarError): void {
     this.stopTimer();
     this.ended ??= why;
-    for (const lock of this.locks) lock.onLost(this.ended);
-    this.locks.clear();
+    for (const handle of this.handles) handle.onLost(this.ended);
+    this.handles.clear();
+  }
+
+  /** The error for a loss. */
+  lost(reason: string): LockLostError {
+    return new LockLostError(this.name, reason, this.subject);
   }
 
   stopTimer(): void {
@@ -68,7 +75,7 @@ export class Hold {
     const now = boottime();
     if (this.ended !== undefined || this.entries === 0 || now < this.end) return;
     const entries = this.entries;
-    this.lose(new LockLostError(this.name, this.maxHoldEnd !== undefined && now >= this.maxHoldEnd ? "max_hold" : "expired"));
+    this.lose(this.lost(this.maxHoldEnd !== undefined && now >= this.maxHoldEnd ? "max_hold" : "expired"));
     for (let i = 0; i < entries; i++) this.holder.sendRelease(this);
     this.entries = 0;
   }
@@ -95,14 +102,14 @@ function arrived(): Promise<void> {
   return new Promise((resolve) => setImmediate(() => setImmediate(resolve)));
 }
 
-/** A handle for one acquired lock, and for exactly one release. `await using` releases it at the end of its block. */
-export class Lock implements AsyncDisposable {
+/** A handle for what was acquired, and for exactly one release. `await using` releases it at the end of its block. */
+abstract class Handle implements AsyncDisposable {
   private readonly controller = new AbortController();
   private released = false;
 
-  constructor(private readonly hold: Hold) {
+  constructor(protected readonly hold: Hold) {
     hold.entries++;
-    hold.locks.add(this);
+    hold.handles.add(this);
     if (hold.ended !== undefined) this.onLost(hold.ended);
   }
 
@@ -110,22 +117,17 @@ export class Lock implements AsyncDisposable {
     return this.hold.name;
   }
 
-  /** The fencing token: larger for every later hold of the lock. Write it into what the lock protects before anything is read. */
-  get token(): bigint {
-    return this.hold.token;
-  }
-
-  /** Is aborted when the lock is lost, with the LockLostError as its reason: also at the deadline, if no sidecar answers. */
+  /** Is aborted at the loss, with the LockLostError as its reason: also at the deadline, if no sidecar answers. */
   get signal(): AbortSignal {
     return this.controller.signal;
   }
 
-  /** Whether the lock is certainly held now. It reads the clock. False may also mean that it takes a `check` to know. */
+  /** Whether it is certainly held now. It reads the clock. False may also mean that it takes a `check` to know. */
   get held(): boolean {
     return !this.released && this.hold.ended === undefined && boottime() < this.hold.end;
   }
 
-  /** Throws LockLostError if the lock was lost, and NotHeldError if it was released. */
+  /** Throws LockLostError after a loss, and NotHeldError after the release. */
   async check(): Promise<void> {
     await this.hold.decide();
     if (this.released) throw this.notHeld();
@@ -133,18 +135,18 @@ export class Lock implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock. Does not wait for the sidecar; with `confirm` it waits until Redis has executed the release, so
-   * that another host that is signalled after that finds the lock free. Throws LockLostError if the lock was lost
-   * before, NotHeldError if it was released before, UnconfirmedError if only the confirmation is missing.
+   * Releases what is held. Does not wait for the sidecar; with `confirm` it waits until Redis has executed the release,
+   * so that another host that is signalled after that finds it free. Throws LockLostError after a loss, NotHeldError
+   * after an earlier release, UnconfirmedError if only the confirmation is missing.
    */
   async release(options: { confirm?: boolean; signal?: AbortSignal } = {}): Promise<void> {
     if (this.released) throw this.notHeld();
     if (!this.held) await this.check();
-    // Another call may have released the lock while this one has waited.
+    // Another call may have released it while this one has waited.
     if (this.released) throw this.notHeld();
     this.released = true;
     const hold = this.hold;
-    hold.locks.delete(this);
+    hold.handles.delete(this);
     hold.entries--;
     if (hold.entries === 0) hold.stopTimer();
     hold.holder.sendRelease(hold);
@@ -161,6 +163,27 @@ export class Lock implements AsyncDisposable {
   }
 
   private notHeld(): NotHeldError {
-    return new NotHeldError(`the lock ${JSON.stringify(this.name)} was released before`);
+    return new NotHeldError(`${this.hold.subject} was released before; acquire it again`);
+  }
+}
+
+/** A handle for one entry of a lock. */
+export class Lock extends Handle {
+  /** The fencing token: larger for every later hold of the lock. Write it into what the lock protects before anything is read. */
+  get token(): bigint {
+    return this.hold.token;
+  }
+}
+
+/** A handle for permits of a semaphore. They have no fencing token, because others have permits at the same time. */
+export class Permits extends Handle {
+  constructor(
+    hold: Hold,
+    /** How many are held. */
+    readonly permits: number,
+    /** How many the semaphore has: fewer than the acquire named, if a policy of the host says so. */
+    readonly of: number,
+  ) {
+    super(hold);
   }
 }

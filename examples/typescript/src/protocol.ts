@@ -7,6 +7,7 @@ import { decode, encode } from "@msgpack/msgpack";
 export const MAX_FRAME = 65_536;
 export const MAX_CLAIMS = 4096;
 const MAX_DEPTH = 8;
+export const MAX_PERMITS = 65_535n;
 const MAX_INT = (1n << 63n) - 1n;
 
 /** What the sidecar sent breaks the protocol. */
@@ -62,7 +63,7 @@ export class Fields {
       const key = scan.key();
       if (this.values.has(key)) throw new Violation(`the key ${key} twice`);
       // The rows of `lock` and the fields of `err` are defined, and an ignored field in them may nest as well.
-      this.values.set(key, scan.value(MAX_DEPTH + ({ lock: 3, err: 1 }[key] ?? 0)));
+      this.values.set(key, scan.value(MAX_DEPTH + ({ lock: 3, holders: 2, waiters: 2, err: 1 }[key] ?? 0)));
     }
     if (!scan.atEnd()) throw new Violation("bytes after the map");
   }
@@ -71,12 +72,12 @@ export class Fields {
     return this.values.has(key);
   }
 
-  int(key: string, low = 0n): bigint {
+  int(key: string, low = 0n, high = MAX_INT): bigint {
     const bytes = this.get(key);
     const first = bytes[0]!;
     const isInt = first <= 0x7f || first >= 0xe0 || (first >= 0xcc && first <= 0xd3);
     const value = isInt ? BigInt(decode(bytes, { useBigInt64: true }) as number | bigint) : -1n;
-    if (value < low || value > MAX_INT) throw new Violation(`${key} is not an integer in its range`);
+    if (value < low || value > high) throw new Violation(`${key} is not an integer in its range`);
     return value;
   }
 
@@ -95,6 +96,12 @@ export class Fields {
 
   map(key: string): Fields {
     return new Fields(this.get(key));
+  }
+
+  /** The maps of an array. */
+  maps(key: string): Fields[] {
+    const scan = new Scanner(this.get(key));
+    return Array.from({ length: scan.arrayHeader() }, () => new Fields(scan.value(MAX_DEPTH + 1)));
   }
 
   private get(key: string): Uint8Array {
@@ -130,6 +137,14 @@ class Scanner {
     if (first === 0xde) return this.uint(2);
     if (first === 0xdf) return this.uint(4);
     throw new Violation("a body or a field that is not a map");
+  }
+
+  arrayHeader(): number {
+    const first = this.uint(1);
+    if (first >= 0x90 && first <= 0x9f) return first & 0x0f;
+    if (first === 0xdc) return this.uint(2);
+    if (first === 0xdd) return this.uint(4);
+    throw new Violation("a field that is not an array");
   }
 
   key(): string {
