@@ -72,30 +72,16 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		}
 		m = &d.hello
 	case "acquire":
-		d.acquire = Acquire{
-			ID:           id,
-			Name:         o.name(),
-			Owner:        o.uint(fieldOwner),
-			NotReentrant: !o.bool(fieldReentrant, true),
-			Fair:         o.bool(fieldFair, false),
-			WaitMS:       o.int(fieldWaitMS, Forever, 0, MaxDurationMS),
-			LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
-			MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),
-			CrashDelayMS: o.int(fieldCrashDelayMS, 0, 0, MaxCrashDelayMS),
-			KeepMS:       o.int(fieldKeepMS, 0, 0, MaxKeepMS),
-		}
+		d.acquire = o.acquire(id)
+		d.acquire.Owner = o.uint(fieldOwner)
+		d.acquire.NotReentrant = !o.bool(fieldReentrant, true)
+		d.acquire.Fair = o.bool(fieldFair, false)
+		d.acquire.KeepMS = o.int(fieldKeepMS, 0, 0, MaxKeepMS)
 		m = &d.acquire
 	case "acquire_permits":
 		o.require(fieldCapacity)
 		d.permits = AcquirePermits{
-			Acquire: Acquire{
-				ID:           id,
-				Name:         o.name(),
-				WaitMS:       o.int(fieldWaitMS, Forever, 0, MaxDurationMS),
-				LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
-				MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),
-				CrashDelayMS: o.int(fieldCrashDelayMS, 0, 0, MaxCrashDelayMS),
-			},
+			Acquire: o.acquire(id),
 			Permits: uint16(o.int(fieldPermits, 1, 1, MaxPermits)),
 			Of:      uint16(o.int(fieldCapacity, 0, 1, MaxPermits)),
 		}
@@ -180,6 +166,18 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		return nil, &RequestError{ID: id, Op: string(op), Code: BadRequest, Msg: d.parser.fieldError}
 	}
 	return m, nil
+}
+
+// acquire returns the fields of an acquire that one of permits has, too.
+func (o *object) acquire(id uint64) Acquire {
+	return Acquire{
+		ID:           id,
+		Name:         o.name(),
+		WaitMS:       o.int(fieldWaitMS, Forever, 0, MaxDurationMS),
+		LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
+		MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),
+		CrashDelayMS: o.int(fieldCrashDelayMS, 0, 0, MaxCrashDelayMS),
+	}
 }
 
 // requester returns the client for which a sidecar asks; nil: the request names none.

@@ -122,7 +122,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	until := min(c.ValidUntil(), now+claim.Validity(t.leaseOf(r.lease, r.leaseMS)))
 	if l.kind().HasMany() {
 		m := t.needMany(l)
-		m.came -= min(m.came, uint32(r.permits))
+		m.onGrant(c.InFlight(), r)
 		m.capacity = max(m.capacity, r.capacity)
 		if !isBeside {
 			m.validUntil = min(c.ValidUntil(), now+claim.Validity(t.leaseMS))

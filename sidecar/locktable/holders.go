@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
 	"github.com/locksidecar/locksidecar/sidecar/locktable/moment"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The holds of one lock. A lock of kind lock has one at most: what follows from that calls sole. A lock of
@@ -91,6 +93,16 @@ func (t *Table) unitsOf(l *lock) uint32 {
 		return m.units
 	}
 	return 0
+}
+
+// onGrant notes that a request is granted permits that came for waiters, or else idle ones. What the operation in flight
+// brings for it is idle then: another host may wait that came before the next request.
+func (m *many) onGrant(op *claim.InFlight, r *request) {
+	permits := uint32(r.permits)
+	if m.came < permits && op.Kind == redisop.Take && op.Want == r.permits && r.since <= op.SentAt {
+		m.met += permits
+	}
+	m.came -= min(m.came, permits)
 }
 
 // validUntil is until when Redis has the key of a lock, as far as the holds under the watchdog are concerned. A

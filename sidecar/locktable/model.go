@@ -142,6 +142,7 @@ type many struct {
 type permitsOf struct {
 	units     uint32 // permits of all holds. What the claim has beyond is idle
 	came      uint32 // permits that came for waiters, and were not granted
+	met       uint32 // permits that the operation in flight asks for, of requests that were granted idle ones meanwhile
 	capacity  uint16 // the largest one that a request has named since this host has some; 0: it is not known
 	idleSince int64  // since when there are idle ones; 0: there are none
 }

@@ -99,6 +99,7 @@ func (t *Table) giveBackAt(v *visit, m *many) int64 {
 // onPermitsAsked notes that a Take of permits is sent.
 func (t *Table) onPermitsAsked(now int64, l *lock, op *redisop.Op) {
 	t.lastNum = op.HoldID
+	t.needMany(l).met = 0
 	if l.queue != nil {
 		l.queue.contest.OnPermitsAsked(now, op)
 	}
@@ -172,7 +173,8 @@ func (t *Table) onPermitted(now int64, l *lock, op *claim.InFlight, r *redisop.R
 	known := max(op.Count, c.Permits())
 	isRestored := c.State() == claim.Restored
 	if op.Kind == redisop.Take {
-		m.came = r.Permits - min(r.Permits, op.Count)
+		came := r.Permits - min(r.Permits, op.Count)
+		m.came, m.met = came-min(came, m.met), 0
 		if l.queue != nil {
 			l.queue.contest.OnPermitsGranted()
 		}
@@ -194,7 +196,7 @@ func (t *Table) onPermitted(now int64, l *lock, op *claim.InFlight, r *redisop.R
 // onWanted notes that too few permits are free: this host has those that it was to keep.
 func (t *Table) onWanted(now int64, l *lock, op *claim.InFlight, r *redisop.Result) {
 	m, q, c := t.needMany(l), l.queue, &l.claim
-	m.came, op.Reserve, op.Unassigned = 0, 0, false
+	m.came, m.met, op.Reserve, op.Unassigned = 0, 0, 0, false
 	switch {
 	case op.Count == 0:
 		l.forgetClaim(claim.Absent)

@@ -1144,7 +1144,7 @@ func TestRowOfASemaphoreHasItsHolders(t *testing.T) {
 	}
 }
 
-// A row is short, however many holds there are, and costs no walk over those that have ended.
+// A row is short, however many holds there are or have been.
 func TestRowOfASemaphoreIsBounded(t *testing.T) {
 	r, a, _ := newPermitsRig(t)
 	const holds = 300
@@ -1224,4 +1224,39 @@ func TestSurveyHasPermits(t *testing.T) {
 	if g := v.Groups[0]; g.Permits != 5 || g.Capacity != 12 {
 		t.Errorf("%d permits of %d", g.Permits, g.Capacity)
 	}
+}
+
+// What an operation brings for a request that was granted others meanwhile is not for a later request, before which
+// another host waits.
+func TestPermitsOfARequestThatIsMetGoBack(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	for i, permits := range []uint16{2, 1, 1, 1} { // those after the first one reserve tokens
+		a.acquire(locktable.SessionID(i+1), permits, 5)
+	}
+	r.settle()
+	a.release(3)
+	a.release(4)
+	r.settle()
+	b.acquire(1, 2, 5)
+	r.settle()
+	a.acquire(3, 2, 5)
+	r.settle()
+	r.now += int64(time.Millisecond)
+	b.acquire(2, 2, 5)
+	r.settle()
+	r.now += int64(time.Millisecond)
+	a.acquire(4, 1, 5)
+	r.settle()
+	a.log, b.log = nil, nil
+	a.release(2) // too few for s3: an operation asks for it
+	b.release(1)
+	b.redis() // so that they are free
+	_, res := a.run()
+	a.release(1)
+	a.want("s3 granted") // what s1 has released, while the operation is in flight
+	a.tb.Result(r.now, res)
+	a.want() // what came is not for s4: host b has asked before
+	r.settle()
+	a.want("s4 granted")
+	b.want("s2 granted")
 }

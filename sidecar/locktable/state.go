@@ -229,6 +229,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		d.Time(max(m.askedAt, now-int64(t.cfg.Lease)))
 		d.Value(uint64(m.askedMS)<<1 | bit(m.lookedAt == l.claim.RenewAt()))
 		d.Value(uint64(m.came)<<17 | uint64(m.capacity)<<1 | bit(m.idleSince != 0))
+		d.Value(uint64(m.met))
 		d.Time(max(m.idleSince, now-handBackDelay))
 	}
 	for h := range t.holdsOf(l) {

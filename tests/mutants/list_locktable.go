@@ -2475,7 +2475,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a hold of a dead client that was not looked at since is not lost",
-		in:   "sidecar/locktable (*Table).loseHolds",
+		in:   "sidecar/locktable (*Table).loseHold",
 		find: "h.session.phase == SessionEnded",
 		put:  "false",
 		by:   tableTest("TestHoldOfADeadClientIsNotLost"),

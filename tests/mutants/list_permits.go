@@ -19,8 +19,8 @@ var permitsMutants = []mutant{
 	{
 		rule: "what a result brings beyond the permits that are kept came for waiters",
 		in:   "sidecar/locktable (*Table).onPermitted",
-		find: "m.came = r.Permits - min(r.Permits, op.Count)",
-		put:  "m.came = r.Permits",
+		find: "came := r.Permits - min(r.Permits, op.Count)",
+		put:  "came := r.Permits",
 		by:   tableTest("TestOnlyWhatCameForWaitersIsTheirs"),
 	},
 	{
@@ -280,10 +280,45 @@ var permitsMutants = []mutant{
 	},
 	{
 		rule: "what is granted has not come for others",
-		in:   "sidecar/locktable (*Table).grant",
-		find: "m.came -= min(m.came, uint32(r.permits))",
+		in:   "sidecar/locktable (*many).onGrant",
+		find: "m.came -= min(m.came, permits)",
 		put:  "_ = m.came",
 		by:   tableTest("TestOnlyWhatCameForWaitersIsTheirs"),
+	},
+	{
+		rule: "what comes for a request that is met goes to the hosts that wait before the next one",
+		in:   "sidecar/locktable (*many).onGrant",
+		find: "m.met += permits",
+		put:  "_ = m.met",
+		by:   tableTest("TestPermitsOfARequestThatIsMetGoBack"),
+	},
+	{
+		rule: "a policy lowers the capacity of a request",
+		in:   "sidecar/policy (*Session).Acquire",
+		find: "req.Of = uint16(r.Capacity)",
+		put:  "_ = req.Of",
+		by:   test("sidecar/policy", "TestPermitsAreBounded"),
+	},
+	{
+		rule: "one hold of a semaphore is ended by force",
+		in:   "sidecar/locktable (*Table).forceHolds",
+		find: "hold == 0 || h.id == hold",
+		put:  "true",
+		by:   tableTest("TestForceEndsOneHoldOrAll"),
+	},
+	{
+		rule: "a hold of another user is found among many",
+		in:   "sidecar/locktable (*Table).HolderUID",
+		find: "of != uid",
+		put:  "true",
+		by:   tableTest("TestHolderOfAnotherUserIsFound"),
+	},
+	{
+		rule: "claims of a semaphore that have expired are free to who",
+		in:   "sidecar/store/lookup/scripts/who.lua",
+		find: "expiry * 1000 > now",
+		put:  "expiry * 1000 > 0",
+		by:   test("sidecar/store", "TestKeyHasTheClaimsOfASemaphore"),
 	},
 	{
 		rule: "a successor knows how many permits a hold has",

@@ -22,7 +22,7 @@ var pipelineMutants = []mutant{
 	{
 		rule: "S3: what a server refused is not done",
 		in:   "sidecar/store/pipeline (*Machine).decode",
-		find: "m.refuse(&results[i], answer.Text, len(results))",
+		find: "m.refuse(&results[i], ops[i].Of, answer.Text, len(results))",
 		put:  "results[i].Outcome = redisop.Done",
 		by:   allOrders,
 	},

@@ -155,7 +155,7 @@ var protocolMutants = []mutant{
 	},
 	{
 		rule: "an acquire without wait_ms waits forever",
-		in:   "protocol (*RequestDecoder).Decode",
+		in:   "protocol (*object).acquire",
 		find: "o.int(fieldWaitMS, Forever, 0, MaxDurationMS)",
 		put:  "o.int(fieldWaitMS, 0, 0, MaxDurationMS)",
 		by:   test("protocol", "TestEveryMessageDecodesAsItWasEncoded"),

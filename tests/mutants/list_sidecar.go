@@ -182,9 +182,9 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "a daemon that does not answer is reported by who",
-		in:   "sidecar/otherhosts (*Hosts).findHolder",
-		find: `r.Found.Trouble = fmt.Sprintf("the daemon of %s did not answer within %v: it hangs, its host is overloaded, or its setting other_hosts is none", host, h.atLeastAskWithin(whoTimeout))`,
-		put:  `_ = fmt.Sprintf("the daemon of %s did not answer within %v: it hangs, its host is overloaded, or its setting other_hosts is none", host, h.atLeastAskWithin(whoTimeout))`,
+		in:   "sidecar/otherhosts (*Hosts).troubleOf",
+		find: `case errors.Is(outcome, errNoAnswer):`,
+		put:  `case false:`,
 		by:   test("sidecar", "TestWhoIsBoundedInTime"),
 	},
 	{
@@ -1177,8 +1177,8 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "who checks the row of another host",
-		in:   "sidecar/otherhosts (*Hosts).findHolder",
-		find: "case acceptRows(host, ok.Lock) != nil:",
+		in:   "sidecar/otherhosts (*Hosts).troubleOf",
+		find: "case acceptRows(host, row) != nil:",
 		put:  "case false:",
 		by:   test("sidecar", "TestRowsOfOtherHostsAreChecked"),
 	},
