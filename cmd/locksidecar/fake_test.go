@@ -16,22 +16,23 @@ type fakeSidecar struct {
 	path string
 
 	// Fixed when it starts.
-	lease     time.Duration      // of every grant; it is never renewed
-	inCluster bool               // Redis is a Cluster
-	redis     func() string      // returns the status of Redis; nil: "ok"
-	isFree    bool               // no process holds nameWait
-	trouble   string             // what ping reports
-	risk      string             // the same
-	onRelease func()             // called before a release is answered; nil: nothing
-	locks     []protocol.LockRow // the answer to list; nil: two locks
-	hidden    string             // what a policy hides: the oldest hold and waiter, among others; "": nothing
-	onConfirm protocol.Code      // the error of a confirm; "": it is confirmed; noAnswer: none
+	lease     time.Duration        // of every grant; it is never renewed
+	inCluster bool                 // Redis is a Cluster
+	redis     func() string        // returns the status of Redis; nil: "ok"
+	isFree    bool                 // no process holds nameWait
+	holders   []protocol.HolderRow // of nameWait as a semaphore of 3; nil: it is a lock
+	trouble   string               // what ping reports
+	risk      string               // the same
+	onRelease func()               // called before a release is answered; nil: nothing
+	locks     []protocol.LockRow   // the answer to list; nil: two locks
+	hidden    string               // what a policy hides: the oldest hold and waiter, among others; "": nothing
+	onConfirm protocol.Code        // the error of a confirm; "": it is confirmed; noAnswer: none
 
-	acquired chan protocol.Acquire // every acquire, after it was answered or left waiting
-	released chan protocol.Release // every release, before it is answered
-	confirms chan protocol.Confirm // every confirm, before it is answered
-	followed chan protocol.Events  // every events request that waits; it is not answered
-	closed   chan struct{}         // every end of a connection
+	acquired chan protocol.AcquirePermits // of a lock: Of is 0; every acquire, after it was answered or left waiting
+	released chan protocol.Release        // every release, before it is answered
+	confirms chan protocol.Confirm        // every confirm, before it is answered
+	followed chan protocol.Events         // every events request that waits; it is not answered
+	closed   chan struct{}                // every end of a connection
 
 	mu   sync.Mutex // guards conn
 	conn net.Conn   // the last one
@@ -56,7 +57,7 @@ func startFake(t *testing.T, change ...func(*fakeSidecar)) *fakeSidecar {
 	f := &fakeSidecar{
 		path:     filepath.Join(t.TempDir(), "s.sock"),
 		lease:    time.Hour,
-		acquired: make(chan protocol.Acquire, 16),
+		acquired: make(chan protocol.AcquirePermits, 16),
 		released: make(chan protocol.Release, 16),
 		confirms: make(chan protocol.Confirm, 16),
 		followed: make(chan protocol.Events, 16),
@@ -113,7 +114,10 @@ func (f *fakeSidecar) serve(c net.Conn) {
 		if reply := f.answer(request); reply != nil && !f.send(c, reply) {
 			return
 		}
-		if a, ok := request.(*protocol.Acquire); ok {
+		switch a := request.(type) {
+		case *protocol.Acquire:
+			f.acquired <- protocol.AcquirePermits{Acquire: *a}
+		case *protocol.AcquirePermits:
 			f.acquired <- *a
 		}
 	}
@@ -124,17 +128,9 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 	case *protocol.Hello:
 		return protocol.HelloOK{ID: r.ID, V: protocol.Version, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: fakeWatchdog, NowNS: protocol.Now()}
 	case *protocol.Acquire:
-		switch r.Name {
-		case nameWait:
-			return nil
-		case nameHeld:
-			return protocol.Err{ID: r.ID, Code: protocol.Timeout, Msg: "another host holds it"}
-		case nameDenied:
-			return protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: "Redis does not permit this key"}
-		case nameNoRedis:
-			return protocol.Err{ID: r.ID, Code: protocol.Unavailable, Msg: "Redis cannot be reached"}
-		}
-		return protocol.AcquireOK{ID: r.ID, Token: fakeToken, Hold: fakeHold, Count: 1, DeadlineNS: protocol.Now() + int64(f.lease)}
+		return f.answerAcquire(&protocol.AcquirePermits{Acquire: *r})
+	case *protocol.AcquirePermits:
+		return f.answerAcquire(r)
 	case *protocol.Release:
 		if f.onRelease != nil {
 			f.onRelease()
@@ -159,8 +155,11 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		}
 		return protocol.CancelOK{ID: r.ID, Canceled: true}
 	case *protocol.ForceRelease:
-		if r.Name == nameHeld {
+		switch {
+		case r.Name == nameHeld && (r.Hold == 0 || r.Hold == fakeHold):
 			return protocol.ForceReleaseOK{ID: r.ID, Hold: fakeHold}
+		case r.Name == nameWait && r.Hold == 0:
+			return protocol.ForceReleaseOK{ID: r.ID, Hold: fakeHold, Count: 3}
 		}
 		return protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: "it is not held"}
 	case *protocol.ForceReleaseOrphaned:
@@ -227,6 +226,9 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		if f.hidden != "" {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, HeldMS: 90_000}}
 		}
+		if f.holders != nil {
+			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, Kind: protocol.KindPermits, State: protocol.StateHeld, Of: 3, Holders: f.holders}}
+		}
 		if r.Name == nameWait && !f.isFree {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, PID: int64(os.Getpid()), Cmd: "the test"}}
 		}
@@ -234,6 +236,20 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 	default:
 		return protocol.Err{ID: request.RequestID(), Code: protocol.Unsupported, Msg: "not faked"}
 	}
+}
+
+func (f *fakeSidecar) answerAcquire(r *protocol.AcquirePermits) protocol.Reply {
+	switch r.Name {
+	case nameWait:
+		return nil
+	case nameHeld:
+		return protocol.Err{ID: r.ID, Code: protocol.Timeout, Msg: "another host holds it"}
+	case nameDenied:
+		return protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: "Redis does not permit this key"}
+	case nameNoRedis:
+		return protocol.Err{ID: r.ID, Code: protocol.Unavailable, Msg: "Redis cannot be reached"}
+	}
+	return protocol.AcquireOK{ID: r.ID, Token: fakeToken, Hold: fakeHold, Count: 1, DeadlineNS: protocol.Now() + int64(f.lease), Permits: r.Permits, Of: r.Of}
 }
 
 func (f *fakeSidecar) send(c net.Conn, m protocol.Reply) bool {

@@ -14,15 +14,17 @@ import (
 
 type forceReleaseCmd struct {
 	socketFlag
-	Host     string `placeholder:"HOST" help:"End the hold of a process of this other host: its name, or the uuid of its daemon."`
-	Orphaned bool   `help:"Free a lock whose daemon is gone for good, on whatever host it was."`
-	Name     string `arg:"" complete:"locks" help:"The lock."`
+	Host     string  `placeholder:"HOST" help:"End the hold of a process of this other host: its name, or the uuid of its daemon."`
+	Orphaned bool    `help:"Free a lock whose daemon is gone for good, on whatever host it was."`
+	Hold     *uint64 `placeholder:"N" help:"End only the hold with this number, which ls --json shows: of several of a semaphore, or of a lock that may have passed on."`
+	Name     string  `arg:"" complete:"locks" help:"The lock, or the semaphore."`
 }
 
 func (forceReleaseCmd) Help() string {
-	return `Ends the hold that a process of this host has on the lock. The process is notified that it lost the lock,
+	return `Ends the hold that a process of this host has on the lock, or all holds that such processes have of the semaphore.
+With --hold, it ends that one alone. The process is notified that it lost the lock,
 but nothing stops it: make sure that it no longer works. The next waiter gets the lock at once.
-Allowed for root, the sidecar's user and the holder's user.
+Allowed for root, the sidecar's user and the user of each holder.
 
 With --host, the daemon of this host asks that of the other one, through Redis. Allowed for root and the sidecar's
 user, where the setting other_hosts of the other daemon is "force-release". locksidecar who NAME shows which host
@@ -40,6 +42,7 @@ Examples:
 
     locksidecar force-release invoice:42
     locksidecar force-release --host db-7 invoice:42
+    locksidecar force-release --hold 1207 partner-api
     locksidecar force-release --orphaned invoice:42
 
 ` + exitTable
@@ -48,6 +51,12 @@ Examples:
 func (c *forceReleaseCmd) Validate() error {
 	if c.Orphaned && c.Host != "" {
 		return errors.New("--orphaned and --host exclude each other: a lock is orphaned if no daemon can end its hold")
+	}
+	if c.Hold != nil && c.Orphaned {
+		return errors.New("--orphaned and --hold exclude each other: an orphaned lock has one hold")
+	}
+	if c.Hold != nil && *c.Hold == 0 {
+		return errors.New("--hold 0: holds have numbers from 1; leave it out to end all")
 	}
 	return protocol.CheckName(c.Name)
 }
@@ -58,12 +67,16 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer end()
+	var options []locksidecar.ForceOption
+	if c.Hold != nil {
+		options = append(options, locksidecar.OnlyHold(*c.Hold))
+	}
 	if c.Host != "" {
-		hold, err := sidecar.ForceReleaseOn(ctx, c.Host, c.Name)
+		forced, err := sidecar.ForceReleaseOn(ctx, c.Host, c.Name, options...)
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(out, "ended hold %d of %q on host %s\n", hold, c.Name, c.Host)
+		_, err = fmt.Fprintf(out, "ended %s of %q on host %s\n", describeForced(&forced), c.Name, c.Host)
 		return err
 	}
 	if c.Orphaned {
@@ -82,15 +95,26 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 		_, err = fmt.Fprint(out, describeFreed(c.Name, &freed, time.Now()))
 		return err
 	}
-	hold, err := sidecar.ForceRelease(ctx, c.Name)
+	forced, err := sidecar.ForceRelease(ctx, c.Name, options...)
+	if errors.Is(err, locksidecar.ErrNotHeld) && c.Hold != nil {
+		return fmt.Errorf("no process of this host has hold %d of %q; %s shows the holds", *c.Hold, c.Name, whoCommand(c.Name))
+	}
 	if errors.Is(err, locksidecar.ErrNotHeld) {
 		return fmt.Errorf("no process of this host holds the lock %q; %s shows who holds it", c.Name, whoCommand(c.Name))
 	}
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "ended hold %d of %q\n", hold, c.Name)
+	_, err = fmt.Fprintf(out, "ended %s of %q\n", describeForced(&forced), c.Name)
 	return err
+}
+
+// describeForced names the holds that were ended.
+func describeForced(forced *locksidecar.ForcedRelease) string {
+	if forced.Count > 1 {
+		return fmt.Sprintf("%d holds", forced.Count)
+	}
+	return fmt.Sprintf("hold %d", forced.Hold)
 }
 
 // describeFreed confirms that an orphaned lock was freed, and names the risk that is left.

@@ -17,10 +17,12 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// lockFlags are the lock, and how it is acquired: what the commands that hold a lock have in
-// common.
+// lockFlags are the lock, or the permits, and how they are acquired: what the commands that hold
+// them have in common.
 type lockFlags struct {
 	socketFlag
+	Of         *int           `help:"Take permits of a semaphore that has this many over all hosts, not a lock." placeholder:"N"`
+	Permits    *int           `help:"How many permits to take, with --of (default: 1)." placeholder:"N"`
 	Wait       *time.Duration `help:"How long to wait for the lock; 0: try once (default: forever)." placeholder:"DURATION"`
 	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed until it is released)." placeholder:"DURATION"`
 	MaxHold    time.Duration  `help:"End the hold when it has lasted this long." placeholder:"DURATION"`
@@ -28,7 +30,22 @@ type lockFlags struct {
 	Keep       time.Duration  `help:"Keep the lock held until this long after it was acquired, however this program ends: for a job that all hosts start at one time." placeholder:"DURATION"`
 	Fair       bool           `help:"Strict order between hosts: such commands get the lock in the order in which their requests reach Redis."`
 
-	Name string `arg:"" help:"The lock."`
+	Name string `arg:"" help:"The lock, or the semaphore."`
+}
+
+// held is the lock, or the permits, that a command holds.
+type held struct {
+	handle
+	what    string // in messages
+	release func(...locksidecar.UnlockOption) error
+}
+
+// handle is what locksidecar.Lock and locksidecar.Permit have in common.
+type handle interface {
+	Token() uint64
+	Deadline() time.Time
+	Err() error
+	Done() <-chan struct{}
 }
 
 const longestDuration = protocol.MaxDurationMS * time.Millisecond
@@ -39,6 +56,7 @@ func (c *lockFlags) Validate() error {
 		checkDuration("max-hold", c.MaxHold, time.Millisecond, longestDuration),
 		checkDuration("crash-delay", c.CrashDelay, 0, protocol.MaxCrashDelayMS*time.Millisecond),
 		checkDuration("keep", c.Keep, 0, protocol.MaxKeepMS*time.Millisecond),
+		c.checkPermits(),
 		protocol.CheckName(c.Name),
 	); err != nil {
 		return err
@@ -47,6 +65,43 @@ func (c *lockFlags) Validate() error {
 		return errors.New("--wait must not be negative; leave it out to wait forever")
 	}
 	return nil
+}
+
+// checkPermits returns an error if the flags of a semaphore do not fit each other, or those of locks.
+func (c *lockFlags) checkPermits() error {
+	switch {
+	case c.Of == nil && c.Permits == nil:
+	case c.Of == nil:
+		return errors.New("--permits is for a semaphore: add --of, which is how many permits it has over all hosts")
+	case *c.Of < 1 || *c.Of > protocol.MaxPermits:
+		return fmt.Errorf("--of %d: choose 1 to %d", *c.Of, protocol.MaxPermits)
+	case c.permits() < 1 || c.permits() > *c.Of:
+		return fmt.Errorf("--permits %d: choose 1 to %d, which is --of", c.permits(), *c.Of)
+	case c.Keep > 0:
+		return errors.New("--keep is for locks, and permits end with their hold; leave it or --of out")
+	case c.Fair:
+		return errors.New("--fair is for locks, and permits are always granted in the order of their requests; leave it out")
+	}
+	return nil
+}
+
+// permits returns how many permits to take; 0: a lock.
+func (c *lockFlags) permits() int {
+	switch {
+	case c.Of == nil:
+		return 0
+	case c.Permits == nil:
+		return 1
+	}
+	return *c.Permits
+}
+
+// what is what is acquired, in messages.
+func (c *lockFlags) what() string {
+	if n := c.permits(); n != 0 {
+		return fmt.Sprintf("%d of the %d permits of %q", n, *c.Of, c.Name)
+	}
+	return fmt.Sprintf("the lock %q", c.Name)
 }
 
 // checkDuration returns an error if the value of a flag is not from min to max. 0 is the
@@ -61,14 +116,14 @@ func checkDuration(flag string, value, min, max time.Duration) error {
 	return nil
 }
 
-// acquire returns the lock, or an error that has the exit code of the failure. A signal ends
+// acquire returns what is held, or an error that has the exit code of the failure. A signal ends
 // the wait, and so does inputEnded, if it is not nil.
-func (c *lockFlags) acquire(ctx context.Context, signals <-chan os.Signal, inputEnded <-chan struct{}) (*locksidecar.Client, *locksidecar.Lock, error) {
+func (c *lockFlags) acquire(ctx context.Context, signals <-chan os.Signal, inputEnded <-chan struct{}) (*locksidecar.Client, *held, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type outcome struct {
 		client *locksidecar.Client
-		lock   *locksidecar.Lock
+		held   *held
 		err    error
 	}
 	done := make(chan outcome, 1)
@@ -82,10 +137,10 @@ func (c *lockFlags) acquire(ctx context.Context, signals <-chan os.Signal, input
 			go func() {
 				defer close(explained)
 				if c.Wait == nil || *c.Wait > 0 {
-					explainWait(looking, o.client, c.Name)
+					c.explainWait(looking, o.client)
 				}
 			}()
-			o.lock, o.err = c.lock(ctx, o.client)
+			o.held, o.err = c.hold(ctx, o.client)
 			stop()
 			<-explained
 			if o.err != nil {
@@ -103,21 +158,22 @@ func (c *lockFlags) acquire(ctx context.Context, signals <-chan os.Signal, input
 		if o.err != nil {
 			return nil, nil, c.notAcquired(o.err)
 		}
-		return o.client, o.lock, nil
+		return o.client, o.held, nil
 	case sig := <-signals:
 		ended = exitStatus(exitSignal + int(sig.(syscall.Signal)))
 	case <-inputEnded:
-		ended = coded{exitNotAcquired, fmt.Errorf("standard input ended before the lock %q was acquired", c.Name)}
+		ended = coded{exitNotAcquired, fmt.Errorf("standard input ended before this program got %s", c.what())}
 	}
 	cancel()
 	if o := <-done; o.err == nil {
-		_ = o.lock.Unlock() // closing the session releases it in any case
+		_ = o.held.release() // closing the session releases it in any case
 		o.client.Close()
 	}
 	return nil, nil, ended
 }
 
-func (c *lockFlags) lock(ctx context.Context, client *locksidecar.Client) (*locksidecar.Lock, error) {
+// hold acquires the lock, or the permits.
+func (c *lockFlags) hold(ctx context.Context, client *locksidecar.Client) (*held, error) {
 	var opts []locksidecar.Option
 	if c.Lease > 0 {
 		opts = append(opts, locksidecar.WithLease(c.Lease))
@@ -134,10 +190,28 @@ func (c *lockFlags) lock(ctx context.Context, client *locksidecar.Client) (*lock
 	if c.Fair {
 		opts = append(opts, locksidecar.Fair())
 	}
-	if c.Wait != nil && *c.Wait == 0 {
-		return client.TryLock(ctx, c.Name, opts...)
+	isOnce := c.Wait != nil && *c.Wait == 0
+	if n := c.permits(); n != 0 {
+		sem := client.Semaphore(c.Name, *c.Of)
+		acquire := sem.Acquire
+		if isOnce {
+			acquire = sem.TryAcquire
+		}
+		p, err := acquire(ctx, n, opts...)
+		if err != nil {
+			return nil, err
+		}
+		return &held{p, fmt.Sprintf("the hold of %q", c.Name), p.Release}, nil
 	}
-	return client.Lock(ctx, c.Name, opts...)
+	acquire := client.Lock
+	if isOnce {
+		acquire = client.TryLock
+	}
+	l, err := acquire(ctx, c.Name, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &held{l, c.what(), l.Unlock}, nil
 }
 
 // withWait returns a context that ends when --wait has passed.
@@ -181,7 +255,11 @@ func (c *lockFlags) silent() error {
 	if path == "" {
 		path = protocol.DefaultSocket()
 	}
-	return coded{exitUnavailable, fmt.Errorf("the sidecar at %s did not answer within %v, and whether the lock %q is free is not known; is it stopped, or overloaded?", path, *c.Wait, c.Name)}
+	isFree := fmt.Sprintf("whether the lock %q is free", c.Name)
+	if c.Of != nil {
+		isFree = fmt.Sprintf("how many permits of %q are free", c.Name)
+	}
+	return coded{exitUnavailable, fmt.Errorf("the sidecar at %s did not answer within %v, and %s is not known; is it stopped, or overloaded?", path, *c.Wait, isFree)}
 }
 
 func (c *lockFlags) notAcquired(err error) error {
@@ -191,6 +269,10 @@ func (c *lockFlags) notAcquired(err error) error {
 		return err
 	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
 		return err
+	case c.Of != nil && errors.Is(err, locksidecar.ErrHeld):
+		return coded{exitNotAcquired, fmt.Errorf("cannot get %s now; %s shows who has them", c.what(), whoCommand(c.Name))}
+	case c.Of != nil && errors.Is(err, locksidecar.ErrTimeout):
+		return coded{exitNotAcquired, fmt.Errorf("cannot get %s within %v; %s shows who has them", c.what(), *c.Wait, whoCommand(c.Name))}
 	case errors.Is(err, locksidecar.ErrHeld):
 		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by another process or host; %s shows by which", c.Name, whoCommand(c.Name))}
 	case errors.Is(err, locksidecar.ErrTimeout):
@@ -200,12 +282,12 @@ func (c *lockFlags) notAcquired(err error) error {
 	}
 }
 
-// confirmWait is how long run waits for Redis to execute the release of its lock.
+// confirmWait is how long run waits for Redis to execute the release.
 const confirmWait = 2 * time.Second
 
-// unlockConfirmed releases the lock and waits for the confirmation, until one of endingSignals
+// releaseConfirmed releases what is held and waits for the confirmation, until one of endingSignals
 // arrives or confirmWait has passed.
-func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan os.Signal) error {
+func (h *held) releaseConfirmed(ctx context.Context, signals <-chan os.Signal) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ctx, stop := context.WithTimeoutCause(ctx, confirmWait, fmt.Errorf("no confirmation within %v (is Redis slow or away?)", confirmWait))
@@ -222,7 +304,7 @@ func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan
 			}
 		}
 	}()
-	return lock.Unlock(locksidecar.Confirmed(ctx))
+	return h.release(locksidecar.Confirmed(ctx))
 }
 
 // relay sends signals to c. A signal that the parent of this process had it ignore (nohup)

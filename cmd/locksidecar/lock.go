@@ -24,11 +24,14 @@ keep the lock as well. To run one command under a lock, use locksidecar run.
 If the lock is lost, this program ends at once with code 79. examples/shell/lock.sh has the functions lock and unlock.
 When standard input has ended, this program waits until Redis has executed the release, for at most 2 s.
 
+With --of, it holds permits of a semaphore: see locksidecar run --help. Their token is no fence.
+
 Examples:
 
     mkfifo hold && locksidecar lock nightly-report <hold >token & exec 8>hold
     exec 8>&-                                        # releases it
     locksidecar lock --wait 0 deploy || echo "another deployment runs"    # in a terminal: Ctrl-D releases it
+    locksidecar lock --permits 2 --of 10 partner-api
 
 Exit codes:
 
@@ -49,31 +52,31 @@ func (c *lockCmd) Run(ctx context.Context, out io.Writer) error {
 		_, _ = io.Copy(io.Discard, os.Stdin) // an error ends the input, too
 		close(inputEnded)
 	}()
-	sidecar, lock, err := c.acquire(ctx, signals, inputEnded)
+	sidecar, held, err := c.acquire(ctx, signals, inputEnded)
 	if err != nil {
 		return err
 	}
 	defer sidecar.Close()
-	if _, err := fmt.Fprintln(out, lock.Token()); err != nil {
-		_ = lock.Unlock() // the reader of the token does not know that it has the lock
+	if _, err := fmt.Fprintln(out, held.Token()); err != nil {
+		_ = held.release() // the reader of the token does not know that it has the lock
 		return fmt.Errorf("cannot print the token: %w", err)
 	}
 
 	var end error
 	select {
-	case <-lock.Done():
-		return lock.Err()
+	case <-held.Done():
+		return held.Err()
 	case sig := <-signals:
 		end = exitStatus(exitSignal + int(sig.(syscall.Signal)))
 	case <-inputEnded:
 	}
-	switch err := unlockConfirmed(ctx, lock, signals); {
+	switch err := held.releaseConfirmed(ctx, signals); {
 	case errors.Is(err, locksidecar.ErrLost):
 		return err
 	case errors.Is(err, locksidecar.ErrUnconfirmed):
 		printErr("warning: %v", err)
 	case err != nil:
-		printErr("the lock is kept until its lease ends: %v", err)
+		printErr("%s is kept until its lease ends: %v", held.what, err)
 	}
 	return end
 }

@@ -32,6 +32,22 @@ func TestLockPrintsTheTokenAndHoldsUntilItsInputEnds(t *testing.T) {
 	}
 }
 
+func TestLockHoldsPermitsUntilItsInputEnds(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "lock", "--permits", "2", "--of", "3", "api")
+	if token := p.line(); token != "4242" {
+		t.Errorf("printed %q", token)
+	}
+	if a := <-f.acquired; a.Name != "api" || a.Permits != 2 || a.Of != 3 || a.WaitMS != protocol.Forever {
+		t.Errorf("acquired with %+v", a)
+	}
+	p.stdin.Close()
+	expectExit(t, p, 0, "")
+	if r := <-f.released; r.Hold != fakeHold {
+		t.Errorf("released %+v", r)
+	}
+}
+
 func TestLockEndsWhenTheLockIsLost(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "lock", "job")
@@ -66,7 +82,7 @@ func TestEndOfInputEndsTheWaitOfLock(t *testing.T) {
 	p := start(t, f, "lock", nameWait)
 	<-f.acquired
 	p.stdin.Close()
-	if got := expectExit(t, p, exitNotAcquired, "standard input ended before the lock"); got != "" {
+	if got := expectExit(t, p, exitNotAcquired, "standard input ended before this program got the lock"); got != "" {
 		t.Errorf("printed %q", got)
 	}
 	<-f.closed

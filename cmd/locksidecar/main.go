@@ -21,8 +21,8 @@ import (
 
 type cli struct {
 	Serve        serveCmd        `cmd:"" help:"Serve locks to the processes of this host."`
-	Run          runCmd          `cmd:"" help:"Run a command while holding a lock."`
-	Lock         lockCmd         `cmd:"" help:"Hold a lock until standard input ends, for scripts."`
+	Run          runCmd          `cmd:"" help:"Run a command while holding a lock, or permits of a semaphore."`
+	Lock         lockCmd         `cmd:"" help:"Hold a lock or permits until standard input ends, for scripts."`
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Who          whoCmd          `cmd:"" help:"Say who has a lock and who waits for it, on all hosts."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`

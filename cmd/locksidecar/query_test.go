@@ -71,6 +71,15 @@ func TestPingAndForceReleasePrintTheAnswer(t *testing.T) {
 		t.Errorf("force-release printed %q", out)
 	}
 	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: no process of this host holds the lock "free"`)
+	if out := expectExit(t, start(t, f, "force-release", nameWait), 0, ""); out != "ended 3 holds of \"waits forever\"\n" {
+		t.Errorf("force-release of a semaphore printed %q", out)
+	}
+	if out := expectExit(t, start(t, f, "force-release", "--hold", "7", nameHeld), 0, ""); out != "ended hold 7 of \"held by another host\"\n" {
+		t.Errorf("force-release of one hold printed %q", out)
+	}
+	expectExit(t, start(t, f, "force-release", "--hold", "8", nameHeld), 1, `no process of this host has hold 8 of "held by another host"; locksidecar who 'held by another host' shows the holds`)
+	expectExit(t, start(t, f, "force-release", "--hold", "0", nameHeld), exitUsage, "--hold 0: holds have numbers from 1")
+	expectExit(t, start(t, f, "force-release", "--hold", "7", "--orphaned", nameHeld), exitUsage, "--orphaned and --hold exclude each other")
 }
 
 // Redis serves, and the exit code says so; what may go wrong in a failover is printed.

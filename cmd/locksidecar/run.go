@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +27,9 @@ type runCmd struct {
 func (runCmd) Help() string {
 	return `Waits for the lock, runs the command in a process group of its own, and releases the lock when
 the command has ended. The command finds $LOCKSIDECAR_NAME and the fencing token $LOCKSIDECAR_TOKEN.
+
+With --of N, NAME is a semaphore: of all hosts together, commands with N permits run at one time. --permits is how
+many of them this command takes, and $LOCKSIDECAR_PERMITS has it. Their token is no fence.
 
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT are passed on to the group.
 The group never goes on without the lock. If the lock is lost, it gets SIGTERM and --kill-after later
@@ -50,6 +55,8 @@ Examples:
     locksidecar run --wait 0 deploy -- make deploy || echo "another deployment runs"
     locksidecar run --wait 0 --keep 50s nightly-report -- ./report.sh    # in the crontab of each host
     locksidecar run stock:42 --wait 30s --max-hold 5m -- sh -c 'sell --fence "$LOCKSIDECAR_TOKEN"'
+    locksidecar run --of 3 restore -- ./restore.sh db-7                  # at most 3 of all hosts at one time
+    locksidecar run --permits 2 --of 10 partner-api -- ./import.sh
     locksidecar run roll -- ./upgrade.sh && ssh next locksidecar run --wait 0 roll -- ./upgrade.sh
 
 Exit codes:
@@ -86,7 +93,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 
 	signals := make(chan os.Signal, 64)
 	relay(signals, endingSignals...)
-	sidecar, lock, err := c.acquire(ctx, signals, nil)
+	sidecar, held, err := c.acquire(ctx, signals, nil)
 	if err != nil {
 		return err
 	}
@@ -95,16 +102,19 @@ func (c *runCmd) Run(ctx context.Context) error {
 
 	relay(signals, forwardedSignals...) // before the command starts, so that it misses none
 	tty := openTerminal()
-	env := append(os.Environ(),
+	env := append(slices.DeleteFunc(os.Environ(), isOfOuterRun),
 		"LOCKSIDECAR_NAME="+c.Name,
-		"LOCKSIDECAR_TOKEN="+strconv.FormatUint(lock.Token(), 10))
+		"LOCKSIDECAR_TOKEN="+strconv.FormatUint(held.Token(), 10))
+	if n := c.permits(); n != 0 {
+		env = append(env, permitsEnv+"="+strconv.Itoa(n))
+	}
 	g, err := startGroup(path, argv, env, tty)
 	if err != nil {
-		_ = lock.Unlock() // the command did not run, so the exit code is that of err in any case
+		_ = held.release() // the command did not run, so the exit code is that of err in any case
 		return cannotRun(argv[0], err)
 	}
 
-	s := supervisor{lock: lock, group: g, tty: tty, signals: signals, killAfter: c.KillAfter}
+	s := supervisor{held: held, group: g, tty: tty, signals: signals, killAfter: c.KillAfter}
 	if c.MaxHold > 0 {
 		s.maxEnd = granted.Add(c.MaxHold)
 	}
@@ -112,14 +122,14 @@ func (c *runCmd) Run(ctx context.Context) error {
 	tty.restore(g.id)
 
 	if s.lost == nil {
-		err = unlockConfirmed(ctx, lock, signals)
+		err = held.releaseConfirmed(ctx, signals)
 	} else {
 		// Not confirmed: exit code 79 promises nothing about the lock.
 		var options []locksidecar.UnlockOption
 		if s.isCutShort {
 			options = append(options, locksidecar.CutShort())
 		}
-		err = lock.Unlock(options...)
+		err = held.release(options...)
 	}
 	if s.lost == nil && errors.Is(err, locksidecar.ErrLost) {
 		s.lost = err
@@ -132,7 +142,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	case errors.Is(err, locksidecar.ErrUnconfirmed):
 		printErr("warning: %v", err)
 	case err != nil:
-		printErr("the command has ended, but its lock is kept until its lease ends: %v", err)
+		printErr("the command has ended, but %s is kept until its lease ends: %v", held.what, err)
 	}
 	if !s.status.Signaled() {
 		return exitStatus(s.status.ExitStatus())
@@ -146,6 +156,12 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	return exitStatus(exitSignal + int(sig))
 }
+
+// isOfOuterRun reports whether a variable is what another run has told this one, and not what this one tells its command.
+func isOfOuterRun(variable string) bool { return strings.HasPrefix(variable, permitsEnv+"=") }
+
+// permitsEnv has the number of permits that run holds. A lock has none.
+const permitsEnv = "LOCKSIDECAR_PERMITS"
 
 // cannotRun returns an error with the exit code that shells use for it.
 func cannotRun(command string, err error) error {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -277,6 +278,57 @@ func TestRunPassesNameAndTokenToTheCommand(t *testing.T) {
 	}
 }
 
+func TestRunTakesPermits(t *testing.T) {
+	f := startFake(t)
+	for _, tt := range []struct {
+		args    []string
+		permits uint16
+		printed string
+	}{
+		{[]string{"--of", "10", "api"}, 1, "api 4242 permits 1"},
+		{[]string{"--permits", "10", "--of=10", "--lease", "90s", "api", "--max-hold=2m", "--crash-delay", "3s", "--wait", "0"}, 10, "api 4242 permits 10"},
+	} {
+		p := startProgram(t, withEnv(command(f, append(append([]string{"run"}, tt.args...), "--", "sh", "-c", printsPermits)...), permitsEnv+"=7"))
+		if got := expectExit(t, p, 0, ""); got != tt.printed+"\n" {
+			t.Errorf("%q: the command printed %q", tt.args, got)
+		}
+		a := <-f.acquired
+		if a.Name != "api" || a.Permits != tt.permits || a.Of != 10 {
+			t.Errorf("%q: acquired with %+v", tt.args, a)
+		}
+		if tt.permits == 10 && (a.WaitMS != 0 || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000) {
+			t.Errorf("%q: acquired with %+v", tt.args, a)
+		}
+		if c := <-f.confirms; c.Name != "api" {
+			t.Errorf("confirmed %+v", c)
+		}
+	}
+	// A lock inside of permits has none.
+	p := startProgram(t, withEnv(command(f, "run", "job", "--", "sh", "-c", printsPermits), permitsEnv+"=7"))
+	if got := expectExit(t, p, 0, ""); got != "job 4242 permits \n" {
+		t.Errorf("the command printed %q", got)
+	}
+}
+
+const printsPermits = `echo "$LOCKSIDECAR_NAME $LOCKSIDECAR_TOKEN permits $LOCKSIDECAR_PERMITS"`
+
+func withEnv(cmd *exec.Cmd, variables ...string) *exec.Cmd {
+	cmd.Env = append(cmd.Env, variables...)
+	return cmd
+}
+
+func TestLossOfPermitsEndsTheCommand(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "--permits=2", "--of=3", "api", "--", "sh", "-c", "echo ready; sleep 600")
+	p.line()
+	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.ByForce})
+	expectExit(t, p, exitLost, `the hold of 2 of the permits of "api" is lost: an operator ended it; other clients may have them; ending the command`)
+
+	f = startFake(t, func(f *fakeSidecar) { f.lease = 12 * time.Second })
+	p = start(t, f, "run", "--of=3", "api", "--", "sleep", "600")
+	expectExit(t, p, exitLost, `the hold of "api" ends in `)
+}
+
 func TestRunSendsItsOptionsWithTheAcquire(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "--lease", "90s", "--fair", "job", "--max-hold=2m", "--crash-delay", "3s", "--keep", "50s", "--", "true")
@@ -310,6 +362,17 @@ func TestRunReportsWhyTheLockWasNotAcquired(t *testing.T) {
 		{[]string{"--max-hold", "1000h", "job"}, 64, "--max-hold 1000h0m0s: choose"},
 		{[]string{"--crash-delay", "2h", "job"}, 64, "--crash-delay 2h0m0s: choose 0s to 1h0m0s"},
 		{[]string{"--keep", "25h", "job"}, 64, "--keep 25h0m0s: choose 0s to 24h0m0s"},
+		{[]string{"--permits", "2", "--of", "10", "--wait", "0", nameHeld}, 75, `cannot get 2 of the 10 permits of "held by another host" now; locksidecar who 'held by another host' shows who has them`},
+		{[]string{"--of", "10", "--wait", "1m", nameHeld}, 75, `cannot get 1 of the 10 permits of "held by another host" within 1m0s; locksidecar who`},
+		{[]string{"--of", "10", nameDenied}, 77, "does not permit"},
+		{[]string{"--of", "10", nameNoRedis}, 69, "cannot be reached"},
+		{[]string{"--permits", "2", "api"}, 64, "--permits is for a semaphore: add --of"},
+		{[]string{"--of", "0", "api"}, 64, "--of 0: choose 1 to 65535"},
+		{[]string{"--of", "65536", "api"}, 64, "--of 65536: choose 1 to 65535"},
+		{[]string{"--permits", "0", "--of", "10", "api"}, 64, "--permits 0: choose 1 to 10, which is --of"},
+		{[]string{"--permits", "11", "--of", "10", "api"}, 64, "--permits 11: choose 1 to 10, which is --of"},
+		{[]string{"--of", "10", "--keep", "50s", "api"}, 64, "--keep is for locks, and permits end with their hold; leave it or --of out"},
+		{[]string{"--of", "10", "--fair", "api"}, 64, "--fair is for locks, and permits are always granted in the order of their requests; leave it out"},
 		{[]string{strings.Repeat("x", 513)}, 64, "at most 512"},
 		{[]string{""}, 64, "is empty"},
 	} {
@@ -330,17 +393,30 @@ func TestRunNamesTheSocketIfNoSidecarListens(t *testing.T) {
 func TestRunReportsWhyItWaits(t *testing.T) {
 	t.Parallel()
 	const away = "Redis at nowhere refuses connections"
+	ours := protocol.HolderRow{PID: int64(os.Getpid()), Cmd: "the test", Permits: 2}
+	other := protocol.HolderRow{PID: 1 << 22, Cmd: "other", Permits: 1}
 	for _, tt := range []struct {
-		redis  string
-		isHeld bool
-		want   string
+		redis   string
+		isHeld  bool
+		holders []protocol.HolderRow
+		permits int // 0: a lock
+		want    string
 	}{
-		{away, false, `waiting for the lock "waits forever": ` + away},
-		{"ok", true, "(the test) holds it and has started this command"}, // as a run inside of a run
-		{away, true, "(the test) holds it and has started this command"}, // its Redis is not what it waits for
+		{away, false, nil, 0, `waiting for the lock "waits forever": ` + away},
+		{"ok", true, nil, 0, "(the test) holds it and has started this command"}, // as a run inside of a run
+		{away, true, nil, 0, "(the test) holds it and has started this command"}, // its Redis is not what it waits for
+		{away, false, nil, 1, `waiting for 1 of the 3 permits of "waits forever": ` + away},
+		{"ok", true, []protocol.HolderRow{other, ours}, 2, "(the test) has 2 of them and has started this command"},
+		{away, true, []protocol.HolderRow{other, ours}, 1, away}, // the other holder may release
 	} {
-		f := startFake(t, func(f *fakeSidecar) { f.isFree, f.redis = !tt.isHeld, func() string { return tt.redis } })
-		p := &program{t: t, cmd: command(f, "run", nameWait, "--", "echo", "must not run")}
+		f := startFake(t, func(f *fakeSidecar) {
+			f.isFree, f.holders, f.redis = !tt.isHeld, tt.holders, func() string { return tt.redis }
+		})
+		args := []string{"run", nameWait, "--", "echo", "must not run"}
+		if tt.permits != 0 {
+			args = slices.Insert(args, 1, "--of=3", fmt.Sprint("--permits=", tt.permits))
+		}
+		p := &program{t: t, cmd: command(f, args...)}
 		stderr, err := p.cmd.StderrPipe()
 		if err != nil {
 			t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 // supervisor ends a command when its lock ends. One goroutine, in run, owns it.
 type supervisor struct {
-	lock      *locksidecar.Lock
+	held      *held
 	group     *group
 	tty       *terminal // nil: none
 	signals   chan os.Signal
@@ -59,7 +59,7 @@ func (s *supervisor) run() {
 	grace := min(s.killAfter, time.Until(s.deadline())/4)
 	warn := time.NewTimer(time.Until(s.deadline()) - grace)
 	defer warn.Stop()
-	lost := s.lock.Done()
+	lost := s.held.Done()
 	for {
 		select {
 		case sig := <-s.signals:
@@ -84,14 +84,14 @@ func (s *supervisor) run() {
 				warn.Reset(left - grace)
 			} else if s.phase == notEnding && !s.exited && s.lost == nil {
 				s.lost = locksidecar.ErrLost
-				s.isCutShort = time.Until(s.lock.Deadline()) <= grace
-				printErr("the lock %q ends in %v and is not renewed; ending the command", s.lock.Name(), max(0, left.Round(time.Millisecond)))
+				s.isCutShort = time.Until(s.held.Deadline()) <= grace
+				printErr("%s ends in %v and is not renewed; ending the command", s.held.what, max(0, left.Round(time.Millisecond)))
 				s.terminate(left)
 			}
 
 		case <-lost:
 			lost = nil
-			s.onLost(s.lock.Err())
+			s.onLost(s.held.Err())
 
 		case <-s.kill:
 			if s.phase == killed && s.exited {
@@ -105,7 +105,7 @@ func (s *supervisor) run() {
 
 // deadline returns until when the command may run, as far as is known now.
 func (s *supervisor) deadline() time.Time {
-	end := s.lock.Deadline()
+	end := s.held.Deadline()
 	if !s.maxEnd.IsZero() && s.maxEnd.Before(end) {
 		end = s.maxEnd
 	}
@@ -126,7 +126,7 @@ func (s *supervisor) onLost(err error) {
 		s.lost = err
 		printErr("%v; ending the command", err)
 	}
-	left := time.Until(s.lock.Deadline())
+	left := time.Until(s.held.Deadline())
 	switch {
 	case timedOut && left > 0 && s.killAfter > 0:
 		if s.phase == notEnding {
@@ -179,7 +179,7 @@ func (s *supervisor) onStopped(by syscall.Signal) {
 
 // continueGroup lets a stopped command go on, unless its lock was lost in the meantime.
 func (s *supervisor) continueGroup() {
-	if err := s.lock.Err(); err != nil {
+	if err := s.held.Err(); err != nil {
 		s.onLost(err)
 		return
 	}

@@ -15,10 +15,10 @@ import (
 // explainInterval is how often explainWait asks the sidecar.
 const explainInterval = time.Second
 
-// explainWait prints, until ctx ends, a reason why the wait for a lock may never end: Redis
-// does not serve, or the holder waits for this process. While other processes just hold the
-// lock it prints nothing, like flock(1).
-func explainWait(ctx context.Context, client *locksidecar.Client, name string) {
+// explainWait prints, until ctx ends, a reason why the wait may never end: Redis does not serve, or
+// a holder waits for this process. While other processes just hold the lock, or the permits, it
+// prints nothing, like flock(1).
+func (c *lockFlags) explainWait(ctx context.Context, client *locksidecar.Client) {
 	tick := time.NewTicker(explainInterval)
 	defer tick.Stop()
 	printed := ""
@@ -28,9 +28,9 @@ func explainWait(ctx context.Context, client *locksidecar.Client, name string) {
 			return
 		case <-tick.C:
 		}
-		why, err := whyWait(ctx, client, name)
+		why, err := c.whyWait(ctx, client)
 		if err == nil && why != "" && why != printed {
-			printErr("waiting for the lock %q: %s", name, why)
+			printErr("waiting for %s: %s", c.what(), why)
 		}
 		if err == nil {
 			printed = why
@@ -39,22 +39,32 @@ func explainWait(ctx context.Context, client *locksidecar.Client, name string) {
 }
 
 // whyWait returns a sentence that explains the wait; "": there is nothing to explain.
-func whyWait(ctx context.Context, client *locksidecar.Client, name string) (string, error) {
-	row, ok, err := client.Info(ctx, name)
+func (c *lockFlags) whyWait(ctx context.Context, client *locksidecar.Client) (string, error) {
+	row, _, err := client.Info(ctx, c.Name)
 	if err != nil {
 		return "", err
 	}
-	if !ok || row.State != locksidecar.LockHeld { // a process of this host that has it is the reason, whatever Redis does
-		health, err := client.Health(ctx)
-		if err != nil || health.Redis == "ok" {
-			return "", err
+	const starter = "process %d (%s) %s and has started this command; if it waits for this command to end, neither of them ends"
+	permits := c.permits()
+	for _, h := range row.Holders {
+		if h.PID <= 0 || !isAncestor(h.PID) {
+			continue
 		}
-		return health.Redis, nil
+		if permits += h.Permits; permits > row.Of {
+			return fmt.Sprintf(starter, h.PID, h.Cmd, fmt.Sprintf("has %d of them", h.Permits)), nil
+		}
 	}
-	if row.PID <= 0 || !isAncestor(row.PID) {
-		return "", nil
+	if row.State == locksidecar.LockHeld && c.Of == nil { // a process of this host that has it is the reason, whatever Redis does
+		if row.PID <= 0 || !isAncestor(row.PID) {
+			return "", nil
+		}
+		return fmt.Sprintf(starter, row.PID, row.Cmd, "holds it"), nil
 	}
-	return fmt.Sprintf("process %d (%s) holds it and has started this command; if it waits for this command to end, neither of them ends", row.PID, row.Cmd), nil
+	health, err := client.Health(ctx)
+	if err != nil || health.Redis == "ok" {
+		return "", err
+	}
+	return health.Redis, nil
 }
 
 // isAncestor reports whether a process is the parent of this one, its grandparent, and so on.

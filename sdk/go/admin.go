@@ -2,6 +2,7 @@ package locksidecar
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -105,19 +106,52 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return newStatus(&ok.StatusRow, c.readClocks()), nil
 }
 
-// ForceRelease ends the hold that a process of this host has on the lock, and
-// returns the number of that hold. The error is ErrNotHeld if there is none. The holder is notified that it lost the lock, but not stopped.
-// Root, the sidecar's user and the holder's user may do this. If the sidecar stops
+// ForcedRelease is what ForceRelease has ended.
+type ForcedRelease struct {
+	Hold  uint64 // number of the hold; of several, the newest
+	Count int    // holds that were ended
+}
+
+// ForceOption changes what ForceRelease ends.
+type ForceOption struct{ hold uint64 }
+
+// OnlyHold makes ForceRelease end the hold with that number alone, as Info, Who and Events show it: of
+// several holds of a semaphore, or of a lock that may have passed on meanwhile.
+func OnlyHold(hold uint64) ForceOption { return ForceOption{hold} }
+
+// ForceRelease ends the hold that a process of this host has on the lock, or all holds that such
+// processes have of the semaphore (see [OnlyHold]). The error is ErrNotHeld if there is none. The holder is notified that it lost the lock, but not stopped.
+// Root, the sidecar's user and the user of each holder may do this. If the sidecar stops
 // before it answers, the error is ErrUnavailable, and the hold may have ended.
-func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) {
-	if err := protocol.CheckName(name); err != nil {
-		return 0, &clientError{text: err.Error()}
-	}
+func (c *Client) ForceRelease(ctx context.Context, name string, options ...ForceOption) (ForcedRelease, error) {
 	var ok protocol.ForceReleaseOK
-	err := c.ask(ctx, newCall(forceCall, task{"force the release of", name}, &ok, func(id uint64) protocol.Request {
-		return protocol.ForceRelease{ID: id, Name: name}
-	}))
-	return ok.Hold, err
+	return c.force(ctx, task{"force the release of", name}, options, &ok, &ok, func(id, hold uint64) protocol.Request {
+		return protocol.ForceRelease{ID: id, Name: name, Hold: hold}
+	})
+}
+
+// force requests a forced release. ended is the answer.
+func (c *Client) force(ctx context.Context, t task, options []ForceOption, answer protocol.OK, ended *protocol.ForceReleaseOK, request func(id, hold uint64) protocol.Request) (ForcedRelease, error) {
+	if err := protocol.CheckName(t.name); err != nil {
+		return ForcedRelease{}, &clientError{text: err.Error()}
+	}
+	var hold uint64
+	for _, o := range options {
+		if hold = o.hold; hold == 0 {
+			return ForcedRelease{}, &clientError{text: t.String() + ": OnlyHold(0): holds have numbers from 1; leave the option out to end all"}
+		}
+	}
+	if err := c.ask(ctx, newCall(forceCall, t, answer, func(id uint64) protocol.Request { return request(id, hold) })); err != nil {
+		return ForcedRelease{}, err
+	}
+	forced := ForcedRelease{ended.Hold, int(max(1, ended.Count))}
+	if hold != 0 && forced.Hold != hold {
+		return forced, &clientError{
+			text: fmt.Sprintf("%s: the sidecar is older than this client, and ended hold %d in the place of hold %d; upgrade it and restart it", t, forced.Hold, hold),
+			kind: ErrUnsupported,
+		}
+	}
+	return forced, nil
 }
 
 // Metrics returns what the sidecar counts, in the text format of Prometheus.
@@ -219,15 +253,12 @@ func (c *Client) StatusOn(ctx context.Context, host string) (Status, error) {
 // ForceReleaseOn is ForceRelease for a hold that a process of another host has. host is as for
 // InfoOn. Root and the user of this sidecar may do this, if the setting other_hosts of the other
 // sidecar permits it. After ErrUnavailable the hold may have ended.
-func (c *Client) ForceReleaseOn(ctx context.Context, host, name string) (uint64, error) {
-	if err := protocol.CheckName(name); err != nil {
-		return 0, &clientError{text: err.Error()}
-	}
+func (c *Client) ForceReleaseOn(ctx context.Context, host, name string, options ...ForceOption) (ForcedRelease, error) {
 	var ok protocol.HostForceReleaseOK
-	err := c.ask(ctx, newCall(forceCall, task{"force the release on host " + host + " of", name}, &ok, func(id uint64) protocol.Request {
-		return protocol.HostForceRelease{ID: id, Host: host, Name: name}
-	}))
-	return ok.Hold, err
+	t := task{"force the release on host " + host + " of", name}
+	return c.force(ctx, t, options, &ok, (*protocol.ForceReleaseOK)(&ok), func(id, hold uint64) protocol.Request {
+		return protocol.HostForceRelease{ID: id, Host: host, Name: name, Hold: hold}
+	})
 }
 
 // ForceReleaseOrphaned frees a lock whose sidecar is gone for good, because its host died. Otherwise

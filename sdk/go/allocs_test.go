@@ -2,7 +2,46 @@
 
 package locksidecar
 
-import "testing"
+import (
+	"context"
+	"testing"
+	"unsafe"
+)
+
+// A lock costs what it did before there were semaphores, and permits cost no more.
+func TestAcquireAllocatesOneHold(t *testing.T) {
+	_, c := dialFakeSidecar(t)
+	ctx := context.Background()
+	allocs := func(acquireAndRelease func() error) float64 {
+		return testing.AllocsPerRun(200, func() {
+			if err := acquireAndRelease(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	lock := allocs(func() error {
+		l, err := c.Lock(ctx, "a")
+		if err != nil {
+			return err
+		}
+		return l.Unlock()
+	})
+	sem := c.Semaphore("s", 10)
+	permits := allocs(func() error {
+		p, err := sem.Acquire(ctx, 2)
+		if err != nil {
+			return err
+		}
+		return p.Release()
+	})
+	t.Logf("with the fake sidecar, %v allocations for a lock, %v for permits", lock, permits)
+	if permits > lock {
+		t.Errorf("%v allocations for permits, %v for a lock", permits, lock)
+	}
+	if size := unsafe.Sizeof(hold{}); size > 144 {
+		t.Errorf("a hold has %d bytes, which is more than the 144 that the allocator rounds to", size)
+	}
+}
 
 // Only Confirmed allocates something that waits for a confirmation.
 func TestUnlockWithoutOptionsAllocatesNothing(t *testing.T) {

@@ -21,10 +21,10 @@ type call struct {
 	waitingSince int64       // in callWaiting: when the patience began
 
 	// Of an acquireCall.
-	acquire  protocol.Acquire
-	deadline time.Time // of its caller's context; zero: it has none, or the call does not wait for the lock
-	looks    int       // of waitWatch at this call
-	lock     *Lock     // the result
+	acquire  protocol.AcquirePermits // of a lock: Of is 0
+	deadline time.Time               // of its caller's context; zero: it has none, or the call does not wait for the lock
+	looks    int                     // of waitWatch at this call
+	lock     *Lock                   // the result; of permits it is a Permit
 
 	// Of the calls that callers wait for, but for an acquireCall.
 	request func(id uint64) protocol.Request
@@ -42,8 +42,8 @@ type call struct {
 type callKind uint8
 
 const (
-	// A lock. It is sent again over the next connection. If its caller leaves, what is
-	// granted is released.
+	// A lock, or permits. It is sent again over the next connection. If its caller leaves, what
+	// is granted is released.
 	acquireCall callKind = iota
 
 	// info, list, metrics, events, status or ping. It changes nothing, so it is sent again.
@@ -86,7 +86,7 @@ const (
 	// patience ends, the call fails.
 	callWaiting
 
-	// An acquire that was sent, whose caller has left. If it is granted, the lock is
+	// An acquire that was sent, whose caller has left. If it is granted, the hold is
 	// released. The end of the connection ends it, too.
 	callAbandoned
 )
@@ -101,13 +101,13 @@ func (t task) String() string {
 	return fmt.Sprintf("cannot %s %q", t.verb, t.name)
 }
 
-// newCall returns a call that is not for a lock.
+// newCall returns a call that is no acquireCall.
 func newCall(kind callKind, t task, answer protocol.OK, request func(id uint64) protocol.Request) *call {
 	return &call{kind: kind, task: t, answer: answer, request: request, done: make(chan struct{}, 1)}
 }
 
-// newAcquire returns a call for a lock.
-func (s *session) newAcquire(t task, req protocol.Acquire) *call {
+// newAcquire returns an acquireCall.
+func (s *session) newAcquire(t task, req protocol.AcquirePermits) *call {
 	c, ok := s.spares.Get().(*call)
 	if !ok {
 		c = &call{done: make(chan struct{}, 1)}
@@ -151,7 +151,27 @@ func (c *call) frameLocked() protocol.Request {
 			c.acquire.WaitMS = protocol.Forever
 		}
 	}
+	if c.acquire.Of == 0 {
+		return &c.acquire.Acquire
+	}
 	return &c.acquire
+}
+
+// refused is the error of a call that the sidecar has refused.
+func (c *call) refused(conn *connection, m *protocol.Err) *clientError {
+	e := refusedError(c.task, m)
+	if e.kind == ErrUnsupported && c.kind == acquireCall && c.acquire.Of != 0 {
+		e.text = fmt.Sprintf("%s: the sidecar of this host has version %s, which has no semaphores; upgrade it and restart it", c.task, conn.hello.Version)
+	}
+	return e
+}
+
+// notHeld is the part of the error of an acquire that says so.
+func (c *call) notHeld() string {
+	if c.acquire.Of != 0 {
+		return "; they are not held"
+	}
+	return "; it is not held"
 }
 
 // unanswered is the error of a call that may have been sent, and whose answer will not come.
@@ -160,7 +180,7 @@ func (c *call) unanswered(why *clientError) *clientError {
 	switch {
 	case why.kind == ErrClosed, c.kind == confirmCall:
 	case c.kind == acquireCall:
-		text += "; it is not held, and what may just have been granted is given up"
+		text += c.notHeld() + ", and what may just have been granted is given up"
 	default:
 		text += "; it may have happened"
 	}
@@ -173,7 +193,7 @@ func (c *call) unsent(why *clientError) *clientError {
 	switch c.kind {
 	case confirmCall:
 	case acquireCall:
-		text += "; it is not held, and nothing needs to be cleaned up"
+		text += c.notHeld() + ", and nothing needs to be cleaned up"
 	default:
 		text += "; it was not done"
 	}

@@ -157,7 +157,7 @@ func (c *Client) session() (*session, error) {
 // the deadline. If the sidecar does not answer in that time either, the error is
 // ErrTimeout only.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Lock, error) {
-	return c.acquire(ctx, name, false, options)
+	return c.lock(ctx, name, false, options)
 }
 
 // TryLock acquires the lock if no other owner holds it and no other call on this host
@@ -166,15 +166,19 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Loc
 // client. ctx bounds how long Redis and the sidecar may take to answer: if its deadline
 // passes, the error is ErrUnavailable, and ErrTimeout, too.
 func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*Lock, error) {
-	return c.acquire(ctx, name, true, options)
+	return c.lock(ctx, name, true, options)
 }
 
-func (c *Client) acquire(ctx context.Context, name string, try bool, options []Option) (*Lock, error) {
-	if err := protocol.CheckName(name); err != nil {
+func (c *Client) lock(ctx context.Context, name string, try bool, options []Option) (*Lock, error) {
+	req := protocol.Acquire{Name: name, Owner: ownerOf(ctx)}
+	return c.acquire(ctx, task{"lock", name}, protocol.AcquirePermits{Acquire: req}, try, options)
+}
+
+// acquire acquires a lock, or permits: then the result is a Permit.
+func (c *Client) acquire(ctx context.Context, t task, req protocol.AcquirePermits, try bool, options []Option) (*Lock, error) {
+	if err := protocol.CheckName(req.Name); err != nil {
 		return nil, &clientError{text: err.Error()}
 	}
-	t := task{"lock", name}
-	req := protocol.Acquire{Name: name, Owner: ownerOf(ctx)}
 	if len(options) > 0 {
 		var err error
 		if req, err = withOptions(req, options); err != nil {
@@ -183,7 +187,7 @@ func (c *Client) acquire(ctx context.Context, name string, try bool, options []O
 	}
 	var l *Lock
 	err := c.withSession(ctx, t, func(s *session) (err error) {
-		l, err = s.lock(ctx, t, req, try)
+		l, err = s.acquire(ctx, t, req, try)
 		return err
 	})
 	return l, err

@@ -223,7 +223,7 @@ func TestProtocolErrorReportedBySidecarEndsSession(t *testing.T) {
 	short := p.lock(c, "short", 2, protocol.Now()+int64(time.Millisecond))
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
 	expect[protocol.Acquire](p)
-	forced := async(func() (uint64, error) { return c.ForceRelease(context.Background(), "held") })
+	forced := async(func() (ForcedRelease, error) { return c.ForceRelease(context.Background(), "held") })
 	expect[protocol.ForceRelease](p)
 	p.send(protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"})
 	p.nc.Close()
@@ -452,14 +452,14 @@ func TestOperatorRequests(t *testing.T) {
 		t.Errorf("events: %+v, %v; requested %+v", page, err, events)
 	}
 
-	forced := async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
+	forced := async(func() (ForcedRelease, error) { return c.ForceRelease(ctx, "a") })
 	req := expect[protocol.ForceRelease](p)
 	p.send(protocol.ForceReleaseOK{ID: req.ID, Hold: 7})
-	if hold, err := forced(); hold != 7 || err != nil {
+	if hold, err := forced(); hold != (ForcedRelease{7, 1}) || err != nil {
 		t.Errorf("force_release: %d, %v", hold, err)
 	}
 	for code, kind := range map[protocol.Code]error{protocol.NotHeld: ErrNotHeld, protocol.Denied: ErrDenied} {
-		forced = async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
+		forced = async(func() (ForcedRelease, error) { return c.ForceRelease(ctx, "a") })
 		p.send(protocol.Err{ID: expect[protocol.ForceRelease](p).ID, Code: code, Msg: "no"})
 		wantKind(t, errOf(forced()), kind)
 	}

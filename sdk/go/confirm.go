@@ -10,7 +10,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// UnlockOption changes how one lock is unlocked.
+// UnlockOption changes how one lock is unlocked, or how permits are released. What follows of
+// Unlock holds for [Permit.Release].
 type UnlockOption struct {
 	confirm  context.Context // bounds the wait for the confirmation; nil: none is requested
 	cutShort bool
@@ -143,13 +144,17 @@ func (c *confirmation) await() error {
 	s.mu.Lock()
 	left := time.Duration(c.freeAt - s.clock())
 	s.mu.Unlock()
+	what, its := "lock", "it"
+	if c.hold.permits != 0 {
+		what, its = "hold", "its permits"
+	}
 	free := "its lease has ended in Redis meanwhile"
 	if left > 0 {
 		// Rounded up to seconds, so that it is not too short.
-		free = fmt.Sprintf("other hosts find it free within %v at the latest, when its lease ends", (left + time.Second - 1).Truncate(time.Second))
+		free = fmt.Sprintf("other hosts find %s free within %v at the latest, when its lease ends", its, (left + time.Second - 1).Truncate(time.Second))
 	}
 	return &clientError{
-		text: fmt.Sprintf("%s; the lock is released here, and %s", why.text, free),
+		text: fmt.Sprintf("%s; the %s is released here, and %s", why.text, what, free),
 		kind: ErrUnconfirmed, cause: why,
 	}
 }
@@ -183,7 +188,7 @@ func (c *confirmation) awaitInNewSession() *clientError {
 		if look.conn.hello.Sidecar != c.sidecar {
 			return c.unknownRelease()
 		}
-		if info.Lock != nil && info.Lock.Hold == c.hold.id {
+		if mayHave(info.Lock, c.hold.id) {
 			return &clientError{text: c.String() + ": the sidecar was restarted before it had read the release, and its successor did not resume this client's session"}
 		}
 		confirm := newConfirmCall(c.hold, c.freeAt)
@@ -198,6 +203,13 @@ func (c *confirmation) awaitInNewSession() *clientError {
 		}
 		return nil
 	}
+}
+
+// mayHave reports whether a hold of a name may be one of those of a row; nil: the sidecar does not know the
+// name. The row of a semaphore shows some of its holds only.
+func mayHave(row *protocol.LockRow, hold uint64) bool {
+	return row != nil && (row.Hold == hold || row.Held > len(row.Holders) ||
+		slices.ContainsFunc(row.Holders, func(h protocol.HolderRow) bool { return h.Hold == hold }))
 }
 
 // ask sends a request and waits for its answer. It returns why there is none, or the error

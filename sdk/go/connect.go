@@ -67,7 +67,7 @@ func (s *session) onReadEnd(conn *connection, why error) (goOn, wasUseful bool) 
 				if h.phase == holdOrphaned {
 					return nil
 				}
-				return &LostError{Name: h.name, Reason: reasonProtocol}
+				return h.lostError(reasonProtocol)
 			})
 	}
 	return false, false

@@ -251,10 +251,29 @@ func runConversation(t *testing.T, sidecar *fakeSidecar) {
 			t.Error(err)
 		}
 
-		wantSameHolds(t, sidecar, c, map[string]uint32{"a": 2, "b": 1})
+		acquire := func(n int) (*Permit, error) { return c.Semaphore("c", 3).Acquire(owner, n) }
+		two, err := acquire(2)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		waits := async(func() (*Permit, error) { return acquire(3) })
+		if err := two.Release(); err != nil {
+			t.Errorf("release: %v", err)
+		}
+		all, err := waits()
+		if err != nil || all.Permits() != 3 || all.Token() <= two.Token() {
+			t.Errorf("the waiter for permits: %v, %v", all, err)
+			return
+		}
+
+		wantSameHolds(t, sidecar, c, map[string]uint32{"a": 2, "b": 1, "c": 1})
 		unlock(fourth)
 		unlock(third)
 		unlock(next)
+		if err := all.Release(); err != nil {
+			t.Errorf("release: %v", err)
+		}
 		wantSameHolds(t, sidecar, c, map[string]uint32{})
 	}()
 	<-done
@@ -306,9 +325,9 @@ func wantSameHolds(t *testing.T, sidecar *fakeSidecar, c *Client, want map[strin
 	calls := len(s.calls)
 	s.mu.Unlock()
 	sidecar.locked(func() {
-		for num, l := range sidecar.holds {
-			theirs[l.name] += l.count
-			waiters += len(l.waiters)
+		for num, h := range sidecar.holds {
+			theirs[h.lock.name] += h.count
+			waiters += len(h.lock.waiters)
 			if h := s.holds[num]; h == nil || h.token != 1_000_000+num {
 				t.Errorf("the client does not have hold %d", num)
 			}
@@ -544,7 +563,7 @@ func TestForgottenHoldIsLost(t *testing.T) {
 func TestForceReleaseIsNotSentTwice(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	forced := async(func() (uint64, error) { return c.ForceRelease(context.Background(), "a") })
+	forced := async(func() (ForcedRelease, error) { return c.ForceRelease(context.Background(), "a") })
 	expect[protocol.ForceRelease](p)
 	p.nc.Close()
 	_, err := forced()
@@ -553,7 +572,7 @@ func TestForceReleaseIsNotSentTwice(t *testing.T) {
 
 	// The sidecar has nothing of the session, so only the next call connects. Its request is
 	// not sent before the claim is answered, and so it is sent over the next connection.
-	forced = async(func() (uint64, error) { return c.ForceRelease(context.Background(), "b") })
+	forced = async(func() (ForcedRelease, error) { return c.ForceRelease(context.Background(), "b") })
 	p = s.acceptResumed()
 	p.expectClaim()
 	p.nc.Close()
@@ -561,7 +580,7 @@ func TestForceReleaseIsNotSentTwice(t *testing.T) {
 	claim, _ := p.expectClaim()
 	p.send(protocol.ClaimOK{ID: claim})
 	p.send(protocol.ForceReleaseOK{ID: expect[protocol.ForceRelease](p).ID, Hold: 7})
-	if hold, err := forced(); hold != 7 || err != nil {
+	if hold, err := forced(); hold != (ForcedRelease{7, 1}) || err != nil {
 		t.Errorf("force_release: %d, %v", hold, err)
 	}
 }
@@ -570,7 +589,7 @@ func TestCanceledForceReleaseMayHaveHappened(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	ctx, cancel := context.WithCancel(context.Background())
-	forced := async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
+	forced := async(func() (ForcedRelease, error) { return c.ForceRelease(ctx, "a") })
 	expect[protocol.ForceRelease](p)
 	cancel()
 	_, err := forced()

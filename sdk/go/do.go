@@ -22,18 +22,23 @@ import (
 //
 // A deadline of ctx bounds the wait for the lock and also f. To bound only the wait, use
 // Lock and [Lock.Context].
-func (c *Client) Do(ctx context.Context, name string, f func(ctx context.Context, token uint64) error, options ...Option) (err error) {
+func (c *Client) Do(ctx context.Context, name string, f func(ctx context.Context, token uint64) error, options ...Option) error {
 	l, err := c.Lock(ctx, name, options...)
 	if err != nil {
 		return err
 	}
+	return l.whileHeld(ctx, func(ctx context.Context) error { return f(ctx, l.Token()) })
+}
+
+// whileHeld calls f, and releases what is held.
+func (l *handle) whileHeld(ctx context.Context, f func(context.Context) error) (err error) {
 	work, stop := l.Context(ctx)
 	defer func() {
 		stop() // before the release: what f has left running ends while the lock is held
 		l.readArrived()
-		err = joinRelease(err, l.Unlock())
+		err = joinRelease(err, l.release(readFirst))
 	}()
-	return f(work, l.Token())
+	return f(work)
 }
 
 // joinRelease joins the error of a release to the result of the work that it ends. The work

@@ -79,10 +79,24 @@
 // Every Lock is an owner of its own. Calls whose contexts derive from one [NewOwner] are the
 // same owner, and re-enter each other's locks.
 //
+// # Semaphores
+//
+// A [Semaphore] admits several clients at one time, over all hosts, instead of one. Each of them
+// holds some of its permits:
+//
+//	api := c.Semaphore("partner-api", 10)    // at most 10 at one time
+//	err := api.Do(ctx, 1, func(ctx context.Context) error {
+//		return call(ctx)                     // ctx ends when the permit is lost
+//	})
+//
+// [Semaphore.Acquire] and [Semaphore.TryAcquire] return a [Permit]. What is said of a lock above
+// holds for it, but that its token is no fence and that it has no owner. All programs name the same
+// capacity; one that names another one needs nothing else.
+//
 // # For operators
 //
 // [Client.Info], [Client.List], [Client.Events], [Client.Status] and [Client.Hosts] describe
-// locks and sidecars. [Client.ForceRelease] takes a lock away from its holder. The policy of a
+// locks and sidecars. [Client.ForceRelease] takes a lock or permits away from their holders. The policy of a
 // sidecar may hide what other users do, or refuse the request with ErrDenied.
 //
 // # Logging and tests
@@ -96,7 +110,7 @@
 //
 // For [errors.Is]:
 //
-//	ErrHeld          TryLock: another owner holds the lock
+//	ErrHeld          TryLock: another owner holds the lock; TryAcquire: too few permits are free
 //	ErrTimeout       the context's deadline passed first; is context.DeadlineExceeded too
 //	context.Canceled the context was cancelled first
 //	ErrDeadlock      waiting would never end: the holder waits for this owner
@@ -106,12 +120,14 @@
 //	ErrLimit         a limit of the sidecar; the text says which
 //	ErrClosed        the Client was closed
 //	ErrLost          the lock is not held any more; *LostError says why
-//	ErrNotHeld       this handle was unlocked before; ForceRelease: no process of this host holds it
+//	ErrNotHeld       this handle was released before; ForceRelease: no process of this host holds it
 //	ErrUnconfirmed   Confirmed: the lock is released, Redis's confirmation is missing
-//	ErrUnsupported   the sidecar is older than this package, or speaks another version;
+//	ErrUnsupported   the sidecar is older than this package (one without semaphores, for
+//	                 example), or speaks another version;
 //	                 Dial: this system is not Linux
 //
-// Every error of [Client.Lock] and [Client.TryLock] means that the lock is not
+// Every error of [Client.Lock], [Client.TryLock], [Semaphore.Acquire] and
+// [Semaphore.TryAcquire] means that nothing is
 // held and that nothing needs to be cleaned up. Invalid arguments (an empty name, a
 // negative lease) give errors of none of these kinds.
 package locksidecar

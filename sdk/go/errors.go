@@ -12,7 +12,8 @@ import (
 // sentence about what happened and what to do. The package comment has the calls that return
 // them.
 var (
-	// TryLock: another owner holds the lock, or a call on this host waits for it.
+	// TryLock: another owner holds the lock, or a call on this host waits for it. TryAcquire: too few
+	// permits are free, or a call waits for some.
 	ErrHeld = errors.New("locksidecar: another owner holds the lock")
 
 	// The deadline of the context passed first. It is context.DeadlineExceeded, too.
@@ -33,13 +34,13 @@ var (
 	// Client.Close was called.
 	ErrClosed = errors.New("locksidecar: the client is closed")
 
-	// The lock was held, and ended without an Unlock. The error is a *LostError.
+	// The lock, or the permits, were held, and ended without a release. The error is a *LostError.
 	ErrLost = errors.New("locksidecar: the lock is lost")
 
-	// The handle was unlocked before; or ForceRelease found no hold of this host.
+	// The handle was released before; or ForceRelease found no hold of this host.
 	ErrNotHeld = errors.New("locksidecar: the lock is not held")
 
-	// Unlock with Confirmed: the lock is released, and Redis's confirmation is missing.
+	// A release with Confirmed: it is released, and Redis's confirmation is missing.
 	ErrUnconfirmed = errors.New("locksidecar: the release of the lock is not confirmed")
 
 	// The sidecar is older than this package or speaks another version; or Dial: this
@@ -97,23 +98,27 @@ func (r Reason) String() string {
 // something invalid, and with it ended the holds.
 const reasonProtocol Reason = "the sidecar could not be understood, and the connection was ended"
 
-// LostError is the error of a lock that was lost, with its name and the reason. For
+// LostError is the error of a lock, or of permits, that were lost, with the name and the reason. For
 // [errors.Is] it is ErrLost, and a LostError whose fields that are set are the same:
 //
 //	errors.Is(err, &locksidecar.LostError{Reason: locksidecar.ReasonMaxHold})
 type LostError struct {
-	Name   string // of the lock
-	Reason Reason
+	Name    string // of the lock, or of the semaphore
+	Permits int    // of the hold; 0: it was a lock
+	Reason  Reason
 }
 
 func (e *LostError) Error() string {
+	if e.Permits != 0 {
+		return fmt.Sprintf("locksidecar: the hold of %d of the permits of %q is lost: %v; other clients may have them", e.Permits, e.Name, e.Reason)
+	}
 	return fmt.Sprintf("locksidecar: the lock %q is lost: %v; another owner may hold it", e.Name, e.Reason)
 }
 
 // Is reports whether target is ErrLost, or a *LostError without a field that is set otherwise.
 func (e *LostError) Is(target error) bool {
 	if t, ok := target.(*LostError); ok {
-		return (t.Name == "" || t.Name == e.Name) && (t.Reason == "" || t.Reason == e.Reason)
+		return (t.Name == "" || t.Name == e.Name) && (t.Permits == 0 || t.Permits == e.Permits) && (t.Reason == "" || t.Reason == e.Reason)
 	}
 	return target == ErrLost
 }

@@ -103,3 +103,32 @@ func ExampleNewOwner() {
 	// true
 	// <nil> <nil>
 }
+
+func ExampleSemaphore() {
+	ctx := context.Background()
+	c, err := locksidecar.Dial(ctx, "")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	api := c.Semaphore("partner-api", 3) // at most 3 at one time, over all hosts
+	bulk, err := api.Acquire(ctx, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = api.Do(ctx, 1, func(ctx context.Context) error {
+		// ctx ends when the permit is lost.
+		_, err := api.TryAcquire(ctx, 1)
+		fmt.Println("all are in use:", errors.Is(err, locksidecar.ErrHeld))
+		return nil
+	})
+	fmt.Println(err)
+	fmt.Println("released", bulk.Permits(), "of", bulk.Of(), bulk.Release())
+	// Output:
+	// all are in use: true
+	// <nil>
+	// released 2 of 3 <nil>
+}

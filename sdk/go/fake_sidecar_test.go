@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,8 +17,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// fakeSidecar is a sidecar without Redis. It has its locks in memory, and grants them in the
-// order of the requests. If it ends a connection itself, the session stays, as it does when a
+// fakeSidecar is a sidecar without Redis. It has its locks and semaphores in memory, and grants them in
+// the order of the requests. If it ends a connection itself, the session stays, as it does when a
 // sidecar is restarted.
 type fakeSidecar struct {
 	path     string
@@ -28,7 +29,7 @@ type fakeSidecar struct {
 
 	mu            sync.Mutex
 	locks         map[string]*fakeLock
-	holds         map[uint64]*fakeLock
+	holds         map[uint64]*fakeHold
 	conns         map[*fakeConn]bool
 	sessions      map[string]*fakeSession // by ticket
 	lastID        uint64                  // of holds and tickets
@@ -50,17 +51,43 @@ type fakeSession struct {
 
 type fakeLock struct {
 	name    string
-	holder  *fakeSession // nil: free
-	hold    uint64
-	count   uint32
-	owner   uint64
-	kept    int64 // until when it stays held
+	holds   []*fakeHold // of a lock, one
 	waiters []fakeWaiter
+}
+
+type fakeHold struct {
+	lock   *fakeLock
+	id     uint64
+	holder *fakeSession // nil: its keep lasts
+	count  uint32
+	kept   int64 // until when it lasts
+	req    protocol.AcquirePermits
 }
 
 type fakeWaiter struct {
 	conn *fakeConn
-	req  protocol.Acquire
+	req  protocol.AcquirePermits // of a lock: Of is 0
+}
+
+// newest returns the newest hold of a session that is connected; nil: there is none.
+func (l *fakeLock) newest() *fakeHold {
+	if l == nil || len(l.holds) == 0 {
+		return nil
+	}
+	h := l.holds[len(l.holds)-1]
+	if h.holder == nil || h.holder.conn == nil {
+		return nil
+	}
+	return h
+}
+
+// hasRoomFor reports whether the holds admit one more.
+func (l *fakeLock) hasRoomFor(req *protocol.AcquirePermits) bool {
+	permits := int(req.Permits)
+	for _, h := range l.holds {
+		permits += int(h.req.Permits)
+	}
+	return len(l.holds) == 0 || req.Of != 0 && permits <= int(req.Of)
 }
 
 type fakeConn struct {
@@ -68,6 +95,7 @@ type fakeConn struct {
 	session *fakeSession
 	phase   fakeConnPhase
 	mu      sync.Mutex // of writing
+	frame   []byte     // that was written last
 }
 
 type fakeConnPhase uint8
@@ -81,12 +109,13 @@ const (
 func (c *fakeConn) send(m protocol.Reply) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, _ = c.nc.Write(m.Append(nil))
+	c.frame = m.Append(c.frame[:0])
+	_, _ = c.nc.Write(c.frame)
 }
 
 func newFakeSidecar() *fakeSidecar {
 	return &fakeSidecar{
-		clock: protocol.Now, locks: map[string]*fakeLock{}, holds: map[uint64]*fakeLock{},
+		clock: protocol.Now, locks: map[string]*fakeLock{}, holds: map[uint64]*fakeHold{},
 		conns: map[*fakeConn]bool{}, sessions: map[string]*fakeSession{},
 	}
 }
@@ -157,13 +186,17 @@ func (f *fakeSidecar) counts() (holds, waiters int) {
 func (f *fakeSidecar) steal(name string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.locks[name]
-	if l == nil || l.holder == nil || l.holder.conn == nil {
+	h := f.locks[name].newest()
+	if h == nil {
 		return false
 	}
-	l.holder.conn.send(protocol.LostEvent{Hold: l.hold, Reason: protocol.Stolen})
-	f.freeLocked(l)
+	f.loseLocked(h, protocol.Stolen)
 	return true
+}
+
+func (f *fakeSidecar) loseLocked(h *fakeHold, why protocol.Reason) {
+	h.holder.conn.send(protocol.LostEvent{Hold: h.id, Reason: why})
+	f.freeLocked(h)
 }
 
 // cutConn is a connection that ends after a number of bytes. Write is called with the mutex
@@ -263,9 +296,9 @@ func (f *fakeSidecar) endLocked(s *fakeSession) {
 	for _, l := range f.locks {
 		l.removeWaiters(func(w fakeWaiter) bool { return w.conn.session == s })
 	}
-	for _, l := range f.locks {
-		if l.holder == s {
-			f.leaveLocked(l)
+	for _, h := range f.holds {
+		if h.holder == s {
+			f.leaveLocked(h)
 		}
 	}
 }
@@ -307,8 +340,8 @@ func (f *fakeSidecar) onHelloLocked(c *fakeConn, m *protocol.Hello) {
 
 // holdsAnyLocked reports whether a session holds anything. If not, the sidecar forgets it.
 func (f *fakeSidecar) holdsAnyLocked(s *fakeSession) bool {
-	for _, l := range f.holds {
-		if l.holder == s {
+	for _, h := range f.holds {
+		if h.holder == s {
 			return true
 		}
 	}
@@ -319,24 +352,24 @@ func (f *fakeSidecar) holdsAnyLocked(s *fakeSession) bool {
 func (f *fakeSidecar) onClaimLocked(c *fakeConn, m *protocol.Claim) error {
 	s := c.session
 	f.claims = append(f.claims, len(m.Holds))
-	for _, h := range m.Holds {
-		l := f.holds[h.Hold]
+	for _, claimed := range m.Holds {
+		h := f.holds[claimed.Hold]
 		switch {
-		case l == nil || l.holder != s:
-			c.send(protocol.LostEvent{Hold: h.Hold, Reason: protocol.Forgotten})
-		case h.Entries > l.count:
-			return fmt.Errorf("%d entries of hold %d were claimed, which has %d", h.Entries, h.Hold, l.count)
+		case h == nil || h.holder != s:
+			c.send(protocol.LostEvent{Hold: claimed.Hold, Reason: protocol.Forgotten})
+		case claimed.Entries > h.count:
+			return fmt.Errorf("%d entries of hold %d were claimed, which has %d", claimed.Entries, h.id, h.count)
 		default:
-			s.claimed[h.Hold] = h.Entries
+			s.claimed[h.id] = claimed.Entries
 		}
 	}
 	if !m.More {
-		for hold, l := range f.holds {
-			if l.holder != s {
+		for id, h := range f.holds {
+			if h.holder != s {
 				continue
 			}
-			if l.count = s.claimed[hold]; l.count == 0 {
-				f.leaveLocked(l)
+			if h.count = s.claimed[id]; h.count == 0 {
+				f.leaveLocked(h)
 			}
 		}
 		c.phase = fakeServing
@@ -387,18 +420,16 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 			c.send(protocol.PingOK{ID: m.ID, NowNS: f.clock(), Redis: redis, RedisAddress: "redis:6379/0"})
 		}
 	case *protocol.Acquire:
-		if f.diesOnAcquire {
-			f.disconnectLocked(c)
-			return nil
-		}
-		f.onAcquireLocked(c, m)
+		f.onAcquireLocked(c, protocol.AcquirePermits{Acquire: *m})
+	case *protocol.AcquirePermits:
+		f.onAcquireLocked(c, *m)
 	case *protocol.Release:
 		code := protocol.NotHeld
-		l := f.holds[m.Hold]
-		if l != nil && l.holder == c.session {
+		h := f.holds[m.Hold]
+		if h != nil && h.holder == c.session {
 			code = ""
-			if l.count--; l.count == 0 {
-				f.leaveLocked(l)
+			if h.count--; h.count == 0 {
+				f.leaveLocked(h)
 			}
 		}
 		switch {
@@ -406,12 +437,12 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 		case code != "":
 			c.send(protocol.Err{ID: m.ID, Code: code, Msg: "you do not hold it"})
 		default:
-			c.send(protocol.ReleaseOK{ID: m.ID, Count: l.count})
+			c.send(protocol.ReleaseOK{ID: m.ID, Count: h.count})
 		}
 	case *protocol.Info:
 		ok := protocol.InfoOK{ID: m.ID}
 		if l := f.locks[m.Name]; l != nil {
-			ok.Lock = &protocol.LockRow{Name: l.name, State: protocol.StateHeld, Hold: l.hold, Count: l.count}
+			ok.Lock = &protocol.LockRow{Name: l.name, State: protocol.StateHeld, Hold: l.holds[0].id, Count: l.holds[0].count}
 		}
 		c.send(ok)
 	case *protocol.Confirm:
@@ -419,40 +450,45 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 			c.send(protocol.ConfirmOK{ID: m.ID})
 		}
 	case *protocol.ForceRelease:
-		l := f.locks[m.Name]
-		if l == nil || l.holder == nil || l.holder.conn == nil {
+		h := f.locks[m.Name].newest()
+		if h == nil {
 			c.send(protocol.Err{ID: m.ID, Code: protocol.NotHeld, Msg: "no client holds it"})
 			break
 		}
-		l.holder.conn.send(protocol.LostEvent{Hold: l.hold, Reason: protocol.ByForce})
-		c.send(protocol.ForceReleaseOK{ID: m.ID, Hold: l.hold})
-		f.freeLocked(l)
+		c.send(protocol.ForceReleaseOK{ID: m.ID, Hold: h.id})
+		f.loseLocked(h, protocol.ByForce)
 	case *protocol.Cancel:
 		for _, l := range f.locks {
 			if l.removeWaiters(func(w fakeWaiter) bool { return w.conn == c && w.req.ID == m.Target }) {
 				c.send(protocol.Err{ID: m.Target, Code: protocol.Canceled, Msg: "canceled"})
+				f.grantNextLocked(l)
 			}
 		}
 	}
 	return nil
 }
 
-func (f *fakeSidecar) onAcquireLocked(c *fakeConn, m *protocol.Acquire) {
+func (f *fakeSidecar) onAcquireLocked(c *fakeConn, m protocol.AcquirePermits) {
+	if f.diesOnAcquire {
+		f.disconnectLocked(c)
+		return
+	}
 	l := f.locks[m.Name]
 	if l == nil {
 		l = &fakeLock{name: m.Name}
 		f.locks[m.Name] = l
 	}
+	h := l.newest()
 	switch {
-	case l.holder == nil:
-		f.grantLocked(l, c, *m)
-	case l.holder == c.session && m.Owner != 0 && l.owner == m.Owner && !m.NotReentrant:
-		l.count++
-		f.answerLocked(l, c, m.ID)
+	case len(l.waiters) == 0 && l.hasRoomFor(&m):
+		f.grantLocked(l, c, m)
+	case h != nil && h.holder == c.session && m.Owner != 0 && h.req.Owner == m.Owner && !m.NotReentrant:
+		h.count++
+		f.answerLocked(h, c, m.ID)
 	case m.WaitMS == 0:
 		c.send(protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "another owner holds it"})
 	default:
-		w := fakeWaiter{c, *m}
+		w := fakeWaiter{c, m}
 		l.waiters = append(l.waiters, w)
 		if m.WaitMS > 0 {
 			time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond, func() { f.refuse(l, w, protocol.Timeout) })
@@ -465,50 +501,55 @@ func (f *fakeSidecar) refuse(l *fakeLock, w fakeWaiter, code protocol.Code) {
 	defer f.mu.Unlock()
 	if l.removeWaiters(func(other fakeWaiter) bool { return other == w }) {
 		w.conn.send(protocol.Err{ID: w.req.ID, Code: code, Msg: "it was held for all that time"})
+		f.grantNextLocked(l)
 	}
 }
 
-func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req protocol.Acquire) {
+func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req protocol.AcquirePermits) {
 	f.lastID++
-	l.holder, l.hold, l.count, l.owner = c.session, f.lastID, 1, req.Owner
-	l.kept = f.clock() + req.KeepMS*int64(time.Millisecond)
-	f.holds[l.hold] = l
-	f.answerLocked(l, c, req.ID)
+	h := &fakeHold{lock: l, id: f.lastID, holder: c.session, count: 1, kept: f.clock() + req.KeepMS*int64(time.Millisecond), req: req}
+	l.holds = append(l.holds, h)
+	f.holds[h.id] = h
+	f.answerLocked(h, c, req.ID)
 }
 
-func (f *fakeSidecar) answerLocked(l *fakeLock, c *fakeConn, id uint64) {
-	c.send(protocol.AcquireOK{ID: id, Token: 1_000_000 + l.hold, Hold: l.hold, Count: l.count, DeadlineNS: f.clock() + int64(30*time.Second)})
-}
-
-// leaveLocked ends a hold for its client. The lock is free after its keep.
-func (f *fakeSidecar) leaveLocked(l *fakeLock) {
-	left := l.kept - f.clock()
-	if left <= 0 {
-		f.freeLocked(l)
-		return
-	}
-	delete(f.holds, l.hold)
-	l.holder, l.count = &fakeSession{}, 0 // no client has it
-	hold := l.hold
-	time.AfterFunc(time.Duration(left), func() {
-		f.locked(func() {
-			if l.hold == hold {
-				f.freeLocked(l)
-			}
-		})
+func (f *fakeSidecar) answerLocked(h *fakeHold, c *fakeConn, id uint64) {
+	c.send(protocol.AcquireOK{
+		ID: id, Token: 1_000_000 + h.id, Hold: h.id, Count: h.count, DeadlineNS: f.clock() + int64(30*time.Second),
+		Permits: h.req.Permits, Of: h.req.Of,
 	})
 }
 
-func (f *fakeSidecar) freeLocked(l *fakeLock) {
-	delete(f.holds, l.hold)
-	l.holder, l.count = nil, 0
-	if len(l.waiters) > 0 {
+// leaveLocked ends a hold for its client. The lock is free after its keep.
+func (f *fakeSidecar) leaveLocked(h *fakeHold) {
+	left := h.kept - f.clock()
+	if left <= 0 {
+		f.freeLocked(h)
+		return
+	}
+	delete(f.holds, h.id)
+	h.holder, h.count = nil, 0
+	time.AfterFunc(time.Duration(left), func() { f.locked(func() { f.freeLocked(h) }) })
+}
+
+func (f *fakeSidecar) freeLocked(h *fakeHold) {
+	delete(f.holds, h.id)
+	h.count = 0
+	l := h.lock
+	l.holds = slices.DeleteFunc(l.holds, func(other *fakeHold) bool { return other == h })
+	f.grantNextLocked(l)
+	if len(l.holds) == 0 && f.locks[l.name] == l {
+		delete(f.locks, l.name)
+	}
+}
+
+// grantNextLocked grants the requests for which there is room, in their order.
+func (f *fakeSidecar) grantNextLocked(l *fakeLock) {
+	for len(l.waiters) > 0 && l.hasRoomFor(&l.waiters[0].req) {
 		w := l.waiters[0]
 		l.waiters = l.waiters[1:]
 		f.grantLocked(l, w.conn, w.req)
-		return
 	}
-	delete(f.locks, l.name)
 }
 
 // dialFakeSidecar starts a sidecar and connects a Client.

@@ -1,13 +1,15 @@
 package locksidecar
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// hold is one lock held by one owner. It has a handle for each of its entries; the first
-// handle is part of it. It has neither a timer nor a goroutine: a program may hold very many.
+// hold is one lock held by one owner, or permits of a semaphore. It has a handle for each of its
+// entries; the first handle is part of it. It has neither a timer nor a goroutine: a program may
+// hold very many.
 type hold struct {
 	// Immutable.
 	session *session
@@ -15,23 +17,25 @@ type hold struct {
 	id      uint64
 	token   uint64
 	leaseMS uint32 // of leaseFixed
+	permits uint16 // of a semaphore; 0: it is a lock
+	of      uint16 // how many the semaphore has for this hold
 	lease   leaseKind
 	isOwned bool // its owner may re-enter it
 
 	// Guarded by session.mu.
 	phase      holdPhase
-	entries    uint32 // not unlocked; 0 in holdReleasing and holdReleased
-	deadline   int64  // of the last grant, or later; see receivedDeadlineLocked
-	maxHoldEnd int64  // when its max_hold ends; 0: it has none
-	leaseSeq   uint64 // session.leaseSeq at the grant: only later lease events concern the hold
-	cause      error  // in holdEnded: a *LostError, or an ErrClosed
-	observed   *Lock  // the first of its handles that have observers
-	alarmIndex int32  // its place in session.alarm, counted from 1; 0: it has none
+	entries    uint32  // not released; 0 in holdReleasing and holdReleased
+	deadline   int64   // of the last grant, or later; see receivedDeadlineLocked
+	maxHoldEnd int64   // when its max_hold ends; 0: it has none
+	leaseSeq   uint64  // session.leaseSeq at the grant: only later lease events concern the hold
+	cause      error   // in holdEnded: a *LostError, or an ErrClosed
+	observed   *handle // the first of its handles that have observers
+	alarmIndex int32   // its place in session.alarm, counted from 1; 0: it has none
 
-	first Lock
+	first Lock // a Permit, of a semaphore
 }
 
-// holdPhase is what the session, and the sidecar, know of a hold.
+// holdPhase is what the session, and the sidecar, know of a hold. Unlock is Permit.Release, too.
 //
 //	             last Unlock, of an anonymous owner
 //	  ┌──────────────────────────────────────────────────────────┐
@@ -87,16 +91,20 @@ const (
 )
 
 // enterHoldLocked returns the handle of an acquire that was granted.
-func (s *session) enterHoldLocked(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock {
+func (s *session) enterHoldLocked(req *protocol.AcquirePermits, ok *protocol.AcquireOK) *Lock {
 	if h := s.holds[ok.Hold]; h != nil {
 		h.phase = holdLive
 		h.deadline = max(h.receivedDeadlineLocked(), ok.DeadlineNS)
 		h.leaseSeq = s.leaseSeq
 		h.entries++
-		return &Lock{hold: h}
+		l := new(Lock)
+		l.hold = h
+		return l
 	}
 	h := &hold{
 		session: s, name: req.Name, id: ok.Hold, token: ok.Token,
+		permits:    req.Permits,
+		of:         cmp.Or(ok.Of, req.Of),
 		isOwned:    req.Owner != 0,
 		entries:    1,
 		deadline:   ok.DeadlineNS,
@@ -167,6 +175,10 @@ func (h *hold) endLocked(cause error, notices []endNotice) []endNotice {
 	return notices
 }
 
+func (h *hold) lostError(reason Reason) *LostError {
+	return &LostError{Name: h.name, Permits: int(h.permits), Reason: reason}
+}
+
 // expireLocked ends a hold that is held and whose deadline had passed at now. It returns the
 // notices for its observers, and whether it ended the hold. All that had arrived at now must
 // have been read: an event that waited in the socket, because this process was stopped, may
@@ -184,7 +196,7 @@ func (h *hold) expireLocked(now int64) (notices []endNotice, expired bool) {
 	if h.phase == holdOrphaned {
 		conn = nil // the sidecar does not have the hold
 	}
-	notices = h.endLocked(&LostError{Name: h.name, Reason: reason}, nil)
+	notices = h.endLocked(h.lostError(reason), nil)
 	for range h.entries {
 		conn.queue(protocol.Release{Hold: h.id})
 	}

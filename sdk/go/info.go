@@ -7,13 +7,14 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// LockInfo describes one lock, as a sidecar knows it. Fields that do not apply to its State
-// are zero.
+// LockInfo describes one lock, or semaphore, as a sidecar knows it. Fields that do not apply to its
+// Kind or its State are zero.
 type LockInfo struct {
 	Name  string
+	Kind  LockKind
 	State LockState
 
-	// Of LockHeld.
+	// Of LockHeld. Of a semaphore they are those of the first of its Holders.
 	Hold     uint64        // number of the hold; the sidecar gives each hold another one
 	Token    uint64        // fencing token, as [Lock.Token] returns it
 	Count    int           // how often its owner has entered it and not unlocked it
@@ -32,6 +33,12 @@ type LockInfo struct {
 	Orphan                bool          // no client has the hold any more: WithCrashDelay or WithKeep keeps the lock
 	KeepLeft              time.Duration // how much longer WithKeep keeps the lock; 0: it does not
 
+	// Of KindPermits.
+	Holds   int          // holds of processes of this host
+	Permits int          // of these holds together
+	Of      int          // the largest capacity that they or requests that wait have named
+	Holders []HolderInfo // the oldest 16 of these holds
+
 	// Of LockRemote.
 	RemoteField      string        // owner field in Redis; that of a sidecar begins with its uuid
 	RemoteHost       string        // host whose sidecar has the lock; "": not known, or a foreign client has it
@@ -48,6 +55,14 @@ type LockInfo struct {
 	Waiters []WaiterInfo // the first 16 of them, in the order in which they will get it
 }
 
+// LockKind is what a name is. A newer sidecar may send other kinds.
+type LockKind string
+
+const (
+	KindLock    LockKind = ""                   // a lock
+	KindPermits LockKind = protocol.KindPermits // a semaphore
+)
+
 // LockState is the state of a lock in a LockInfo. A newer sidecar may send other states.
 type LockState string
 
@@ -59,13 +74,28 @@ const (
 	LockFree      LockState = "free"      // none of these
 )
 
-// WaiterInfo describes one request that waits for a lock.
+// HolderInfo describes one hold of a semaphore.
+type HolderInfo struct {
+	Hold    uint64        // number of the hold
+	Token   uint64        // as Permit.Token returns it
+	Permits int           // of the hold
+	Session uint64        // number of the holder's session
+	PID     int           // process of the holder; 0: it is not visible to the sidecar
+	UID     int           // user of the holder
+	Cmd     string        // command line of the holder, up to 256 bytes
+	Held    time.Duration // for how long they have been held
+	Absent  bool          // as in LockInfo
+	Orphan  bool          // as in LockInfo
+}
+
+// WaiterInfo describes one request that waits for a lock, or for permits.
 type WaiterInfo struct {
 	Session uint64        // number of the client's session
 	PID     int           // process of the client; 0: it is not visible to the sidecar
 	UID     int           // user of the client
 	Cmd     string        // command line of the client, up to 256 bytes
 	Owner   uint64        // of NewOwner, in its session; 0: none
+	Permits int           // that it requests; 0: a lock
 	Waited  time.Duration // for how long it has waited
 }
 
@@ -77,6 +107,7 @@ type Event struct {
 
 	Hold    uint64        // number of the hold
 	Token   uint64        // fencing token of the hold
+	Permits int           // of the hold; 0: of a lock
 	Session uint64        // session of the holder; of EventForced, EventRefused and EventDeadlock: of the client that asked
 	PID     int           // process of that session; 0: it is not visible to the sidecar
 	UID     int           // user of that session
@@ -198,7 +229,9 @@ type Ownership struct {
 	Message    string        // of KeyReadWrite: "read" or "write"; of KeyOther: what it is
 	TTL        time.Duration // after which Redis deletes the key, unless it is renewed
 	Persistent bool          // the key has no time to live: Redis does not delete it
-	Owners     []LockOwner   // of KeyLock one; of KeyReadWrite the first 32
+	Owners     []LockOwner   // of KeyLock one; of KeyPermits and KeyReadWrite the first 32
+	Permits    int           // of KeyPermits: those that all hosts have
+	Of         int           // of KeyPermits: the largest capacity that the sidecars have named
 	Queue      []LockOwner   // the first 32 hosts that wait, in the order in which they get the lock
 	Queued     int           // hosts that wait
 
@@ -221,6 +254,7 @@ type KeyState string
 const (
 	KeyFree      KeyState = protocol.KeyFree      // nothing
 	KeyLock      KeyState = protocol.KeyLock      // a lock with one owner, of a sidecar or of a foreign client
+	KeyPermits   KeyState = protocol.KeyPermits   // a semaphore
 	KeyReadWrite KeyState = protocol.KeyReadWrite // a read-write lock of a foreign client
 	KeyOther     KeyState = protocol.KeyOther     // no lock
 )
@@ -232,6 +266,10 @@ type LockOwner struct {
 	Host    string        // name of the sidecar's host; "": not known
 	Entries int           // of an owner: how often it has entered the lock
 	Waited  time.Duration // of a host in the queue: for how long it has waited
+
+	Permits int          // of a semaphore: those that the sidecar has, or that its first request waits for
+	Holds   int          // of a semaphore: holds of processes of that host
+	Holders []HolderInfo // of KeyPermits: the oldest 4 of these holds, of all hosts 16, if the sidecar answered
 }
 
 // clockReading is one moment on both clocks. The sidecar of this host sends times of
@@ -259,11 +297,12 @@ func durationOf(ms int64) time.Duration {
 
 func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 	info := LockInfo{
-		Name: row.Name, State: LockState(row.State),
+		Name: row.Name, Kind: LockKind(row.Kind), State: LockState(row.State),
 		Hold: row.Hold, Token: row.Token, Count: int(row.Count), Owner: row.Owner,
 		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Held: durationOf(row.HeldMS), Deadline: now.timeOf(row.DeadlineNS), Lease: durationOf(row.LeaseMS),
 		Absent: row.Absent, AbsentFor: durationOf(row.AbsentMS), AbsentLeft: durationOf(row.AbsentLeftMS), Orphan: row.Orphan, KeepLeft: durationOf(row.KeepLeftMS),
+		Holds: row.Held, Permits: row.Permits, Of: int(row.Of), Holders: convertRows(row.Holders, now, newHolderInfo),
 		RemoteField: row.RemoteField, RemoteHost: row.RemoteHost,
 		InCluster: row.InCluster, Slot: int(row.Slot), Shard: row.Shard,
 		Grants: uint64(row.Grants), Waiting: row.Waiting, Waiters: convertRows(row.Waiters, now, newWaiterInfo),
@@ -276,17 +315,24 @@ func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 	return info
 }
 
+func newHolderInfo(row *protocol.HolderRow, _ clockReading) HolderInfo {
+	return HolderInfo{
+		Hold: row.Hold, Token: row.Token, Permits: int(row.Permits), Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Held: durationOf(row.HeldMS), Absent: row.Absent, Orphan: row.Orphan,
+	}
+}
+
 func newWaiterInfo(row *protocol.WaiterRow, _ clockReading) WaiterInfo {
 	return WaiterInfo{
 		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
-		Owner: row.Owner, Waited: durationOf(row.WaitedMS),
+		Owner: row.Owner, Permits: int(row.Permits), Waited: durationOf(row.WaitedMS),
 	}
 }
 
 func newEvent(row *protocol.EventRow, now clockReading) Event {
 	return Event{
 		At: now.timeOf(row.AtNS), Kind: EventKind(row.Kind), Name: row.Name,
-		Hold: row.Hold, Token: row.Token, Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Hold: row.Hold, Token: row.Token, Permits: int(row.Permits), Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Waited: durationOf(row.WaitedMS), Held: durationOf(row.HeldMS),
 		Reason: Reason(row.Reason), RemoteField: row.RemoteField, RemoteHost: row.RemoteHost, Count: int(row.Count), Message: row.Msg,
 	}
@@ -344,7 +390,7 @@ func newHostInfo(row *protocol.HostRow, _ clockReading) HostInfo {
 func newOwnership(row *protocol.WhoRow, now clockReading) Ownership {
 	o := Ownership{
 		Lock: newLockInfoOrNil(row.Lock, now), Redis: row.Redis, Key: KeyState(row.Key), Message: row.Msg,
-		Owners: convertRows(row.Owners, now, newLockOwner), Queue: convertRows(row.Queue, now, newLockOwner), Queued: row.Queued,
+		Owners: convertRows(row.Owners, now, newLockOwner), Permits: row.Permits, Of: int(row.Of), Queue: convertRows(row.Queue, now, newLockOwner), Queued: row.Queued,
 		Holder: newLockInfoOrNil(row.Holder, now), Trouble: row.Trouble,
 	}
 	if row.TTLMS < 0 {
@@ -369,8 +415,11 @@ func newLockInfoOrNil(row *protocol.LockRow, now clockReading) *LockInfo {
 	return &info
 }
 
-func newLockOwner(row *protocol.OwnerRow, _ clockReading) LockOwner {
-	return LockOwner{Field: row.Field, Sidecar: row.Sidecar, Host: row.Host, Entries: int(row.Entries), Waited: durationOf(row.WaitedMS)}
+func newLockOwner(row *protocol.OwnerRow, now clockReading) LockOwner {
+	return LockOwner{
+		Field: row.Field, Sidecar: row.Sidecar, Host: row.Host, Entries: int(row.Entries), Waited: durationOf(row.WaitedMS),
+		Permits: row.Permits, Holds: row.Held, Holders: convertRows(row.Holders, now, newHolderInfo),
+	}
 }
 
 // convertRows converts the rows of a page; nil: there are none.

@@ -23,6 +23,8 @@ var leftOut = map[string]string{
 // renamed are the fields whose name in the API is not that of the row without its unit.
 var renamed = map[string]string{
 	"LockRow.AbsentMS": "AbsentFor",
+	"LockRow.Held":     "Holds",
+	"OwnerRow.Held":    "Holds",
 	"EventRow.Msg":     "Message",
 	"WhoRow.Msg":       "Message",
 }
@@ -37,6 +39,7 @@ func TestEveryFieldOfARowIsConverted(t *testing.T) {
 		unseen[field] = true
 	}
 	checkConversion(t, unseen, now, newLockInfo, "RemotePersistent")
+	checkConversion(t, unseen, now, newHolderInfo)
 	checkConversion(t, unseen, now, newWaiterInfo)
 	checkConversion(t, unseen, now, newEvent)
 	checkConversion(t, unseen, now, newStatus)

@@ -11,9 +11,10 @@ import (
 type lossReport struct {
 	log *slog.Logger // nil: there is nothing to write
 	// Immutable.
-	name   string
-	token  uint64
-	reason Reason
+	name    string
+	permits uint16 // 0: it is a lock
+	token   uint64
+	reason  Reason
 }
 
 // lossReportLocked returns what is to be logged about the end of a hold.
@@ -22,11 +23,15 @@ func (h *hold) lossReportLocked() lossReport {
 	if !isLost {
 		return lossReport{} // the client was closed
 	}
-	return lossReport{h.session.dialer.log, h.name, h.token, lost.Reason}
+	return lossReport{h.session.dialer.log, h.name, h.permits, h.token, lost.Reason}
 }
 
 func (r lossReport) write() {
-	if r.log != nil {
+	switch {
+	case r.log == nil:
+	case r.permits != 0:
+		r.log.Warn("permits are lost; other clients may have them", "semaphore", r.name, "permits", r.permits, "token", r.token, "reason", string(r.reason))
+	default:
 		r.log.Warn("the lock is lost; another owner may hold it", "lock", r.name, "token", r.token, "reason", string(r.reason))
 	}
 }

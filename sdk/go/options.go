@@ -2,6 +2,7 @@ package locksidecar
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -13,13 +14,21 @@ import (
 // Option changes how one lock is acquired or held. An invalid value makes Lock, TryLock or Do
 // return an error. Durations are rounded up to milliseconds. A re-entry keeps the lease, the
 // maximum and the crash delay of the first entry.
-type Option struct{ apply func(*protocol.Acquire) error }
+//
+// All but [WithKeep], [NonReentrant] and [Fair] are also for the permits of a [Semaphore].
+type Option struct {
+	apply         func(*protocol.Acquire) error
+	notForPermits string // what makes it meaningless for permits; "": nothing does
+}
 
 // withOptions applies options to a request. It moves the request to the heap, so it is not
 // called without options.
-func withOptions(req protocol.Acquire, options []Option) (protocol.Acquire, error) {
+func withOptions(req protocol.AcquirePermits, options []Option) (protocol.AcquirePermits, error) {
 	for _, o := range options {
-		if err := o.apply(&req); err != nil {
+		if o.notForPermits != "" && req.Of != 0 {
+			return req, errors.New(o.notForPermits + "; leave the option out")
+		}
+		if err := o.apply(&req.Acquire); err != nil {
 			return req, err
 		}
 	}
@@ -30,7 +39,7 @@ func withOptions(req protocol.Acquire, options []Option) (protocol.Acquire, erro
 // ReasonExpired, even if the program lives. Without this option the sidecar renews the lock
 // for as long as it is held.
 func WithLease(d time.Duration) Option {
-	return Option{func(a *protocol.Acquire) (err error) {
+	return Option{apply: func(a *protocol.Acquire) (err error) {
 		a.LeaseMS, err = inMS("WithLease", d, protocol.MinLeaseMS, protocol.MaxDurationMS)
 		return err
 	}}
@@ -40,7 +49,7 @@ func WithLease(d time.Duration) Option {
 // ReasonMaxHold. So a worker that hangs does not keep it forever. Until then the sidecar
 // renews the lock, unless it has a lease of its own (see [WithLease]).
 func WithMaxHold(d time.Duration) Option {
-	return Option{func(a *protocol.Acquire) (err error) {
+	return Option{apply: func(a *protocol.Acquire) (err error) {
 		a.MaxHoldMS, err = inMS("WithMaxHold", d, 1, protocol.MaxDurationMS)
 		return err
 	}}
@@ -50,7 +59,7 @@ func WithMaxHold(d time.Duration) Option {
 // Client, while it held the lock. Without this option such a lock is free within
 // milliseconds. An Unlock releases the lock at once, unless [WithKeep] keeps it.
 func WithCrashDelay(d time.Duration) Option {
-	return Option{func(a *protocol.Acquire) (err error) {
+	return Option{apply: func(a *protocol.Acquire) (err error) {
 		a.CrashDelayMS, err = inMS("WithCrashDelay", d, 0, protocol.MaxCrashDelayMS)
 		return err
 	}}
@@ -63,7 +72,7 @@ func WithKeep(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.KeepMS, err = inMS("WithKeep", d, 0, protocol.MaxKeepMS)
 		return err
-	}}
+	}, "WithKeep is for locks, and permits end with their hold"}
 }
 
 // NonReentrant makes an owner of [NewOwner] wait for this lock like any other owner, instead
@@ -73,7 +82,7 @@ func NonReentrant() Option {
 	return Option{func(a *protocol.Acquire) error {
 		a.NotReentrant = true
 		return nil
-	}}
+	}, "NonReentrant is for locks, and permits are never entered again"}
 }
 
 // Fair asks for strict order between hosts: the locks that are requested with Fair are
@@ -85,7 +94,7 @@ func Fair() Option {
 	return Option{func(a *protocol.Acquire) error {
 		a.Fair = true
 		return nil
-	}}
+	}, "Fair is for locks, and permits are always granted in the order of their requests"}
 }
 
 func inMS(option string, d time.Duration, low, high int64) (int64, error) {

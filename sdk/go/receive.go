@@ -160,7 +160,7 @@ func (s *session) onGrant(conn *connection, m *protocol.Answer) error {
 	if isAbandoned {
 		// The hold was entered all the same: a re-entry of the same owner may be granted
 		// next, and only the answer to the first entry says what lease the hold has.
-		_ = c.lock.unlock(asHandled)
+		_ = c.lock.release(asHandled)
 		return nil
 	}
 	c.finish()
@@ -184,7 +184,7 @@ func (s *session) onError(conn *connection, m *protocol.Err) error {
 	case c.kind == byeCall: // an older sidecar; the end of the connection ends the session as well
 		return errBye
 	default:
-		c.fail(refusedError(c.task, m))
+		c.fail(c.refused(conn, m))
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func (s *session) onLost(m *protocol.LostEvent) {
 	var notices []endNotice
 	s.mu.Lock()
 	if h := s.holds[m.Hold]; h != nil {
-		notices = h.endLocked(&LostError{Name: h.name, Reason: Reason(m.Reason)}, nil)
+		notices = h.endLocked(h.lostError(Reason(m.Reason)), nil)
 	}
 	s.mu.Unlock()
 	notify(notices)

@@ -63,7 +63,7 @@ func (s *session) wakeReconnect() {
 	}
 }
 
-// ask sends a request that is not for a lock, and waits for its answer.
+// ask sends a request that is no acquire, and waits for its answer.
 func (s *session) ask(ctx context.Context, c *call) error {
 	conn, err := s.send(c)
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *session) ask(ctx context.Context, c *call) error {
 	return c.err
 }
 
-// await returns nil when a call that is not for a lock is answered. If the context ends
+// await returns nil when a call that is no acquire is answered. If the context ends
 // first, it returns the error of the call.
 func (s *session) await(ctx context.Context, c *call, conn *connection) *clientError {
 	s.readFor(ctx, c, conn)
@@ -97,9 +97,9 @@ func (s *session) await(ctx context.Context, c *call, conn *connection) *clientE
 	return nil
 }
 
-// lock requests a lock. If it returns an error nothing is held, and if the lock is granted
-// later it is released.
-func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bool) (*Lock, error) {
+// acquire requests a lock or permits. If it returns an error nothing is held, and what is granted
+// later is released.
+func (s *session) acquire(ctx context.Context, t task, req protocol.AcquirePermits, try bool) (*Lock, error) {
 	c := s.newAcquire(t, req)
 	c.acquire.WaitMS = protocol.Forever
 	deadline, isLimited := ctx.Deadline()
@@ -212,7 +212,11 @@ func (o acquireOutcome) explain(c *call, e *clientError) *clientError {
 	default:
 		return e
 	}
-	text := fmt.Sprintf("%s: %s by the deadline of the context, and whether the lock is free is not known", c.task, why)
+	free := "the lock is"
+	if c.acquire.Of != 0 {
+		free = "they are"
+	}
+	text := fmt.Sprintf("%s: %s by the deadline of the context, and whether %s free is not known", c.task, why, free)
 	return &clientError{text: text, kind: ErrUnavailable, cause: e}
 }
 

@@ -57,7 +57,10 @@ func (v *vector) frame(t *testing.T) []byte {
 // requests make a Client send the request that a vector answers. There is none for requests that
 // no caller waits for.
 var requests = map[string]func(ctx context.Context, c *Client) error{
-	"acquire":       func(ctx context.Context, c *Client) error { return errOf(c.TryLock(ctx, "invoice:42")) },
+	"acquire": func(ctx context.Context, c *Client) error { return errOf(c.TryLock(ctx, "invoice:42")) },
+	"acquire_permits": func(ctx context.Context, c *Client) error {
+		return errOf(c.Semaphore("partner-api", 10).TryAcquire(ctx, 2))
+	},
 	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
 	"list":          func(ctx context.Context, c *Client) error { return errOf(c.List(ctx)) },
 	"events":        func(ctx context.Context, c *Client) error { return errOf(c.Events(ctx, 0, true)) },

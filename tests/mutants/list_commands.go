@@ -52,7 +52,7 @@ var commandMutants = []mutant{
 	{
 		rule: "the loss of its lock ends the command lock",
 		in:   "cmd/locksidecar (*lockCmd).Run",
-		find: "case <-lock.Done():",
+		find: "case <-held.Done():",
 		put:  "case <-(chan struct{})(nil):",
 		by:   test("cmd/locksidecar", "TestLockEndsWhenTheLockIsLost"),
 	},

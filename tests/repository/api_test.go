@@ -149,6 +149,8 @@ func goNames(t *testing.T) []string {
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)
 		}
+		var decls []ast.Decl
+		pkg := ""
 		for _, path := range files {
 			if strings.HasSuffix(path, "_test.go") {
 				continue
@@ -157,10 +159,16 @@ func goNames(t *testing.T) []string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, d := range file.Decls {
-				for _, line := range namesOf(d) {
-					lines = append(lines, file.Name.Name+"."+line)
-				}
+			decls = append(decls, file.Decls...)
+			pkg = file.Name.Name
+		}
+		embedders := make(map[string][]string)
+		for _, d := range decls {
+			addEmbedders(embedders, d)
+		}
+		for _, d := range decls {
+			for _, line := range namesOf(d, embedders) {
+				lines = append(lines, pkg+"."+line)
 			}
 		}
 	}
@@ -168,8 +176,32 @@ func goNames(t *testing.T) []string {
 	return slices.Compact(lines)
 }
 
-// namesOf returns the exported names of a declaration.
-func namesOf(d ast.Decl) (lines []string) {
+// addEmbedders adds the exported structs that a declaration has, by the unexported types that they embed.
+// Their methods are those of the struct, too.
+func addEmbedders(embedders map[string][]string, d ast.Decl) {
+	group, ok := d.(*ast.GenDecl)
+	if !ok {
+		return
+	}
+	for _, spec := range group.Specs {
+		s, ok := spec.(*ast.TypeSpec)
+		if !ok || !s.Name.IsExported() {
+			continue
+		}
+		u, ok := s.Type.(*ast.StructType)
+		if !ok {
+			continue
+		}
+		for _, f := range u.Fields.List {
+			if embedded, ok := f.Type.(*ast.Ident); ok && f.Names == nil && !embedded.IsExported() {
+				embedders[embedded.Name] = append(embedders[embedded.Name], s.Name.Name)
+			}
+		}
+	}
+}
+
+// namesOf returns the exported names of a declaration. embedders are as of addEmbedders.
+func namesOf(d ast.Decl, embedders map[string][]string) (lines []string) {
 	add := func(name, what string) {
 		if ast.IsExported(name[strings.LastIndex(name, ".")+1:]) {
 			lines = append(lines, strings.TrimSpace(name+" "+what))
@@ -179,8 +211,12 @@ func namesOf(d ast.Decl) (lines []string) {
 		name := f.Name.Name
 		if f.Recv != nil {
 			of := strings.TrimPrefix(goText(f.Recv.List[0].Type), "*")
-			if of, _, _ = strings.Cut(of, "["); !ast.IsExported(of) {
-				return nil
+			of, _, _ = strings.Cut(of, "[")
+			for _, embedder := range embedders[of] {
+				add(embedder+"."+name, goText(withoutNames(f.Type)))
+			}
+			if !ast.IsExported(of) {
+				return lines
 			}
 			name = of + "." + name
 		}

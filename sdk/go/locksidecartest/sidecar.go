@@ -132,8 +132,8 @@ func (s *Sidecar) Stop() error {
 	return <-s.served
 }
 
-// Force ends the hold of a client on a lock, as an operator does: it is lost at once, with
-// [locksidecar.ReasonForced].
+// Force ends the hold of a client on a lock, or all holds of a semaphore, as an operator does: they are
+// lost at once, with [locksidecar.ReasonForced].
 func (s *Sidecar) Force(ctx context.Context, name string) error {
 	c, err := s.Dial(ctx)
 	if err != nil {
@@ -144,7 +144,8 @@ func (s *Sidecar) Force(ctx context.Context, name string) error {
 	return err
 }
 
-// Delete deletes a lock from Redis: its holder loses it with [locksidecar.ReasonDeleted].
+// Delete deletes a lock, or a semaphore, from Redis: each holder loses it with
+// [locksidecar.ReasonDeleted].
 func (s *Sidecar) Delete(ctx context.Context, name string) error {
 	n, err := s.data.Del(ctx, name).Result()
 	if err == nil && n == 0 {
@@ -154,7 +155,8 @@ func (s *Sidecar) Delete(ctx context.Context, name string) error {
 }
 
 // Steal gives a lock to a program on another host, whether or not a client holds it: a holder
-// loses it with [locksidecar.ReasonStolen]. The function that is returned releases it.
+// loses it with [locksidecar.ReasonStolen]. The function that is returned releases it. To have another
+// program take permits of a semaphore, use a second Client.
 func (s *Sidecar) Steal(ctx context.Context, name string) (release func() error, err error) {
 	const field = "another-host:1"
 	_, err = s.data.TxPipelined(ctx, func(tx redis.Pipeliner) error {

@@ -183,3 +183,143 @@ func TestCloseRemovesFiles(t *testing.T) {
 		t.Errorf("a failed start left %v", left)
 	}
 }
+
+func acquire(t *testing.T, s *locksidecar.Semaphore, n int) *locksidecar.Permit {
+	t.Helper()
+	p, err := s.Acquire(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Permits of several clients, and a request that waits, survive a restart.
+func TestRestartKeepsPermits(t *testing.T) {
+	s, c := start(t, time.Minute)
+	other, err := s.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ours, theirs := c.Semaphore("n", 4), other.Semaphore("n", 4)
+	one, two := acquire(t, ours, 1), acquire(t, theirs, 2)
+	granted := make(chan *locksidecar.Permit)
+	go func() {
+		p, err := ours.Acquire(context.Background(), 3)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- p
+	}()
+	for waiting := 0; waiting == 0; {
+		info, _, err := c.Info(t.Context(), "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waiting = info.Waiting; waiting != 0 {
+			if info.Kind != locksidecar.KindPermits || info.Holds != 2 || info.Permits != 3 || info.Of != 4 || len(info.Holders) != 2 || info.Waiters[0].Permits != 3 {
+				t.Errorf("%+v", info)
+			}
+			if h := info.Holders[1]; h.Permits != 2 || h.Token != two.Token() || h.PID != os.Getpid() {
+				t.Errorf("the second holder: %+v", h)
+			}
+		}
+	}
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := theirs.TryAcquire(t.Context(), 1); !errors.Is(err, locksidecar.ErrHeld) {
+		t.Errorf("TryAcquire while another request waits returned %v", err)
+	}
+	if err := two.Release(locksidecar.Confirmed(t.Context())); err != nil {
+		t.Error(err)
+	}
+	three := <-granted
+	if three.Permits() != 3 || three.Of() != 4 || three.Token() <= two.Token() {
+		t.Errorf("%d of %d permits, token %d after %d", three.Permits(), three.Of(), three.Token(), two.Token())
+	}
+	for _, p := range []*locksidecar.Permit{one, three} {
+		if err := p.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := acquire(t, theirs, 4).Release(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLossesOfPermits(t *testing.T) {
+	s, c := start(t, 3*time.Second) // a loss is found when a renewal is due
+	ctx := t.Context()
+	lost := func(p *locksidecar.Permit, reason locksidecar.Reason) {
+		t.Helper()
+		<-p.Done()
+		if !errors.Is(p.Err(), &locksidecar.LostError{Name: p.Name(), Permits: p.Permits(), Reason: reason}) {
+			t.Errorf("it ended with %v, want %s", p.Err(), reason)
+		}
+	}
+	forced := c.Semaphore("forced", 6)
+	first, second, third := acquire(t, forced, 1), acquire(t, forced, 2), acquire(t, forced, 3)
+	info, _, err := c.Info(ctx, "forced")
+	if err != nil || len(info.Holders) != 3 {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	hold := locksidecar.OnlyHold(info.Holders[1].Hold)
+	if got, err := c.ForceRelease(ctx, "forced", hold); err != nil || got.Hold != info.Holders[1].Hold || got.Count != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	lost(second, locksidecar.ReasonForced)
+	if first.Err() != nil || third.Err() != nil {
+		t.Errorf("%v, %v", first.Err(), third.Err())
+	}
+	if _, err := c.ForceRelease(ctx, "forced", hold); !errors.Is(err, locksidecar.ErrNotHeld) {
+		t.Errorf("a hold that has ended: %v", err)
+	}
+	if err := s.Force(ctx, "forced"); err != nil {
+		t.Fatal(err)
+	}
+	lost(first, locksidecar.ReasonForced)
+	lost(third, locksidecar.ReasonForced)
+
+	p := acquire(t, c.Semaphore("deleted", 2), 2)
+	if err := s.Delete(ctx, "deleted"); err != nil {
+		t.Fatal(err)
+	}
+	lost(p, locksidecar.ReasonDeleted)
+
+	stolen := c.Semaphore("stolen", 2)
+	p = acquire(t, stolen, 1)
+	release, err := s.Steal(ctx, "stolen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost(p, locksidecar.ReasonStolen)
+	if _, err := stolen.TryAcquire(ctx, 1); !errors.Is(err, locksidecar.ErrHeld) {
+		t.Errorf("another host has it as a lock, and TryAcquire returned %v", err)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(t, stolen, 2).Release(); err != nil {
+		t.Error(err)
+	}
+
+	leased, err := c.Semaphore("leased", 2).Acquire(ctx, 1, locksidecar.WithLease(50*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost(leased, locksidecar.ReasonExpired)
+}
+
+// A name is that of a lock or of a semaphore.
+func TestNameOfALockIsNotThatOfASemaphore(t *testing.T) {
+	_, c := start(t, time.Minute)
+	lock(t, c, "lock")
+	acquire(t, c.Semaphore("permits", 2), 1)
+	if _, err := c.Semaphore("lock", 2).TryAcquire(t.Context(), 1); !errors.Is(err, locksidecar.ErrDenied) {
+		t.Errorf("permits of a lock: %v", err)
+	}
+	if _, err := c.TryLock(t.Context(), "permits"); !errors.Is(err, locksidecar.ErrDenied) {
+		t.Errorf("lock of a semaphore: %v", err)
+	}
+}
