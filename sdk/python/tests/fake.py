@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from locksidecar._clock import boottime
-from locksidecar._fake import Connection, Lock, Message, Server, ServerSocket, Session, Table, frame
+from locksidecar._fake import Connection, Hold, Message, Server, ServerSocket, Session, Table, frame
 
 __all__ = ["TIMEOUT", "Connection", "FakeSidecar", "Message", "Session", "Sidecar", "boottime", "frame"]
 
@@ -47,9 +47,9 @@ class _Recording(Table):
     def requests(self, op: str) -> list[Message]:
         return [m for _, m in self.received if m["op"] == op]
 
-    def _grant(self, lock: Lock, m: Message) -> None:
-        self.grants.append((lock.name, lock.hold, lock.count))
-        super()._grant(lock, m)
+    def _grant(self, hold: Hold, m: Message) -> None:
+        self.grants.append((hold.lock.name, hold.number, hold.count))
+        super()._grant(hold, m)
 
     def _end_claims(self, session: Session, claimed: dict[int, int]) -> None:
         super()._end_claims(session, claimed)

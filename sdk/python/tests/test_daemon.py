@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import signal
@@ -171,6 +172,87 @@ def test_killed_holder_frees_its_lock_while_its_child_lives(daemon: Daemon) -> N
         os.kill(child, signal.SIGKILL)
 
 
+def use_permits(semaphore: locksidecar.Semaphore, log: Path, times: int, permits: int) -> None:
+    with log.open("ab", buffering=0) as file:
+        for _ in range(times):
+            with semaphore.acquire(permits) as held:
+                file.write(b"+%d " % permits)  # one write, at the end of the file
+                held.check()
+                file.write(b"-%d " % permits)
+
+
+async def use_permits_in_tasks(socket: str, log: Path, tasks: int, times: int, permits: int) -> None:
+    async with aio.connect(socket) as client:
+        with log.open("ab", buffering=0) as file:
+
+            async def task() -> None:
+                for _ in range(times):
+                    async with client.semaphore("n", permits=3).acquire(permits) as held:
+                        file.write(b"+%d " % permits)
+                        await asyncio.sleep(0)
+                        held.check()
+                        file.write(b"-%d " % permits)
+
+            await asyncio.gather(*[task() for _ in range(tasks)])
+
+
+def run_permits_in_tasks(socket: str, log: Path, tasks: int, times: int, permits: int) -> None:
+    asyncio.run(use_permits_in_tasks(socket, log, tasks, times, permits))
+
+
+def permits_in_use(log: Path) -> list[int]:
+    """How many were in use, after each begin and each end."""
+    return list(itertools.accumulate(map(int, log.read_text().split())))
+
+
+def test_threads_tasks_and_processes_share_the_permits(daemon: Daemon, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    client = locksidecar.connect(daemon.socket)
+    semaphore = client.semaphore("n", permits=3)
+    spawn, fork = multiprocessing.get_context("spawn"), multiprocessing.get_context("fork")
+    processes = [
+        spawn.Process(target=use_permits, args=(semaphore, log, 30, 2)),
+        spawn.Process(target=run_permits_in_tasks, args=(daemon.socket, log, 3, 10, 1)),
+        fork.Process(target=use_permits, args=(semaphore, log, 30, 1)),
+    ]
+    for process in processes:
+        process.start()
+    threads = [threading.Thread(target=use_permits, args=(semaphore, log, 30, permits)) for permits in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    in_use = permits_in_use(log)
+    assert len(in_use) == 2 * 6 * 30
+    assert (max(in_use), in_use[-1]) == (3, 0)
+
+
+def test_killed_process_frees_its_permits_while_its_child_lives(daemon: Daemon) -> None:
+    client = locksidecar.connect(daemon.socket)
+    semaphore = client.semaphore("n", permits=5)
+    ready, write = os.pipe()
+
+    def holder() -> None:
+        semaphore.acquire(2)
+        os.write(write, str(forked(signal.pause)).encode())
+        signal.pause()
+
+    with semaphore.acquire(2) as held:
+        holding = forked(holder)
+        child = int(os.read(ready, 32))
+        try:
+            assert semaphore.acquire(2, blocking=False) is None
+            os.kill(holding, signal.SIGKILL)
+            os.waitpid(holding, 0)
+            with semaphore.acquire(3, timeout=LEASE / 3):
+                held.check()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_process_that_closes_a_cycle_gets_deadlock(daemon: Daemon) -> None:
     client = locksidecar.connect(daemon.socket)
     ready, write = os.pipe()
@@ -287,6 +369,90 @@ def test_locks_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable[[
     for thread in threads:
         thread.join()
     assert order == [0, 1, 2]
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, stop])
+def test_permits_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable[[Daemon], None]) -> None:
+    client, other = locksidecar.connect(restartable.socket), locksidecar.connect(restartable.socket)
+    order: list[int] = []
+
+    def wait(permits: int) -> None:
+        with other.semaphore("n", permits=5, timeout=60).acquire(permits) as held:
+            order.append(permits)
+            held.check()
+
+    def waiting() -> int:
+        row = client.info("n")
+        return row.waiting if row else 0
+
+    with other.semaphore("n", permits=5).acquire() as kept:
+        with client.semaphore("n", permits=5).acquire(3) as held:
+            tokens = (kept.token, held.token)
+            threads = [threading.Thread(target=wait, args=(permits,)) for permits in (4, 2, 3)]
+            for n, thread in enumerate(threads, 1):
+                thread.start()
+                while waiting() < n:
+                    pass
+            for _ in range(3):
+                end(restartable)
+                restartable.start()
+                held.check()
+                kept.check()
+                while waiting() < 3:
+                    pass
+                row = client.info("n")
+                assert row is not None
+                assert (row.held, row.permits, row.of) == (2, 4, 5)
+                assert {h.token for h in row.holders} == set(tokens)
+                assert [h.absent for h in row.holders] == [False, False]
+        while not order:
+            pass
+        assert order[0] == 4  # those after it would have fitted before
+    for thread in threads:
+        thread.join()
+
+
+@pytest.fixture
+def other_host(restartable: Daemon, tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with the same Redis as restartable."""
+    daemon = Daemon(tmp_path / "other", restartable.redis)
+    yield daemon
+    stop(daemon)
+
+
+def test_hosts_share_the_permits(restartable: Daemon, other_host: Daemon) -> None:
+    with locksidecar.connect(restartable.socket) as here, locksidecar.connect(other_host.socket) as there:
+        semaphore = there.semaphore("n", permits=5)
+        held = here.semaphore("n", permits=5).acquire(3)
+        assert semaphore.acquire(3, blocking=False) is None
+        with semaphore.acquire(2, timeout=20) as others:
+            assert others.token > held.token
+            assert here.semaphore("n", permits=5).acquire(blocking=False) is None
+        granted = threading.Event()
+
+        def wait() -> None:
+            with semaphore.acquire(4):
+                granted.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not (row := there.info("n")) or row.state != "remote":
+            pass
+        assert (row.kind, row.held, row.of, [w.permits for w in row.waiters]) == ("permits", 0, 5, [4])
+        assert not granted.is_set()
+        held.release()
+        thread.join()
+
+
+def test_events_name_the_permits(daemon: Daemon) -> None:
+    with locksidecar.connect(daemon.socket) as client:
+        held = client.semaphore("n", permits=5).acquire(3)
+        client.force_release("n")
+        while not (lost := [e for e in client.events().events if e.kind == "lost"]):
+            pass
+        assert [(e.name, e.permits, e.reason) for e in lost] == [("n", 3, "forced")]
+        with pytest.raises(locksidecar.LockLost):
+            held.release()
 
 
 @pytest.mark.parametrize("restartable", [SHORT_LEASE], indirect=True)

@@ -204,6 +204,18 @@ def test_acquire_makes_a_span(sidecar: FakeSidecar, client: Client, spans: InMem
     assert refused.events[0].name == "exception"
 
 
+def test_span_has_the_permits(client: Client, spans: InMemorySpanExporter) -> None:
+    with client.semaphore("n", permits=3).acquire(2) as held:
+        pass
+    (span,) = spans.get_finished_spans()
+    assert dict(span.attributes or {}) == {
+        "locksidecar.lock": "n",
+        "locksidecar.permits": 2,
+        "locksidecar.result": "acquired",
+        "locksidecar.token": held.token,
+    }
+
+
 async def test_acquire_of_a_task_makes_a_span(sidecar: FakeSidecar, spans: InMemorySpanExporter) -> None:
     async with aio.connect(sidecar.path) as client, client.lock("n") as held:
         task = asyncio.create_task(client.lock("n").acquire())

@@ -60,6 +60,10 @@ def test_literals_are_those_of_the_specification() -> None:
 
     state = next(line for line in spec.splitlines() if line.startswith("| `state` | str |"))
     assert set(typing.get_args(locksidecar.LockState)) == set(re.findall(r"`(\w+)` \(", state))
+    kind = next(line for line in spec.splitlines() if line.startswith("| `kind` | str? |"))
+    assert set(typing.get_args(locksidecar.LockKind)) == {"lock", *re.findall(r"`(\w+)`: ", kind)}
+    key = next(line for line in spec.splitlines() if line.startswith("- `key` (str?)"))
+    assert set(typing.get_args(locksidecar.KeyKind)) == {"", *re.findall(r"`(\w+)` \(", key.partition(":")[2])}
     assert set(typing.get_args(locksidecar.EventKind)) == first_column("### 4.13", "| kind |")
     sent = first_column("### 5.1", "| reason |")
     assert set(typing.get_args(locksidecar.LossReason)) == sent | {"closed", "cut_short"}
@@ -101,6 +105,7 @@ def test_times_are_converted() -> None:
     absent = locksidecar.LockInfo("n", "held", absent_ms=250, absent_left_ms=500)
     assert (absent.absent_seconds, absent.absent_left_seconds) == (0.25, 0.5)
     assert locksidecar.WaiterInfo(waited_ms=250).waited_seconds == 0.25
+    assert locksidecar.HolderInfo(held_ms=250).held_seconds == 0.25
     assert locksidecar.LockOwner("f", waited_ms=250).waited_seconds == 0.25
     assert locksidecar.Oldest("n", age_ms=250).age_seconds == 0.25
     assert locksidecar.Ownership("ok", ttl_ms=-1).ttl_seconds is None

@@ -46,7 +46,7 @@ def names(client: locksidecar.Client) -> dict[str, Any]:
     fastapi.FastAPI.return_value.post = decorator
     fastapi.HTTPException = type("HTTPException", (Exception,), {})
     fastapi.Request = MagicMock
-    functions = ("charge", "deploy", "signal_the_next_host", "import_rows", "post_entries")
+    functions = ("charge", "deploy", "signal_the_next_host", "import_rows", "post_entries", "call_partner")
     return {
         **{name: lambda *args, **kwargs: Done() for name in functions},
         "locksidecar": locksidecar,
@@ -116,6 +116,12 @@ def test_decorated_function(space: dict[str, Any]) -> None:
     execute(block_with("client.synchronized"), space)
     with space["memory"].held_elsewhere("invoice:7"):
         space["charge_once"](8)
+
+
+def test_permits_are_of_ten(space: dict[str, Any]) -> None:
+    with space["memory"].held_elsewhere("partner-api", permits=8):
+        execute(block_with("client.semaphore"), space)
+    assert (space["held"].permits, space["held"].of, space["held"].released) == (2, 10, True)
 
 
 def test_callback_ends_the_process(space: dict[str, Any]) -> None:

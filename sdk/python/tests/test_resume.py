@@ -604,9 +604,13 @@ class SimulatedNetwork:
 
 
 class Scenario:
-    """A client that acquires, re-enters, abandons and releases at random, by a seed, and checks what it gets."""
+    """A client that acquires, re-enters, abandons and releases at random, by a seed, and checks what it gets.
+
+    If the seed is odd, it also acquires permits.
+    """
 
     def __init__(self, seed: int, *disconnects: int) -> None:
+        self.has_permits = seed % 2 == 1
         self.rng = random.Random(seed)
         self.network = SimulatedNetwork()
         self.network.disconnects = disconnects
@@ -620,6 +624,11 @@ class Scenario:
     def act(self) -> None:
         session, rng = self.network.session, self.rng
         match rng.randrange(8):
+            case 0 | 1 | 2 if self.has_permits and rng.random() < 0.5:
+                name, permits = f"p{rng.randrange(3)}", rng.randrange(1, 4)
+                call = acquire_call(name, 0, Options(reentrant=True), self.network.now, permits, of=3)
+                session.submit(call, self.network.now)
+                self.waiting.append(call)
             case 0 | 1 | 2:
                 options = Options(reentrant=rng.random() < 0.7, lease=rng.choice((None, 20)))
                 # A new owner each time, so that no owner waits for itself.
@@ -659,7 +668,7 @@ class Scenario:
             number = confirm.released_hold.number
             # A re-entry, or an abandoned one, may have been granted meanwhile.
             if confirm.name not in self.entered | {entry.hold.name for entry in self.entries}:
-                assert self.network.sidecar._find_lock(number) is None
+                assert self.network.sidecar._find_hold(number) is None
 
     def run(self) -> None:
         for _ in range(40):
@@ -685,7 +694,9 @@ class Scenario:
         assert self.network.session.live_holds == len(held)
         assert all(call.done and call.error is None for call in self.queries)
         assert not self.confirms
-        assert sum(self.network.sidecar.waiting(f"n{i}-{j}") for i in range(4) for j in range(3)) == len(self.waiting)
+        names = [f"n{i}-{j}" for i in range(4) for j in range(3)] + [f"p{i}" for i in range(3)]
+        assert sum(map(self.network.sidecar.waiting, names)) == len(self.waiting)
+        assert all(self.network.sidecar.permits_held(name) <= 3 for name in names)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -297,9 +297,217 @@ def test_info_describes_holder_and_waiters(client: Client, other: Client, name: 
     assert row(client, name).session == waiter.session
 
 
+# --- Semaphores ---
+
+
+def free_permits(client: Client, name: str, of: int) -> int:
+    """How many permits one acquire can have now."""
+    for permits in range(of, 0, -1):
+        if (held := client.semaphore(name, permits=of).acquire(permits, blocking=False)) is not None:
+            held.release(confirm=True)
+            return permits
+    return 0
+
+
+def test_clients_share_the_permits(client: Client, other: Client, name: str) -> None:
+    with client.semaphore(name, permits=3).acquire(2) as first:
+        assert (first.permits, first.of) == (2, 3)
+        assert other.semaphore(name, permits=3).acquire(2, blocking=False) is None
+        with pytest.raises(LockTimeout):
+            other.semaphore(name, permits=3, timeout=0.01).acquire(2)
+        with other.semaphore(name, permits=3).acquire() as second:
+            assert second.token > first.token
+            assert free_permits(client, name, 3) == 0
+    with other.semaphore(name, permits=3, timeout=5).acquire(3):
+        pass
+
+
+def test_each_request_has_a_number_of_permits_of_its_own(client: Client, other: Client, name: str) -> None:
+    with client.semaphore(name, permits=3).acquire(2):
+        assert other.semaphore(name, permits=2).acquire(blocking=False) is None
+        with other.semaphore(name, permits=4).acquire(2) as held:
+            assert held.of == 4
+            assert client.semaphore(name, permits=4).acquire(blocking=False) is None
+            assert row(client, name).of == 4
+
+
+def test_permits_are_granted_in_the_order_of_the_requests(client: Client, other: Client, name: str) -> None:
+    """Also if a later request would fit, and the first one does not yet."""
+    order: list[int] = []
+    may_end = threading.Event()
+
+    def wait(permits: int) -> None:
+        with other.semaphore(name, permits=3).acquire(permits):
+            order.append(permits)
+            may_end.wait()
+
+    with client.semaphore(name, permits=3).acquire(2) as first:
+        threads = [threading.Thread(target=wait, args=(permits,)) for permits in (3, 1, 2)]
+        for n, thread in enumerate(threads, 1):
+            thread.start()
+            while waiting(client, name) < n:
+                pass
+        assert client.semaphore(name, permits=3).acquire(blocking=False) is None
+        first.release()
+        wait_until(lambda: order)
+        assert (order, waiting(client, name)) == ([3], 2)
+        may_end.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(order[1:]) == [1, 2]  # both fit
+
+
+def test_end_of_a_wait_lets_those_after_it_pass(client: Client, other: Client, name: str) -> None:
+    passed, ended = threading.Event(), threading.Event()
+
+    def wait_for_all() -> None:
+        with pytest.raises(LockTimeout):
+            other.semaphore(name, permits=3).acquire(3, timeout=0.2)
+        ended.set()
+
+    def wait_for_one() -> None:
+        with other.semaphore(name, permits=3).acquire():
+            passed.set()
+
+    with client.semaphore(name, permits=3).acquire(2):
+        threads = [threading.Thread(target=f) for f in (wait_for_all, wait_for_one)]
+        threads[0].start()
+        wait_until(lambda: waiting(client, name) or ended.is_set())
+        threads[1].start()
+        assert passed.wait(20)
+        assert ended.is_set()
+    for thread in threads:
+        thread.join()
+
+
+def test_lock_and_semaphore_do_not_share_a_name(client: Client, other: Client, name: str) -> None:
+    semaphore = other.semaphore(name, permits=2)
+    with client.lock(name), pytest.raises(Denied, match="in use as a lock on this host; choose another name"):
+        semaphore.acquire()
+    semaphore = other.semaphore(f"{name} too", permits=2)
+    with semaphore.acquire(), pytest.raises(Denied, match="in use as a semaphore on this host; choose another name"):
+        client.lock(semaphore.name).acquire()
+
+
+def test_fixed_lease_of_permits_ends(system: System, client: Client, other: Client, name: str) -> None:
+    leased = client.semaphore(name, permits=2, lease=2).acquire()
+    bounded = client.semaphore(name, permits=2, max_hold=2).acquire()
+    system.advance(2)
+    with other.semaphore(name, permits=2, timeout=5).acquire(2):
+        wait_until(lambda: leased.lost and bounded.lost)
+        assert (leased.lost, bounded.lost) == ("expired", "max_hold")
+        with pytest.raises(LockLost, match="the hold of 1 of the permits of"):
+            leased.release()
+
+
+def test_end_of_a_session_frees_its_permits(system: System, client: Client, name: str) -> None:
+    with locksidecar.connect(system.path) as leaver:
+        held = [leaver.semaphore(name, permits=3).acquire() for _ in range(2)]
+        kept = leaver.semaphore(name, permits=3, crash_delay=3).acquire()
+    assert {h.lost for h in (*held, kept)} == {"closed"}
+    with client.semaphore(name, permits=3, timeout=1).acquire(2):
+        assert [h.orphan for h in row(client, name).holders] == [True, False]
+        assert client.semaphore(name, permits=3).acquire(blocking=False) is None
+    system.advance(3)
+    with client.semaphore(name, permits=3, timeout=5).acquire(3):
+        pass
+
+
+def test_force_release_of_one_hold_and_of_all(client: Client, other: Client, name: str) -> None:
+    semaphore = client.semaphore(name, permits=4)
+    first, second, third = semaphore.acquire(), semaphore.acquire(), semaphore.acquire(2)
+    numbers = {h.token: h.hold for h in row(other, name).holders}
+    other.force_release(name, hold=numbers[second.token])
+    wait_until(lambda: second.lost)
+    assert (first.lost, second.lost, third.lost) == (None, "forced", None)
+    with pytest.raises(NotHeld):
+        other.force_release(name, hold=numbers[second.token])
+    other.force_release(name)
+    wait_until(lambda: first.lost and third.lost)
+    with pytest.raises(NotHeld):
+        other.force_release(name)
+    with other.semaphore(name, permits=4, timeout=5).acquire(4):
+        pass
+
+
+def test_info_describes_the_holds_of_a_semaphore(client: Client, other: Client, name: str) -> None:
+    with client.semaphore(name, permits=9).acquire(2) as first, other.semaphore(name, permits=9).acquire() as second:
+        thread = threading.Thread(target=lambda: other.semaphore(name, permits=10).acquire(8).release())
+        thread.start()
+        wait_until(lambda: waiting(client, name))
+        info = row(client, name)
+        assert (info.kind, info.state, info.held, info.permits, info.of) == ("permits", "held", 2, 3, 10)
+        assert (info.token, info.count, info.pid, info.owner) == (first.token, 1, os.getpid(), 0)
+        assert [(h.token, h.permits, h.pid, h.uid) for h in info.holders] == [
+            (first.token, 2, os.getpid(), os.getuid()),
+            (second.token, 1, os.getpid(), os.getuid()),
+        ]
+        assert info.holders[0].hold == info.hold
+        assert info.holders[0].held_seconds >= 0
+        assert [(w.permits, w.pid) for w in info.waiters] == [(8, os.getpid())]
+        assert {x.name: x.kind for x in other.list()}[name] == "permits"
+        with client.lock(f"{name} too"):
+            assert row(client, f"{name} too").kind == "lock"
+    thread.join()
+
+
+def test_confirmed_release_of_permits(client: Client, other: Client, name: str) -> None:
+    with client.semaphore(name, permits=2, confirm=True, confirm_timeout=20).acquire(2):
+        pass
+    assert other.semaphore(name, permits=2).acquire(2, blocking=False)
+
+
+def test_decorated_function_shares_the_permits(client: Client, other: Client, name: str) -> None:
+    @client.semaphore(name, permits=3, timeout=5).synchronized(2)
+    def work() -> int:
+        return free_permits(other, name, 3)
+
+    assert work() == 1
+    with other.semaphore(name, permits=3, timeout=5).acquire(3):
+        pass
+
+
+async def test_tasks_share_the_permits(system: System, name: str) -> None:
+    inside = most = 0
+
+    async def work(client: aio.Client, permits: int) -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            async with client.semaphore(name, permits=3).acquire(permits) as held:
+                inside += permits
+                most = max(most, inside)
+                await client.ping()
+                held.check()
+                inside -= permits
+
+    async with aio.connect(system.path) as one, aio.connect(system.path) as two:
+        await asyncio.gather(*[work(client, permits) for client in (one, two) for permits in (1, 1, 2, 3)])
+    assert most == 3
+
+
+async def test_loss_of_permits_cancels_the_task(system: System, name: str) -> None:
+    async with aio.connect(system.path) as client, aio.connect(system.path) as other:
+        with pytest.raises(LockLost, match="forced"):
+            async with client.semaphore(name, permits=2).acquire(2):
+                await other.force_release(name)
+                await asyncio.Event().wait()
+        semaphore = client.semaphore(name, permits=2)
+        async with semaphore.acquire() as kept, semaphore.acquire() as held:
+            info = await client.info(name)
+            assert info is not None
+            (number,) = [h.hold for h in info.holders if h.token == held.token]
+            with pytest.raises(LockLost, match="forced"):
+                async with held:
+                    await other.force_release(name, hold=number)
+                    await asyncio.Event().wait()
+            kept.check()
+
+
 def test_reserved_names_are_denied(client: Client) -> None:
     with pytest.raises(Denied, match="reserved"):
         client.lock("redisson_lock__channel").acquire()
+    with pytest.raises(Denied, match="reserved"):
+        client.semaphore("redisson_lock__channel", permits=1).acquire()
 
 
 def test_confirmed_release(client: Client, other: Client, name: str) -> None:

@@ -182,6 +182,84 @@ def test_restart_without_state_leaves_locks_until_their_deadlines() -> None:
         assert lock.held.lost == "expired"
 
 
+def test_semaphore() -> None:
+    with testing.Sidecar() as sidecar, sidecar.connect() as client, sidecar.connect() as other:
+        first = client.semaphore("n", permits=5).acquire(2)
+        second = other.semaphore("n", permits=5).acquire()
+        assert (sidecar.is_held("n"), sidecar.permits_held("n")) == (True, 3)
+        with sidecar.held_elsewhere("n", permits=2) as token:
+            assert token > second.token
+            assert sidecar.permits_held("n") == 5
+            assert client.semaphore("n", permits=5).acquire(blocking=False) is None
+            thread = threading.Thread(target=lambda: client.semaphore("n", permits=5).acquire(2).release())
+            thread.start()
+            sidecar.wait_for_waiters("n")
+        thread.join()
+        sidecar.lose("n", "stolen", token=first.token)
+        assert (first.lost, second.lost) == ("stolen", None)
+        sidecar.lose("n")
+        assert second.lost == "deleted"
+        assert not sidecar.is_held("n")
+
+
+def test_permits_held_elsewhere() -> None:
+    with testing.Sidecar() as sidecar, sidecar.connect() as client:
+        semaphore = client.semaphore("n", permits=2)
+        with sidecar.held_elsewhere("n", permits=2), sidecar.held_elsewhere("lock"):
+            assert client.info("n") is None
+            for name in "n", "lock":
+                with pytest.raises(LockTimeout):
+                    client.semaphore(name, permits=2).acquire(timeout=0)
+            thread = threading.Thread(target=lambda: semaphore.acquire().release())
+            thread.start()
+            sidecar.wait_for_waiters("n")
+            row = client.info("n")
+            assert row is not None
+            assert (row.state, row.kind, row.held, row.of, row.waiters[0].permits) == ("remote", "permits", 0, 2, 1)
+        thread.join()
+
+
+def test_unreachable_redis_grants_only_permits_that_are_handed_on() -> None:
+    with testing.Sidecar(lease=1000) as sidecar, sidecar.connect() as client:
+        semaphore = client.semaphore("n", permits=5)
+        first, second = semaphore.acquire(2), semaphore.acquire()
+        granted: list[int] = []
+
+        def wait(permits: int) -> None:
+            semaphore.acquire(permits)
+            granted.append(permits)
+
+        threads = [threading.Thread(target=wait, args=(permits,)) for permits in (2, 3)]
+        with sidecar.redis_unreachable():
+            with pytest.raises(Unavailable, match="Redis cannot be reached"):
+                semaphore.acquire(timeout=0)
+            for n, thread in enumerate(threads, 1):
+                thread.start()
+                sidecar.wait_for_waiters("n", n)
+            first.release()
+            threads[0].join()
+            second.release()
+            assert client.ping() != "ok"  # the release was read before it
+            assert (granted, sidecar.waiting("n")) == ([2], 1)
+        threads[1].join()
+        assert granted == [2, 3]
+
+
+def test_restart_keeps_permits_and_waits() -> None:
+    with testing.Sidecar() as sidecar, sidecar.connect() as client:
+        semaphore = client.semaphore("n", permits=2)
+        with semaphore.acquire() as first, semaphore.acquire() as second:
+            thread = threading.Thread(target=lambda: semaphore.acquire(2).release())
+            thread.start()
+            sidecar.wait_for_waiters("n")
+            sidecar.restart()
+            first.check()
+            second.check()
+            assert sidecar.permits_held("n") == 2
+            sidecar.wait_for_waiters("n")
+        thread.join()
+
+
 async def test_tasks() -> None:
     with testing.Sidecar() as sidecar:
         async with sidecar.aconnect() as client:

@@ -7,6 +7,8 @@
     client = locksidecar.connect()
     with client.lock("invoice:42", timeout=2) as held:
         charge(fence=held.token)
+    with client.semaphore("partner-api", permits=10).acquire(2, timeout=5):
+        call_partner()
 
 The asyncio client is in locksidecar.aio.
 
@@ -43,8 +45,11 @@ from ._protocol import (
     Event,
     EventKind,
     EventPage,
+    HolderInfo,
     HostInfo,
+    KeyKind,
     LockInfo,
+    LockKind,
     LockOwner,
     LockState,
     Oldest,
@@ -55,7 +60,7 @@ from ._protocol import (
     Status,
     WaiterInfo,
 )
-from ._sync import Client, Held, Lock, RLock, connect
+from ._sync import Client, Held, Lock, Permits, RLock, Semaphore, connect
 from ._version import __version__
 from .aio import connect as aconnect
 
@@ -69,10 +74,13 @@ __all__ = [
     "EventKind",
     "EventPage",
     "Held",
+    "HolderInfo",
     "HostInfo",
+    "KeyKind",
     "LimitExceeded",
     "Lock",
     "LockInfo",
+    "LockKind",
     "LockLost",
     "LockOwner",
     "LockState",
@@ -83,9 +91,11 @@ __all__ = [
     "Oldest",
     "OrphanedLock",
     "Ownership",
+    "Permits",
     "ProtocolError",
     "RLock",
     "Restart",
+    "Semaphore",
     "ShardStatus",
     "Status",
     "Unavailable",

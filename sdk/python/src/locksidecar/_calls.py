@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, Generic, TypeVar
 
 from . import _protocol as protocol
 from ._errors import BadRequest, LocksidecarError, Unconfirmed, sentence
-from ._strict import Fields
+from ._strict import MAX_INT, Fields
 
 # The epoch of a hold that the sidecar no longer has. The epochs of a session start at 1.
 NO_EPOCH: Final = 0
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to acquire one lock. Durations are in seconds, and are checked when the Options are made.
+    """How to acquire one lock, or permits. Durations are in seconds, and are checked when the Options are made.
 
     Pickled locks contain an Options: do not rename it, this module or the fields.
     """
@@ -53,6 +53,14 @@ class Options:
             _check_duration("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
             if not self.confirm:
                 raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
+
+    def for_acquire(self, blocking: bool, timeout: float | None) -> Options:
+        """With the arguments of one acquire(): those of threading.Lock."""
+        if not blocking:
+            if timeout is not None and timeout != -1:
+                raise ValueError("can't specify a timeout for a non-blocking call")
+            return replace(self, timeout=0)
+        return self if timeout is None else replace(self, timeout=timeout)
 
     def packed(self) -> protocol.AcquireOptions:
         return protocol.acquire_options(
@@ -110,7 +118,7 @@ _PLAIN_PACKED: Final = _PLAIN.packed()
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """One lock that one owner holds. All entries of a re-entrant lock share one Hold.
+    """One lock that one owner holds, or some permits. All entries of a re-entrant lock share one Hold.
 
     ::
 
@@ -137,9 +145,16 @@ class Hold:
     max_hold_end: int = 0  # when max_hold ends; 0: there is no max_hold
     lease_ns: int = 0  # the fixed lease; 0: there is none, or it is not known
     owner: int = 0
+    permits: int = 0  # of a semaphore; 0: it is a lock
     entries: int = 0  # that are not released
     lost_reason: str = ""  # "": not LOST
     task: object = None  # the task that entered first, if a thread acquired the lock in an event loop
+
+    @property
+    def title(self) -> str:
+        """What a sentence calls it."""
+        what = f"the hold of {self.permits} of the permits of" if self.permits else "the lock"
+        return f"{what} {self.name!r}"
 
 
 class CallState(IntEnum):
@@ -191,6 +206,7 @@ class Call(Generic[T]):
     # Of an acquire:
     owner: int = 0
     lease_ns: int = 0  # the fixed lease; 0: there is none
+    permits: int = 0  # that it requests; 0: it requests a lock
     hold: Hold | None = None  # the hold that was granted
 
     @property
@@ -243,31 +259,36 @@ class Confirm(Call[bool]):
 
     def unconfirmed_error(self, why: LocksidecarError, now: int) -> Unconfirmed:
         """The error for a release that is not confirmed, because of why."""
+        hold = self.released_hold
+        assert hold is not None
         left = max(self.free_at - now, 0) / 1e9
         if left:
             free = f"other hosts find it free within {math.ceil(left)} s at the latest, when its lease ends"
         else:
             free = "its lease has ended in Redis meanwhile"
         return Unconfirmed(
-            f"the release of the lock {self.name!r} is not confirmed: {sentence(str(why))} "
-            f"The lock is released here, and {free}",
+            f"the release of {hold.title} is not confirmed: {sentence(str(why))} "
+            f"{'The hold' if hold.permits else 'The lock'} is released here, and {free}",
             code=why.code,
             name=self.name,
             free_within=left,
         )
 
 
-def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
-    """now is the start of the wait; it is used only if options has a timeout."""
+def acquire_call(
+    name: str, owner: int, options: Options, now: int, permits: int = 0, of: int = 0
+) -> Call[protocol.AcquireOK]:
+    """now is the start of the wait; it is used only if options has a timeout. permits: 0: of a lock."""
     packed = _PLAIN_PACKED if options is _PLAIN else options.packed()
     until = None if options.timeout is None else now + round(options.timeout * 1e9)
 
     def encode(id: int, at: int) -> bytes:
         wait_ms = None if until is None else -(min(at - until, 0) // 1_000_000)
-        return protocol.acquire(id, name, owner, packed, wait_ms)
+        return protocol.acquire(id, name, owner, packed, wait_ms, permits, of)
 
     lease = 0 if options.lease is None else round(options.lease * 1e9)
-    return Call("acquire", name, protocol.acquire_ok, encode, owner=owner, lease_ns=lease)
+    parse = protocol.permits_ok if permits else protocol.acquire_ok
+    return Call("acquire", name, parse, encode, owner=owner, lease_ns=lease, permits=permits)
 
 
 def confirm_call(hold: Hold) -> Confirm:
@@ -310,16 +331,12 @@ def hosts_call(after: str) -> Call[protocol.HostsOK]:
     return Call("hosts", "", protocol.hosts_ok, lambda id, _: protocol.hosts(id, after))
 
 
-def force_release_call(name: str, host: str | None = None) -> Call[protocol.ForceReleaseOK]:
+def force_release_call(name: str, host: str | None = None, hold: int | None = None) -> Call[protocol.ForceReleaseOK]:
+    parse, number = protocol.force_release_ok, 0 if hold is None else protocol.check_positive("hold", hold, MAX_INT)
     if host is None:
-        return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
+        return Call("force_release", name, parse, lambda id, _: protocol.force_release(id, name, number))
     protocol.check_host(host)
-    return Call(
-        "host_force_release",
-        name,
-        protocol.force_release_ok,
-        lambda id, _: protocol.host_force_release(id, host, name),
-    )
+    return Call("host_force_release", name, parse, lambda id, _: protocol.host_force_release(id, host, name, number))
 
 
 def force_release_orphaned_call(name: str) -> Call[protocol.OrphanedLock]:

@@ -149,6 +149,7 @@ class Session:
     # Of the handshake:
     _ticket: str = ""
     _sidecar_uuid: str = ""  # of the sidecar that answered the newest hello
+    _sidecar_version: str = ""  # the same
     _watchdog_lease_ns: int = 0
     _hello_sent_at: int = 0
     # The handlers of the answers to hello, claim and bye, by id. Their second argument is the time.
@@ -299,6 +300,7 @@ class Session:
             raise ProtocolError("it resumed a session without having been asked to")
         self._watchdog_lease_ns = answer.lease_ms * 1_000_000
         self._sidecar_uuid = answer.sidecar
+        self._sidecar_version = answer.version
         if answer.resumed:
             self._ticket = answer.ticket
             self._send_claims() if self._bye is None else self._send_bye()
@@ -689,11 +691,11 @@ class Session:
             self.fail(str(e), Unsupported)
 
     def _on_frame(self, body: bytes, now: int) -> None:
-        # The fast path. A frame that looks like a grant, but answers no acquire, takes the strict path below.
+        # The fast path. A frame that looks like a grant, but answers no such acquire, takes the strict path below.
         if (grant := protocol.grant(body)) is not None:
-            id, answer = grant
+            id, parse, answer = grant
             call = self._pending.get(id)
-            if call is not None and call.op == "acquire" and call.state is QUEUED:
+            if call is not None and call.parse is parse and call.state is QUEUED:
                 self._on_grant(call, answer)
                 return
         match reply := protocol.decode(body):
@@ -728,7 +730,7 @@ class Session:
                 if self._bye is not None:
                     return
                 call = self._queued_call(id)
-                error_of_call = _refusal_error(call, reply)
+                error_of_call = self._refusal_error(call, reply)
                 if isinstance(error_of_call, Deadlock) and self._is_held_by_owner_of(call):
                     why = f"{error_of_call}. rlock() makes a lock that its holder may acquire again"
                     error_of_call = Deadlock(why, code=code)
@@ -757,6 +759,19 @@ class Session:
         if call is None or call.state is not CallState.QUEUED:
             raise ProtocolError(f"it answered request {id}, which is not waiting for an answer")
         return call
+
+    def _refusal_error(self, call: Call[Any], refusal: protocol.Refusal) -> LocksidecarError:
+        error, why = _ERRORS_BY_CODE.get(refusal.code, LocksidecarError), refusal.msg or refusal.code
+        if error is Unsupported and isinstance(call, Confirm):
+            why = "this sidecar is older than this client and does not confirm releases: upgrade it"
+        elif error is Unsupported and call.permits:
+            why = (
+                f"the sidecar at {self.path} (version {self._sidecar_version}) is older than this client (version "
+                f"{__version__}) and has no semaphores: upgrade it"
+            )
+        if not isinstance(call, Confirm):
+            why = f"{call.op} {call.name!r}: {why}" if call.name else f"{call.op}: {why}"
+        return error(why, code=refusal.code)
 
     def _is_held_by_owner_of(self, call: Call[Any]) -> bool:
         return any(h.name == call.name and h.owner == call.owner and not h.lost_reason for h in self._holds.values())
@@ -798,6 +813,7 @@ class Session:
                 grant.end_ns,
                 lease,
                 call.owner,
+                call.permits,
             )
             live += 1
         else:
@@ -978,17 +994,6 @@ def _release_unknown() -> LocksidecarError:
     return LocksidecarError("the sidecar was restarted without its state, and does not know of the release")
 
 
-def _refusal_error(call: Call[Any], refusal: protocol.Refusal) -> LocksidecarError:
-    error = _ERRORS_BY_CODE.get(refusal.code, LocksidecarError)
-    if isinstance(call, Confirm):
-        if error is Unsupported:
-            why = "this sidecar is older than this client and does not confirm releases: upgrade it"
-            return Unsupported(why, code=refusal.code)
-        return error(refusal.msg or refusal.code, code=refusal.code)
-    what = f"{call.op} {call.name!r}" if call.name else call.op
-    return error(f"{what}: {refusal.msg or refusal.code}", code=refusal.code)
-
-
 class Entry:
     """One entry into one hold, from its grant to its release.
 
@@ -1014,8 +1019,8 @@ class Entry:
         return self.released or self.given_up
 
     @property
-    def name(self) -> str:
-        return self.hold.name
+    def title(self) -> str:
+        return self.hold.title
 
     def is_held(self) -> bool:
         """Whether it is known to be held now, without a look at what has arrived."""
@@ -1077,19 +1082,22 @@ class Entry:
 
     def _require_held(self, what: str) -> None:
         if self.session.inherited:
-            raise NotHeld(f"the lock {self.hold.name!r} is the parent process's: nothing is inherited by fork")
+            raise NotHeld(f"{self.title} is the parent process's: nothing is inherited by fork")
         if self.has_been_released:
-            raise NotHeld(f"the lock {self.hold.name!r} {what}")
+            raise NotHeld(f"{self.title} {what}")
 
     def loss_error(self, reason: str) -> LockLost:
         what = _LOSS_TEXTS.get(reason, reason)
         known = cast(LossReason, reason)
-        return LockLost(f"the lock {self.hold.name!r} was lost: {what}", name=self.hold.name, reason=known)
+        return LockLost(f"{self.title} was lost: {what}", name=self.hold.name, reason=known)
 
 
 def _loss_record(hold: Hold, reason: str) -> _log.Record:
     level = _log.INFO if reason == "closed" else _log.WARNING
-    return level, "the lock %r (token %d) was lost: %s", (hold.name, hold.token, _LOSS_TEXTS.get(reason, reason))
+    what = (
+        "the hold of permits of %r (token %d) was lost: %s" if hold.permits else "the lock %r (token %d) was lost: %s"
+    )
+    return level, what, (hold.name, hold.token, _LOSS_TEXTS.get(reason, reason))
 
 
 _LOSS_TEXTS: Final = {

@@ -1,13 +1,52 @@
-"""Checks the arguments of the decorators Client.synchronized() and aio.Client.synchronized()."""
+"""The decorators: synchronized() of the clients and of their semaphores."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def require_function(function: Callable[..., Any], *, coroutine: bool) -> None:
+def within(make: Callable[P, AbstractContextManager[object]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a decorator: each call of the function is a block of what make returns for its arguments."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        _require_function(function, coroutine=False)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with make(*args, **kwargs):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def within_async(
+    make: Callable[P, AbstractAsyncContextManager[object]],
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """As within(), for coroutine functions."""
+
+    def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        _require_function(function, coroutine=True)
+
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with make(*args, **kwargs):
+                return await function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _require_function(function: Callable[..., Any], *, coroutine: bool) -> None:
     """Raises TypeError if a call of function returns before its body has ended: the lock would be released too early.
 
     coroutine: whether function must be a coroutine function.

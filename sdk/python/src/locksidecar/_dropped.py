@@ -25,7 +25,7 @@ class Released(Protocol):
         """Whether it is known to be held, without a look at what has arrived."""
 
     @property
-    def name(self) -> str: ...
+    def title(self) -> str: ...
 
 
 # Referred to from here, a weak reference calls back also if its Held is part of a cycle of garbage.
@@ -51,8 +51,8 @@ def _on_dropped(
     if process != _fork.process_id() or not entry.is_held():
         return
     warnings.warn(
-        f"the lock {entry.name!r} is still held, and nothing refers to it any more: only the end of its lease, of this "
-        "client or of this process releases it. Use a with block, or keep the Lock and call release()",
+        f"{entry.title} is still held, and nothing refers to it any more: only the end of its lease, of this client or "
+        "of this process releases it. Use a with block, or keep the Lock or the Permits and call release()",
         ResourceWarning,
         stacklevel=2,
     )

@@ -3,7 +3,7 @@
 ::
 
     LocksidecarError
-    ├── LockTimeout      (TimeoutError)     the wait ended: another owner holds the lock
+    ├── LockTimeout      (TimeoutError)     the wait ended: another owner holds the lock, or others the permits
     ├── LockLost                            the lock was held and then lost: .name, .reason
     ├── Unconfirmed                         released, but Redis is not known to have executed it: .name, .free_within
     ├── NotHeld          (RuntimeError)     released twice, or never acquired, or not by this process
@@ -11,7 +11,7 @@
     ├── Unavailable      (ConnectionError)  no sidecar answers, or it cannot reach Redis: .may_have_happened
     ├── Denied           (PermissionError)  no permission: for the socket, for the key in Redis, for another user's lock
     ├── LimitExceeded                       too many sessions, holds or waiters
-    ├── BadRequest       (ValueError)       an invalid name or duration
+    ├── BadRequest       (ValueError)       an invalid name, duration or number
     ├── Unsupported                         the sidecar does not know the request or this version, or this is not Linux
     ├── ClientClosed     (RuntimeError)     the client was closed before
     └── ProtocolError                       the sidecar violated the protocol
@@ -47,7 +47,7 @@ class LocksidecarError(Exception):
 
 
 class LockTimeout(LocksidecarError, TimeoutError):
-    """The timeout passed before the lock was free. The lock is not held, and nothing waits for it any more."""
+    """The timeout passed before the lock, or the permits, were free. Nothing is held, and nothing waits any more."""
 
 
 class LockLost(LocksidecarError):
@@ -117,7 +117,7 @@ class LimitExceeded(LocksidecarError):
 
 
 class BadRequest(LocksidecarError, ValueError):
-    """An invalid name or duration. The message says which and why."""
+    """An invalid name, duration or number. The message says which and why."""
 
 
 class Unsupported(LocksidecarError):

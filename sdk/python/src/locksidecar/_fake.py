@@ -1,4 +1,4 @@
-"""A sidecar in memory: the protocol of SPEC.md, with a table of locks in the place of Redis.
+"""A sidecar in memory: the protocol of SPEC.md, with a table of locks and semaphores in the place of Redis.
 
 Table is the protocol alone: requests in, frames out, and the time from outside. Server serves a Table on a Unix socket,
 with one thread for all connections. locksidecar.testing is the part for users.
@@ -85,15 +85,45 @@ class Waiter:
 
 @dataclass(eq=False)
 class Lock:
-    """A name. Times are those of Table.now()."""
+    """A name: a lock, which has one hold at most, or a semaphore."""
 
     name: str
     serial: int  # the order of the pages of list
-    session: Session | None = None  # of the holder
+    holds: list[Hold] = field(default_factory=list)  # the oldest first
+    waiters: deque[Waiter] = field(default_factory=deque)
+
+    def admits(self, request: Message) -> bool:
+        """Whether request can be granted beside the holds."""
+        if not request.get("of"):
+            return not self.holds
+        return all(h.permits for h in self.holds) and self.permits() + _permits(request) <= request["of"]
+
+    def permits(self) -> int:
+        return sum(h.permits for h in self.holds)
+
+    def owner(self) -> tuple[Session | None, int]:
+        """That of the oldest hold."""
+        return (self.holds[0].session, self.holds[0].owner) if self.holds else (None, 0)
+
+
+def _permits(request: Message) -> int:
+    """How many an acquire requests. A lock is like one permit."""
+    permits: int = request.get("permits", 1)
+    return permits
+
+
+@dataclass(eq=False)
+class Hold:
+    """One grant, until its release or loss. Times are those of Table.now()."""
+
+    lock: Lock = field(repr=False)
+    session: Session
+    token: int
+    number: int = 0
     owner: int = 0
-    hold: int = 0
-    token: int = 0
-    count: int = 0
+    permits: int = 0  # of a semaphore; 0: it is a lock
+    of: int = 0
+    count: int = 1
     since: int = 0  # of the grant
     lease_ns: int = 0  # the fixed lease; 0: the hold is renewed
     ends_at: int = 0  # the deadline of the hold
@@ -103,7 +133,6 @@ class Lock:
     crash_delay_ns: int = 0
     released_at: int | None = None  # when crash_delay or keep ends; None: a client has the hold
     kept_until: int = 0  # when keep ends
-    waiters: deque[Waiter] = field(default_factory=deque)
 
     def next_end(self) -> int:
         """When the hold ends, unless it is renewed."""
@@ -112,7 +141,7 @@ class Lock:
 
 
 class Table:
-    """The sessions and locks of one sidecar. Not thread-safe."""
+    """The sessions, locks and semaphores of one sidecar. Not thread-safe."""
 
     keeps_leases = True  # leases are renewed, and end
     sends_leases = True  # a renewal is reported to the clients
@@ -129,7 +158,7 @@ class Table:
         self.redis_slow = False  # no confirm is answered
         self.refuse: dict[str, tuple[str, str]] = {}  # the error that answers an op
         self.sessions: dict[int, Session] = {}
-        self._elsewhere = Session(0)  # the holder of the locks that are held on another host
+        self._elsewhere = Session(0)  # the holder of what is held on another host
         self._locks: dict[str, Lock] = {}
         self._unconfirmed: list[tuple[Session, Message]] = []
         self._next_renewal: int | None = None
@@ -139,7 +168,7 @@ class Table:
 
     def _reset_numbers(self) -> None:
         self._numbers = itertools.count(1)
-        self._holds = itertools.count(1)
+        self._numbers_of_holds = itertools.count(1)
 
     # --- Controls ---
 
@@ -178,27 +207,27 @@ class Table:
         for session, m in unconfirmed:
             self._on_confirm(session, m)
         for lock in list(self._locks.values()):
-            if lock.session is None:
-                self._free(lock)
+            self._grant_waiters(lock)
         self.renew()
 
-    def lose(self, name: str, reason: str) -> None:
-        lock = self._locks.get(name)
-        assert lock is not None, f"{name} is not held"
-        assert lock.session not in (None, self._elsewhere), f"{name} is not held by a client of this sidecar"
-        self._lose(lock, reason)
+    def lose(self, name: str, reason: str, token: int | None = None) -> None:
+        """token: of the hold that is lost; None: each hold of a client of this sidecar."""
+        holds = [h for h in self._local_holds(name) if token in (None, h.token)]
+        assert holds, f"{name} is not held by a client of this sidecar"
+        for hold in holds:
+            self._lose(hold, reason)
 
-    def hold_elsewhere(self, name: str) -> int:
-        """A program on another host acquires the lock, which must be free. Returns its token."""
+    def hold_elsewhere(self, name: str, permits: int = 0) -> int:
+        """A program on another host acquires the lock, which must be free, or permits. Returns the token."""
         lock = self._lock(name)
-        assert lock.session is None, f"{name} is held"
-        lock.session, lock.token = self._elsewhere, next(self._tokens)
-        return lock.token
+        assert permits or not lock.holds, f"{name} is held"
+        hold = Hold(lock, self._elsewhere, next(self._tokens), permits=permits)
+        lock.holds.append(hold)
+        return hold.token
 
-    def release_elsewhere(self, name: str) -> None:
-        lock = self._locks.get(name)
-        if lock is not None and lock.session is self._elsewhere:
-            self._free(lock)
+    def release_elsewhere(self, name: str, token: int) -> None:
+        for hold in [h for h in self._holds() if h.lock.name == name and h.token == token]:
+            self._free(hold)
 
     def broadcast(self, message: Message) -> None:
         self.broadcast_bytes(frame(message))
@@ -211,13 +240,17 @@ class Table:
     # --- State ---
 
     def holder(self, name: str) -> int:
-        """The number of the session that holds the lock; 0: none does."""
+        """The number of the session with the oldest hold; 0: none holds it."""
         lock = self._locks.get(name)
-        return lock.session.number if lock is not None and lock.session is not None else 0
+        return lock.holds[0].session.number if lock is not None and lock.holds else 0
 
     def is_held(self, name: str) -> bool:
         lock = self._locks.get(name)
-        return lock is not None and lock.session is not None
+        return lock is not None and bool(lock.holds)
+
+    def permits_held(self, name: str) -> int:
+        lock = self._locks.get(name)
+        return lock.permits() if lock is not None else 0
 
     def waiting(self, name: str) -> int:
         lock = self._locks.get(name)
@@ -225,8 +258,14 @@ class Table:
 
     def held_by(self, number: int) -> dict[int, int]:
         """The holds of a session, with their counts."""
-        locks = self._locks.values()
-        return {x.hold: x.count for x in locks if x.session and x.session.number == number and x.released_at is None}
+        return {h.number: h.count for h in self._holds() if h.session.number == number and h.released_at is None}
+
+    def _holds(self) -> list[Hold]:
+        return [hold for lock in self._locks.values() for hold in lock.holds]
+
+    def _local_holds(self, name: str | None = None) -> list[Hold]:
+        """Those of the clients of this sidecar, of one name or of all."""
+        return [h for h in self._holds() if h.session is not self._elsewhere and name in (None, h.lock.name)]
 
     # --- Time ---
 
@@ -235,9 +274,8 @@ class Table:
         waiters = [w.expires_at for lock in self._locks.values() for w in lock.waiters if w.expires_at is not None]
         if not self.keeps_leases:
             return min(waiters, default=None)
-        held = [lock for lock in self._locks.values() if lock.session not in (None, self._elsewhere)]
-        ends = [lock.next_end() for lock in held]
-        renewal = [self._next_renewal] if self._next_renewal is not None and held and not self.redis_down else []
+        ends = [hold.next_end() for hold in self._local_holds()]
+        renewal = [self._next_renewal] if self._next_renewal is not None and ends and not self.redis_down else []
         return min(waiters + ends + renewal, default=None)
 
     def fire(self) -> None:
@@ -247,20 +285,18 @@ class Table:
             for waiter in [w for w in lock.waiters if w.expires_at is not None and w.expires_at <= now]:
                 lock.waiters.remove(waiter)
                 self._refuse_wait(lock, waiter.session, waiter.request)
-            self._forget_if_free(lock)
+            self._grant_waiters(lock)
         if not self.keeps_leases:
             return
         if self._next_renewal is not None and self._next_renewal <= now and not self.redis_down:
             self.renew()
-        for lock in list(self._locks.values()):
-            if lock.session in (None, self._elsewhere):
-                continue
-            if lock.released_at is not None and lock.released_at <= now:
-                self._leave(lock)
-            elif lock.max_hold_end is not None and lock.max_hold_end <= now:
-                self._lose(lock, "max_hold")
-            elif lock.ends_at <= now:
-                self._lose(lock, "expired")
+        for hold in self._local_holds():
+            if hold.released_at is not None and hold.released_at <= now:
+                self._leave(hold)
+            elif hold.max_hold_end is not None and hold.max_hold_end <= now:
+                self._lose(hold, "max_hold")
+            elif hold.ends_at <= now:
+                self._lose(hold, "expired")
 
     def renew(self) -> None:
         """Renews the leases of all holds that have no fixed one."""
@@ -269,11 +305,10 @@ class Table:
         now, deadline = self.now(), self.clock() + self.lease_ns
         self._next_renewal = now + self.lease_ns // 3
         sessions = set()
-        for lock in self._locks.values():
-            held = lock.session is not None and lock.session is not self._elsewhere
-            if held and lock.session and not lock.lease_ns and lock.ends_at > now:
-                lock.ends_at, lock.deadline_ns = now + self.lease_ns, deadline
-                sessions.add(lock.session)
+        for hold in self._local_holds():
+            if not hold.lease_ns and hold.ends_at > now:
+                hold.ends_at, hold.deadline_ns = now + self.lease_ns, deadline
+                sessions.add(hold.session)
         for session in sessions if self.sends_leases else ():
             if session.claimed is None:  # else the lease event comes with the answer to the last claim
                 self._send(session, {"ev": "lease", "deadline_ns": deadline})
@@ -305,12 +340,12 @@ class Table:
         self.sessions.pop(session.number, None)
         for lock in list(self._locks.values()):
             lock.waiters = deque(w for w in lock.waiters if w.session is not session)
-            if lock.session is session and lock.crash_delay_ns and self.keeps_leases:
-                lock.released_at = self.now() + lock.crash_delay_ns
-            elif lock.session is session:
-                self._leave(lock)
-            else:
-                self._forget_if_free(lock)
+            for hold in [h for h in lock.holds if h.session is session]:
+                if hold.crash_delay_ns and self.keeps_leases:
+                    hold.released_at = self.now() + hold.crash_delay_ns
+                else:
+                    self._leave(hold)
+            self._grant_waiters(lock)
 
     def _connection_error(self, session: Session, code: str, msg: str) -> None:
         self._send(session, {"err": {"code": code, "msg": msg}})
@@ -388,13 +423,12 @@ class Table:
         session.claimed = None
         session.tickets = session.tickets[-1:]
         deadlines: list[int] = []
-        for lock in list(self._locks.values()):
-            if lock.session is session:
-                lock.count = claimed.get(lock.hold, 0)
-                if not lock.count:
-                    self._leave(lock)
-                elif not lock.lease_ns:
-                    deadlines.append(lock.deadline_ns)
+        for hold in [h for h in self._holds() if h.session is session]:
+            hold.count = claimed.get(hold.number, 0)
+            if not hold.count:
+                self._leave(hold)
+            elif not hold.lease_ns:
+                deadlines.append(hold.deadline_ns)
         if deadlines and self.keeps_leases:
             self._send(session, {"ev": "lease", "deadline_ns": min(deadlines)})
 
@@ -417,7 +451,7 @@ class Table:
         return lock
 
     def _forget_if_free(self, lock: Lock) -> None:
-        if lock.session is None and not lock.waiters:
+        if not lock.holds and not lock.waiters:
             self._locks.pop(lock.name, None)
 
     def _on_acquire(self, session: Session, m: Message) -> None:
@@ -426,10 +460,15 @@ class Table:
             return
         lock = self._lock(m["name"])
         owner = m.get("owner", 0)
-        if lock.session is session and lock.owner == owner and owner and m.get("reentrant", True):
-            lock.count += 1
-            self._grant(lock, m)
-        elif lock.session is None and not lock.waiters and not self.redis_down:
+        own = [
+            h for h in lock.holds if h.session is session and h.owner == owner and owner and m.get("reentrant", True)
+        ]
+        if (what := self._other_kind(lock, m)) is not None:
+            self._error(session, m, "denied", f"this name is in use as {what} on this host; choose another name")
+        elif own:
+            own[0].count += 1
+            self._grant(own[0], m)
+        elif not lock.waiters and not self.redis_down and lock.admits(m):
             self._grant_new_hold(lock, session, m)
         elif m.get("wait_ms") == 0:
             self._refuse_wait(lock, session, m)
@@ -440,11 +479,20 @@ class Table:
             lock.waiters.append(Waiter(session, m, now, None if wait is None else now + wait * _MS))
         self._forget_if_free(lock)
 
+    _on_acquire_permits = _on_acquire
+
+    def _other_kind(self, lock: Lock, m: Message) -> str | None:
+        """What the clients of this sidecar use the name as, if that is not what m requests; None: it is."""
+        uses = [h.of for h in self._local_holds(lock.name)] + [w.request.get("of", 0) for w in lock.waiters]
+        if not uses or bool(uses[0]) == bool(m.get("of")):
+            return None
+        return "a semaphore" if uses[0] else "a lock"
+
     def _refuse_wait(self, lock: Lock, session: Session, m: Message) -> None:
-        if lock.session is None and self.redis_down:
+        if self.redis_down and lock.admits(m):
             self._error(session, m, "unavailable", "Redis cannot be reached, and it is not known whether it is free")
         else:
-            self._error(session, m, "timeout", "another owner holds it")
+            self._error(session, m, "timeout", "too few permits are free" if m.get("of") else "another owner holds it")
 
     def _find_cycle(self, session: Session, owner: int, lock: Lock) -> str:
         """Follows the owners that wait for each other, from lock's holder. Describes the steps if they lead to owner.
@@ -455,7 +503,7 @@ class Table:
         paths: deque[list[Lock]] = deque([[lock]])
         while paths:
             path = paths.popleft()
-            holder = (path[-1].session, path[-1].owner)
+            holder = path[-1].owner()
             if holder == (session, owner):
                 return _describe_cycle(path)
             if holder in received or not holder[1]:
@@ -466,75 +514,92 @@ class Table:
                     paths.append([*path, x])
         return ""
 
-    def _grant_new_hold(self, lock: Lock, session: Session, m: Message) -> None:
-        now = self.now()
-        lock.session, lock.owner, lock.count, lock.since = session, m.get("owner", 0), 1, now
-        lock.hold, lock.token = next(self._holds), next(self._tokens)
-        lock.lease_ns = m.get("lease_ms", 0) * _MS
-        lock.ends_at = now + (lock.lease_ns or self.lease_ns)
-        lock.max_hold_end = now + m["max_hold_ms"] * _MS if "max_hold_ms" in m else None
-        clock = self.clock()
-        lock.deadline_ns = clock + (lock.lease_ns or self.lease_ns)
-        lock.end_ns = clock + m.get("max_hold_ms", 0) * _MS
-        lock.crash_delay_ns = m.get("crash_delay_ms", 0) * _MS
-        lock.released_at = None
-        lock.kept_until = now + m.get("keep_ms", 0) * _MS
-        if self._next_renewal is None and self.keeps_leases:
-            self._next_renewal = now + self.lease_ns // 3
-        self._grant(lock, m)
+    def _grant_waiters(self, lock: Lock, handed_on: int = 0) -> None:
+        """Grants what waits, in its order, as far as it fits.
 
-    def _grant(self, lock: Lock, m: Message) -> None:
-        assert lock.session is not None
-        answer = {"id": m["id"], "token": lock.token, "hold": lock.hold, "count": lock.count}
-        answer["deadline_ns"] = lock.deadline_ns
-        if lock.max_hold_end is not None:
-            answer["end_ns"] = lock.end_ns
-        self._send(lock.session, answer)
-
-    def _lose(self, lock: Lock, reason: str) -> None:
-        assert lock.session is not None
-        if lock.session.connection is None:
-            lock.session.unreported_losses[lock.hold] = reason
-        self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
-        if reason in ("expired", "max_hold"):
-            self._leave(lock)
-        else:
-            self._free(lock)
-
-    def _leave(self, lock: Lock) -> None:
-        """Ends the hold for its client. The lock stays held until its keep ends."""
-        now = self.now()
-        if lock.session is None or lock.kept_until <= now or not self.keeps_leases:
-            self._free(lock)
-            return
-        lock.session = replace(lock.session, connection=None)  # no client has it
-        lock.owner, lock.count, lock.max_hold_end = 0, 1, None
-        lock.ends_at = lock.released_at = lock.kept_until
-        lock.deadline_ns = self.clock() + lock.kept_until - now
-
-    def _free(self, lock: Lock) -> None:
-        """Ends the hold. The next waiter gets the lock; without Redis only from a hold whose lease has not ended."""
-        lease_ended = self.keeps_leases and (lock.session is None or lock.ends_at <= self.now())
-        lock.session, lock.owner, lock.count = None, 0, 0
-        if lock.waiters and not (self.redis_down and lease_ended):
+        handed_on: of a hold that has just ended, before its lease: without Redis, its permits may be granted again.
+        """
+        while lock.waiters and lock.admits(lock.waiters[0].request):
+            handed_on -= _permits(lock.waiters[0].request)
+            if self.redis_down and handed_on < 0:
+                break
             waiter = lock.waiters.popleft()
             self._grant_new_hold(lock, waiter.session, waiter.request)
         self._forget_if_free(lock)
 
-    def _find_lock(self, hold: int, session: Session | None = None) -> Lock | None:
-        locks = self._locks.values()
-        return next((x for x in locks if x.hold == hold and x.session and session in (None, x.session)), None)
+    def _grant_new_hold(self, lock: Lock, session: Session, m: Message) -> None:
+        now, clock = self.now(), self.clock()
+        lease_ns, max_hold_ns = m.get("lease_ms", 0) * _MS, m.get("max_hold_ms", 0) * _MS
+        hold = Hold(
+            lock,
+            session,
+            next(self._tokens),
+            next(self._numbers_of_holds),
+            m.get("owner", 0),
+            _permits(m) if m.get("of") else 0,
+            m.get("of", 0),
+            since=now,
+            lease_ns=lease_ns,
+            ends_at=now + (lease_ns or self.lease_ns),
+            max_hold_end=now + max_hold_ns if max_hold_ns else None,
+            deadline_ns=clock + (lease_ns or self.lease_ns),
+            end_ns=clock + max_hold_ns,
+            crash_delay_ns=m.get("crash_delay_ms", 0) * _MS,
+            kept_until=now + m.get("keep_ms", 0) * _MS,
+        )
+        lock.holds.append(hold)
+        if self._next_renewal is None and self.keeps_leases:
+            self._next_renewal = now + self.lease_ns // 3
+        self._grant(hold, m)
+
+    def _grant(self, hold: Hold, m: Message) -> None:
+        answer = {"id": m["id"], "token": hold.token, "hold": hold.number, "count": hold.count}
+        answer["deadline_ns"] = hold.deadline_ns
+        if hold.max_hold_end is not None:
+            answer["end_ns"] = hold.end_ns
+        if hold.of:
+            answer |= {"permits": hold.permits, "of": hold.of}
+        self._send(hold.session, answer)
+
+    def _lose(self, hold: Hold, reason: str) -> None:
+        if hold.session.connection is None:
+            hold.session.unreported_losses[hold.number] = reason
+        self._send(hold.session, {"ev": "lost", "hold": hold.number, "reason": reason})
+        if reason in ("expired", "max_hold"):
+            self._leave(hold)
+        else:
+            self._free(hold)
+
+    def _leave(self, hold: Hold) -> None:
+        """Ends the hold for its client. The lock stays held until its keep ends."""
+        now = self.now()
+        if hold.kept_until <= now or not self.keeps_leases:
+            self._free(hold)
+            return
+        hold.session = replace(hold.session, connection=None)  # no client has it
+        hold.owner, hold.count, hold.max_hold_end = 0, 1, None
+        hold.ends_at = hold.released_at = hold.kept_until
+        hold.deadline_ns = self.clock() + hold.kept_until - now
+
+    def _free(self, hold: Hold) -> None:
+        """Ends the hold. The next waiters get what it had; without Redis only if its lease has not ended."""
+        hold.lock.holds.remove(hold)
+        lease_ended = self.keeps_leases and hold.ends_at <= self.now()
+        self._grant_waiters(hold.lock, 0 if lease_ended else max(hold.permits, 1))
+
+    def _find_hold(self, number: int, session: Session | None = None) -> Hold | None:
+        return next((h for h in self._local_holds() if h.number == number and session in (None, h.session)), None)
 
     def _on_release(self, session: Session, m: Message) -> None:
-        lock = self._find_lock(m["hold"], session)
-        if lock is None:
+        hold = self._find_hold(m["hold"], session)
+        if hold is None:
             self._error(session, m, "not_held", "no such hold")
             return
-        lock.count -= 1
+        hold.count -= 1
         if "id" in m:
-            self._send(session, {"id": m["id"], "count": lock.count})
-        if lock.count == 0:
-            self._leave(lock)
+            self._send(session, {"id": m["id"], "count": hold.count})
+        if hold.count == 0:
+            self._leave(hold)
 
     def _on_confirm(self, session: Session, m: Message) -> None:
         if self.redis_down or self.redis_slow:
@@ -547,8 +612,8 @@ class Table:
             for waiter in lock.waiters:
                 if waiter.session is session and waiter.request["id"] == m["target"]:
                     lock.waiters.remove(waiter)
-                    self._forget_if_free(lock)
                     self._error(session, waiter.request, "canceled", "canceled")
+                    self._grant_waiters(lock)
                     return
 
     def _on_info(self, session: Session, m: Message) -> None:
@@ -567,52 +632,67 @@ class Table:
 
     def _is_known(self, lock: Lock) -> bool:
         """Whether a client of this sidecar holds the lock or waits for it."""
-        return bool(lock.waiters) or lock.session is not self._elsewhere
+        return bool(lock.waiters or self._local_holds(lock.name))
 
     def _row(self, lock: Lock) -> Message:
         row: Message = {"name": lock.name}
-        now = self.now()
-        if lock.session is self._elsewhere:
+        now, holds = self.now(), self._local_holds(lock.name)
+        if holds:
+            hold = holds[0]
+            row |= {"state": "held", "count": hold.count, "owner": hold.owner, "deadline_ns": hold.deadline_ns}
+            row |= self._holder(hold)
+            if hold.lease_ns:
+                row["lease_ms"] = hold.lease_ns // _MS
+            if hold.kept_until > now:
+                row["keep_left_ms"] = (hold.kept_until - now) // _MS
+        elif lock.holds:
             row |= {"state": "remote", "remote_field": "another host:1", "remote_ttl_ms": self.lease_ns // _MS}
-        elif lock.session is None:
-            row["state"] = "busy" if lock.waiters else "free"
         else:
-            row |= {"state": "held", "hold": lock.hold, "token": lock.token, "count": lock.count, "owner": lock.owner}
-            row |= {"session": lock.session.number, **lock.session.peer.fields()}
-            row |= {"held_ms": (now - lock.since) // _MS, "deadline_ns": lock.deadline_ns}
-            if lock.lease_ns:
-                row["lease_ms"] = lock.lease_ns // _MS
-            row["orphan"] = lock.released_at is not None
-            if lock.kept_until > now:
-                row["keep_left_ms"] = (lock.kept_until - now) // _MS
-            row["absent"] = lock.session.connection is None and lock.released_at is None
+            row["state"] = "busy" if lock.waiters else "free"
+        if of := max([h.of for h in holds] + [w.request.get("of", 0) for w in lock.waiters], default=0):
+            row |= {"kind": "permits", "held": len(holds), "permits": sum(h.permits for h in holds), "of": of}
+            row["holders"] = [self._holder(h) | {"permits": h.permits} for h in holds[:16]]
         row["waiting"] = len(lock.waiters)
         row["waiters"] = [
             {
                 "session": w.session.number,
                 **w.session.peer.fields(),
                 "owner": w.request.get("owner", 0),
+                "permits": _permits(w.request) if of else 0,
                 "waited_ms": (now - w.since) // _MS,
             }
             for w in list(lock.waiters)[:16]
         ]
         return row
 
+    def _holder(self, hold: Hold) -> Message:
+        return {
+            "hold": hold.number,
+            "token": hold.token,
+            "session": hold.session.number,
+            **hold.session.peer.fields(),
+            "held_ms": (self.now() - hold.since) // _MS,
+            "absent": hold.session.connection is None and hold.released_at is None,
+            "orphan": hold.released_at is not None,
+        }
+
     def _on_force_release(self, session: Session, m: Message) -> None:
-        lock = self._locks.get(m["name"])
-        if lock is None or lock.session in (None, self._elsewhere):
+        holds = [h for h in self._local_holds(m["name"]) if m.get("hold", 0) in (0, h.number)]
+        if not holds:
             self._error(session, m, "not_held", "no session of this sidecar holds it: force it on its host")
             return
-        hold = lock.hold
-        self._lose(lock, "forced")
-        self._send(session, {"id": m["id"], "hold": hold})
+        for hold in holds:
+            self._lose(hold, "forced")
+        answer: Message = {"id": m["id"], "hold": holds[-1].number}
+        self._send(session, answer if len(holds) == 1 else answer | {"count": len(holds)})
 
 
 def _describe_cycle(path: list[Lock]) -> str:
     text = f'waiting would never end: you ask for "{path[0].name}"'
     for held, awaited in itertools.pairwise(path):
-        peer = held.session.peer if held.session is not None else Peer()
-        text += f', held by owner {held.owner} of {peer}, who waits for "{awaited.name}"'
+        session, owner = held.owner()
+        peer = session.peer if session is not None else Peer()
+        text += f', held by owner {owner} of {peer}, who waits for "{awaited.name}"'
     advice = "take the two in one order everywhere" if len(path) > 1 else "acquire it as a re-entrant lock"
     return f"{text}, which you hold; release it first, or {advice}"
 
@@ -692,19 +772,20 @@ class Server(Table):
         with self._lock_all:
             super().restart_without_state()
 
-    def lose(self, name: str, reason: str) -> None:
+    def lose(self, name: str, reason: str, token: int | None = None) -> None:
         with self._lock_all:
-            super().lose(name, reason)
+            super().lose(name, reason, token)
             self._wake()
 
-    def hold_elsewhere(self, name: str) -> int:
-        self.wait_for(lambda: not self.holder(name), 5)  # no client waits for the answer to a release
+    def hold_elsewhere(self, name: str, permits: int = 0) -> int:
+        # No client waits for the answer to a release.
+        self.wait_for(lambda: permits or not self.holder(name), 5)
         with self._lock_all:
-            return super().hold_elsewhere(name)
+            return super().hold_elsewhere(name, permits)
 
-    def release_elsewhere(self, name: str) -> None:
+    def release_elsewhere(self, name: str, token: int) -> None:
         with self._lock_all:
-            super().release_elsewhere(name)
+            super().release_elsewhere(name, token)
             self._wake()
 
     def recover_redis(self) -> None:
@@ -725,6 +806,10 @@ class Server(Table):
     def is_held(self, name: str) -> bool:
         with self._lock_all:
             return super().is_held(name)
+
+    def permits_held(self, name: str) -> int:
+        with self._lock_all:
+            return super().permits_held(name)
 
     def waiting(self, name: str) -> int:
         with self._lock_all:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Final, Literal, TypeAlias, cast
@@ -29,6 +29,7 @@ MAX_CRASH_DELAY_MS: Final = 3_600_000
 MAX_KEEP_MS: Final = 86_400_000
 MAX_TICKET: Final = 128
 MAX_CLAIMS: Final = 4_096
+MAX_PERMITS: Final = 65_535
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -104,13 +105,28 @@ def acquire_options(
     return AcquireOptions(fields, flags, durations)
 
 
-def acquire(id: int, name: str, owner: int, options: AcquireOptions, wait_ms: int | None = None) -> bytes:
+def acquire(
+    id: int,
+    name: str,
+    owner: int,
+    options: AcquireOptions,
+    wait_ms: int | None = None,
+    permits: int = 0,
+    of: int = 0,
+) -> bytes:
+    """acquire; with permits, of so many, acquire_permits."""
     # The hot path: the constant parts of the map are packed in advance.
     fields = 3 + options.fields
-    body = b"\xa2op\xa7acquire\xa2id" + _packed_int(id) + b"\xa4name" + _packed_text(name.encode())
+    body = (_ACQUIRE_PERMITS if permits else _ACQUIRE) + _packed_int(id) + b"\xa4name" + _packed_text(name.encode())
     if owner:
         fields += 1
         body += b"\xa5owner" + _packed_int(owner)
+    if permits:
+        fields += 1
+        if permits > 1:
+            fields += 1
+            body += b"\xa7permits" + _packed_int(permits)
+        body += b"\xa2of" + _packed_int(of)
     body += options.flags
     if wait_ms is not None:
         fields += 1
@@ -119,6 +135,8 @@ def acquire(id: int, name: str, owner: int, options: AcquireOptions, wait_ms: in
     return _FRAME_HEAD(len(body) + 1, 0x80 | fields) + body
 
 
+_ACQUIRE: Final = b"\xa2op\xa7acquire\xa2id"
+_ACQUIRE_PERMITS: Final = b"\xa2op\xafacquire_permits\xa2id"
 _FRAME_LENGTH: Final = struct.Struct(">I").unpack_from
 _FRAME_HEAD: Final = struct.Struct(">IB").pack  # the length of the body, and its first byte
 _FIXINT: Final = tuple(bytes((n,)) for n in range(128))
@@ -189,8 +207,13 @@ def status(id: int) -> bytes:
     return frame({"op": "status", "id": id})
 
 
-def force_release(id: int, name: str) -> bytes:
-    return frame({"op": "force_release", "id": id, "name": name})
+def force_release(id: int, name: str, hold: int = 0) -> bytes:
+    """hold: 0: all holds of the name."""
+    return frame(_with_hold({"op": "force_release", "id": id, "name": name}, hold))
+
+
+def _with_hold(message: dict[str, Field], hold: int) -> dict[str, Field]:
+    return {**message, "hold": hold} if hold else message
 
 
 def metrics(id: int, after: int) -> bytes:
@@ -216,8 +239,8 @@ def host_status(id: int, host: str) -> bytes:
     return frame({"op": "host_status", "id": id, "host": check_host(host)})
 
 
-def host_force_release(id: int, host: str, name: str) -> bytes:
-    return frame({"op": "host_force_release", "id": id, "host": check_host(host), "name": name})
+def host_force_release(id: int, host: str, name: str, hold: int = 0) -> bytes:
+    return frame(_with_hold({"op": "host_force_release", "id": id, "host": check_host(host), "name": name}, hold))
 
 
 def force_release_orphaned(id: int, name: str) -> bytes:
@@ -265,12 +288,27 @@ def check_prefix(prefix: str) -> str:
     return check_name(prefix) if prefix or not isinstance(prefix, str) else prefix
 
 
+def check_positive(what: str, number: int, most: int) -> int:
+    """Returns number if it is an integer from 1 to most; raises BadRequest or TypeError."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"{what} must be an int, not {number!r}")
+    if not 1 <= number <= most:
+        raise BadRequest(f"{what} must be from 1 to {most}, not {number}")
+    return number
+
+
 # --- Replies --------------------------------------------------------------------------------------
 #
 # A time is a number of the protocol, and a property with a datetime or with seconds beside it.
 
 LockState: TypeAlias = Literal["held", "remote", "busy", "lingering", "free"]
 """LockInfo.state. A later sidecar may have others."""
+
+LockKind: TypeAlias = Literal["lock", "permits"]
+"""LockInfo.kind: "permits" is a semaphore. A later sidecar may have others."""
+
+KeyKind: TypeAlias = Literal["free", "lock", "permits", "read_write", "other", ""]
+"""Ownership.key. A later sidecar may have others."""
 
 EventKind: TypeAlias = Literal[
     "granted",
@@ -293,7 +331,7 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class WaiterInfo:
-    """One local waiter of a lock."""
+    """One local waiter of a lock. permits: how many it waits for, of a semaphore."""
 
     session: int = 0
     pid: int = 0
@@ -301,6 +339,7 @@ class WaiterInfo:
     cmd: str = ""
     owner: int = 0
     waited_ms: int = 0
+    permits: int = 0
 
     @property
     def waited_seconds(self) -> float:
@@ -308,8 +347,28 @@ class WaiterInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HolderInfo:
+    """One hold of permits of a semaphore, and its holder. absent, orphan: as in LockInfo."""
+
+    hold: int = 0
+    token: int = 0
+    permits: int = 0
+    session: int = 0
+    pid: int = 0
+    uid: int = 0
+    cmd: str = ""
+    held_ms: int = 0
+    absent: bool = False
+    orphan: bool = False
+
+    @property
+    def held_seconds(self) -> float:
+        return self.held_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
 class LockInfo:
-    """What the sidecar knows about one lock.
+    """What the sidecar knows about one lock, or about one semaphore.
 
     state is one of
 
@@ -328,6 +387,10 @@ class LockInfo:
     or it is over. grants: how often an owner on this host got the lock since the sidecar knows the name. If Redis is a
     Cluster, slot is that of the name, and shard is host and port of the master that has it; "" if none has it.
     Otherwise slot is None.
+
+    Of a semaphore, the fields from hold to lease_ms are those of the oldest hold. held counts the holds of this host,
+    and permits is the sum of their permits. of is the largest number of permits that a holder or waiter of this host
+    has named. holders has the oldest 16 holds.
     """
 
     name: str
@@ -356,6 +419,11 @@ class LockInfo:
     shard: str = ""
     absent_ms: int = 0
     absent_left_ms: int = 0
+    kind: LockKind = "lock"
+    held: int = 0
+    permits: int = 0
+    of: int = 0
+    holders: tuple[HolderInfo, ...] = ()
 
     @property
     def held_seconds(self) -> float:
@@ -411,8 +479,8 @@ class Event:
     - "slots_closed": none is any more.
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
-    the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. at_ns is a time
-    of CLOCK_BOOTTIME.
+    the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. permits are
+    those of the hold, of a semaphore. at_ns is a time of CLOCK_BOOTTIME.
     """
 
     at_ns: int
@@ -431,6 +499,7 @@ class Event:
     count: int = 0
     msg: str = ""
     remote_host: str = ""
+    permits: int = 0
 
     @property
     def at(self) -> datetime:
@@ -594,6 +663,9 @@ class LockOwner:
 
     field: the owner field in Redis. sidecar: the uuid of the sidecar; "" for a foreign client. host: the name of its
     host; "" if it is not known. entries is of an owner, waited_ms of a host in the queue.
+
+    Of a semaphore, permits are those that the host has, or those that it waits for. held is the number of holds of the
+    host, and holders has the oldest of them, if its sidecar answered.
     """
 
     field: str
@@ -601,6 +673,9 @@ class LockOwner:
     host: str = ""
     entries: int = 0
     waited_ms: int = 0
+    permits: int = 0
+    holders: tuple[HolderInfo, ...] = ()
+    held: int = 0
 
     @property
     def waited_seconds(self) -> float:
@@ -609,11 +684,13 @@ class LockOwner:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who has a lock and who waits for it, on all hosts.
+    """Who has a lock, or permits of a semaphore, and who waits, on all hosts.
 
-    redis is "ok", or a sentence about why Redis was not read. key is what Redis has: "free", "lock", "read_write" (msg
-    is its mode) or "other" (msg describes it); "" if Redis was not read. ttl_ms is -1 if the key does not expire. queue
-    has the first 32 hosts that wait, in the order in which they get the lock, and queued how many there are.
+    redis is "ok", or a sentence about why Redis was not read. key is what Redis has: "free", "lock", "permits" (a
+    semaphore), "read_write" (msg is its mode) or "other" (msg describes it); "" if Redis was not read. ttl_ms is -1 if
+    the key does not expire. queue has the first 32 hosts that wait, in the order in which they get the lock, and queued
+    how many there are. Of a semaphore, owners has the first 32 hosts with permits, permits are those of all hosts
+    together, and of is the largest number of permits that a holder or waiter is known to have named.
 
     holder is the lock as the sidecar of the owner knows it, and lock as the sidecar of this host does. trouble says why
     there is no holder, although a sidecar owns the key.
@@ -621,7 +698,7 @@ class Ownership:
 
     redis: str
     lock: LockInfo | None = None
-    key: Literal["free", "lock", "read_write", "other", ""] = ""
+    key: KeyKind = ""
     msg: str = ""
     ttl_ms: int = 0
     owners: tuple[LockOwner, ...] = ()
@@ -629,6 +706,8 @@ class Ownership:
     queued: int = 0
     holder: LockInfo | None = None
     trouble: str = ""
+    permits: int = 0
+    of: int = 0
 
     @property
     def ttl_seconds(self) -> float | None:
@@ -756,6 +835,8 @@ class AcquireOK:
     count: int
     deadline_ns: int
     end_ns: int = 0  # when max_hold ends; 0: there is no max_hold
+    permits: int = 0  # of a semaphore
+    of: int = 0  # how many there are for this hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -772,6 +853,7 @@ class ListOK:
 @dataclass(frozen=True, slots=True)
 class ForceReleaseOK:
     hold: int
+    count: int = 0  # how many holds were ended; 0: one
 
 
 @dataclass(frozen=True, slots=True)
@@ -822,16 +904,30 @@ def acquire_ok(f: Fields) -> AcquireOK:
     )
 
 
-def grant(body: bytes) -> tuple[int, AcquireOK] | None:
-    """The fast path for the answer to an acquire: returns its id, and what acquire_ok() returns for it.
+def permits_ok(f: Fields) -> AcquireOK:
+    answer = acquire_ok(f)
+    answer.permits = _permits(f, "permits")
+    answer.of = _permits(f, "of")
+    return answer
 
-    None: body is something else, or unusual, or invalid; decode() decides. What is accepted here violates no rule,
-    because it has exactly one layout.
+
+def _permits(f: Fields, key: str) -> int:
+    return f.integer(key, 0, most=MAX_PERMITS)
+
+
+def grant(body: bytes) -> tuple[int, Callable[[Fields], AcquireOK], AcquireOK] | None:
+    """The fast path for a grant: returns its id, a parser, and what this parser returns for it.
+
+    The parser is acquire_ok() or permits_ok(). None: body is something else, or unusual, or invalid; decode() decides.
+    What is accepted here violates no rule, because it has exactly one layout.
     """
-    if _GRANT.fullmatch(body) is None:
-        return None
-    id, token, hold, count, deadline_ns = msgpack.unpackb(body).values()
-    return id, AcquireOK(token, hold, count, deadline_ns)
+    if _GRANT.fullmatch(body) is not None:
+        id, token, hold, count, deadline_ns = msgpack.unpackb(body).values()
+        return id, acquire_ok, AcquireOK(token, hold, count, deadline_ns)
+    if _GRANT_OF_PERMITS.fullmatch(body) is not None:
+        id, token, hold, count, deadline_ns, permits, of = msgpack.unpackb(body).values()
+        return id, permits_ok, AcquireOK(token, hold, count, deadline_ns, 0, permits, of)
+    return None
 
 
 def info_ok(f: Fields) -> InfoOK:
@@ -843,7 +939,7 @@ def list_ok(f: Fields) -> ListOK:
 
 
 def force_release_ok(f: Fields) -> ForceReleaseOK:
-    return ForceReleaseOK(f.integer("hold"))
+    return ForceReleaseOK(f.integer("hold"), f.integer("count", 0, most=_MAX_COUNT))
 
 
 def force_release_orphaned_ok(f: Fields) -> OrphanedLock:
@@ -924,7 +1020,7 @@ def who_ok(f: Fields) -> Ownership:
     return Ownership(
         redis=f.text("redis"),
         lock=_lock(f.map("lock")) if "lock" in f else None,
-        key=cast('Literal["free", "lock", "read_write", "other", ""]', f.text("key", "")),
+        key=cast(KeyKind, f.text("key", "")),
         msg=f.text("msg", ""),
         ttl_ms=f.integer("ttl_ms", 0, least=-1),
         owners=_lock_owners(f, "owners"),
@@ -932,6 +1028,8 @@ def who_ok(f: Fields) -> Ownership:
         queued=f.integer("queued", 0),
         holder=_lock(f.map("holder")) if "holder" in f else None,
         trouble=f.text("trouble", ""),
+        permits=f.integer("permits", 0),
+        of=_permits(f, "of"),
     )
 
 
@@ -946,6 +1044,9 @@ def _lock_owners(f: Fields, key: str) -> tuple[LockOwner, ...]:
                 host=row.text("host", ""),
                 entries=row.integer("entries", 0),
                 waited_ms=row.integer("waited_ms", 0),
+                permits=row.integer("permits", 0),
+                holders=_holders(row),
+                held=row.integer("held", 0),
             )
             for row in f.maps(key)
         ]
@@ -993,6 +1094,30 @@ def _lock(f: Fields) -> LockInfo:
         waiters=tuple([_waiter(w) for w in f.maps("waiters")]) if "waiters" in f else (),
         slot=f.integer("slot", most=_MAX_SLOT) if "slot" in f else None,
         shard=f.text("shard", ""),
+        kind=cast(LockKind, f.text("kind", "lock")),
+        held=f.integer("held", 0),
+        permits=f.integer("permits", 0),
+        of=_permits(f, "of"),
+        holders=_holders(f),
+    )
+
+
+def _holders(f: Fields) -> tuple[HolderInfo, ...]:
+    return tuple([_holder(row) for row in f.maps("holders")]) if "holders" in f else ()
+
+
+def _holder(f: Fields) -> HolderInfo:
+    return HolderInfo(
+        hold=f.integer("hold", 0),
+        token=f.integer("token", 0),
+        permits=_permits(f, "permits"),
+        session=f.integer("session", 0),
+        pid=f.integer("pid", 0),
+        uid=f.integer("uid", 0),
+        cmd=f.text("cmd", ""),
+        held_ms=f.integer("held_ms", 0),
+        absent=f.flag("absent", False),
+        orphan=f.flag("orphan", False),
     )
 
 
@@ -1004,6 +1129,7 @@ def _waiter(f: Fields) -> WaiterInfo:
         cmd=f.text("cmd", ""),
         owner=f.integer("owner", 0),
         waited_ms=f.integer("waited_ms", 0),
+        permits=_permits(f, "permits"),
     )
 
 
@@ -1025,6 +1151,7 @@ def _event(f: Fields) -> Event:
         count=f.integer("count", 0, most=_MAX_COUNT),
         msg=f.text("msg", ""),
         remote_host=f.text("remote_host", ""),
+        permits=_permits(f, "permits"),
     )
 
 
@@ -1057,16 +1184,21 @@ def _restart(f: Fields) -> Restart:
 _MAX_COUNT: Final = (1 << 32) - 1
 _MAX_SLOT: Final = 16383
 
-# The answer to an acquire without max_hold: the fields in the order of SPEC.md, each key in its shortest format, each
-# value an integer in any unsigned format and in its range, and an id that is not 0. The strict reader reads every other
-# frame.
+# The answers to an acquire and to an acquire_permits without max_hold: the fields in the order of SPEC.md, each key in
+# its shortest format, each value an integer in any unsigned format and in its range, and an id that is not 0. The
+# strict reader reads every other frame.
+_UINT16: Final = rb"(?:[\x00-\x7f]|\xcc.|\xcd..)"
 _UINT32: Final = rb"(?:[\x00-\x7f]|\xcc.|\xcd..|\xce....)"
 _UINT63: Final = rb"(?:[\x00-\x7f]|\xcc.|\xcd..|\xce....|\xcf[\x00-\x7f].......)"
-_GRANT: Final = re.compile(
-    rb"\x85\xa2id(?!.?\x00+\xa5token)%b\xa5token%b\xa4hold%b\xa5count%b\xabdeadline_ns%b"
-    % (_UINT63, _UINT63, _UINT63, _UINT32, _UINT63),
-    re.DOTALL,
+_GRANTED: Final = rb"\xa2id(?!.?\x00+\xa5token)%b\xa5token%b\xa4hold%b\xa5count%b\xabdeadline_ns%b" % (
+    _UINT63,
+    _UINT63,
+    _UINT63,
+    _UINT32,
+    _UINT63,
 )
+_GRANT: Final = re.compile(rb"\x85" + _GRANTED, re.DOTALL)
+_GRANT_OF_PERMITS: Final = re.compile(rb"\x87%b\xa7permits%b\xa2of%b" % (_GRANTED, _UINT16, _UINT16), re.DOTALL)
 
 # The names of all fields of all replies, at any depth.
 _KNOWN: Final = frozenset(
@@ -1077,6 +1209,9 @@ _KNOWN: Final = frozenset(
         "queue",
         "queued",
         "holder",
+        "holders",
+        "permits",
+        "of",
         "field",
         "entries",
         "passed",

@@ -9,9 +9,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from . import _fork, _held, _owners, _shared_session, _tracing
 from . import _protocol as protocol
@@ -34,7 +33,7 @@ from ._calls import (
 )
 from ._clock import clock_of
 from ._core import Entry, Session
-from ._decorator import require_function
+from ._decorator import within
 from ._errors import (
     ClientClosed,
     Deadlock,
@@ -50,7 +49,7 @@ from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, S
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
-__all__ = ["Client", "Held", "Lock", "RLock", "connect"]
+__all__ = ["Client", "Held", "Lock", "Permits", "RLock", "Semaphore", "connect"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -84,7 +83,149 @@ class Held(_held.Held):
         self._shared.release(self._entry, Timeouts.for_confirm(timeout) if confirm else None)
 
 
-class Lock:
+def _end_block(ended: list[Held], options: Options, exc: BaseException | None) -> None:
+    """Releases the handles of a block that ends with exc, as far as its body has not released them."""
+    confirm = Timeouts.for_confirm(options.confirm_timeout) if options.waits_for_confirm(exc) else None
+    try:
+        for held in ended:
+            if not held.released:
+                held._shared.release(held._entry, confirm)
+    except (LockLost, NotHeld, Unconfirmed) as error:
+        if exc is None:
+            raise
+        add_note_about(exc, error)
+
+
+class Permits(Held):
+    """Permits of a semaphore, from their acquire to their release. Made by Semaphore.acquire().
+
+    A `with` block releases them at its end, and raises LockLost if they were lost. Threads may share them, and any of
+    them may release them.
+    """
+
+    __slots__ = ("_options", "of", "permits")
+
+    permits: Final[int]
+    """How many are held."""
+    of: Final[int]
+    """How many the semaphore has for this hold: fewer than it was made with if a policy of the sidecar says so."""
+
+    def __init__(self, shared: SharedSession, entry: Entry, of: int, options: Options) -> None:
+        super().__init__(shared, entry, scoped=False)
+        self.permits = entry.hold.permits
+        self.of = of
+        self._options = options
+
+    def __enter__(self) -> Permits:
+        entry = self._entry
+        # Usually without a call: a signal handler that raises in one would leave the permits held without a block.
+        if entry.released or entry.given_up or entry.session.inherited:
+            entry.require_unreleased()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            _end_block([self], self._options, exc)
+        except LocksidecarError:
+            raise
+        except BaseException:  # a signal handler raised: release the permits before this is raised
+            self._shared.session.given_up += [self._entry]
+            self._entry.given_up = True
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._shared.complete_interrupted, ())
+            except RuntimeError:  # no thread can be started
+                pass
+            self._shared.complete_given_up()
+            raise
+
+
+class _Acquirable:
+    """What Lock and Semaphore have in common: a name, options, and the acquire."""
+
+    __slots__ = ("__weakref__", "_client", "_handles", "_on_lost", "_options", "name")
+
+    name: Final[str]
+
+    def __init__(
+        self, client: Client, name: str, options: Options, on_lost: Callable[[LockLost], object] | None
+    ) -> None:
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost must be a function, not {on_lost!r}")
+        self.name = name
+        self._client = client
+        self._options = options
+        self._on_lost = on_lost
+        self._handles: Handles[Held] | None = None
+
+    def _acquire(self, options: Options, block: Block | None, permits: int = 0, of: int = 0) -> Held:
+        """permits, of: 0: of a lock. Otherwise this returns Permits."""
+        client = self._client
+        owner = 0 if permits else _owners.of_context()
+        call = acquire_call(self.name, owner, options, client._clock(), permits, of)
+        state = client._process_state()
+        shared = client._usable_session(state)
+        if state.upper:
+            client._require_no_use_by(owner, self.name, shared, state)
+        held: Held | None = None
+        given_up: list[Call[Any] | Entry] = [call]
+        span = _tracing.start(self.name, options.timeout, permits)
+        try:
+            timeouts = Timeouts.for_acquire(options.timeout)
+            while not shared.execute(call, timeouts):
+                shared = client._usable_session(state)
+            grant = call.result()
+            assert call.hold is not None
+            _owners.bind_to_task(call.hold)
+            entry = Entry(shared.session, call.hold)
+            if permits:
+                held = Permits(shared, entry, grant.of, options)
+            else:
+                held = Held(shared, entry, block is not None, block)
+            given_up = [entry]
+            if self._handles is not None:
+                self._handles.push(held)
+            if self._on_lost is not None:
+                shared.watch(held._entry, self._on_lost)
+            if span is not None:
+                _tracing.granted(span, grant.token)
+        except LocksidecarError as e:
+            if call.hold is not None:
+                shared.session.given_up += given_up
+                shared.complete_given_up()
+            if span is not None:
+                _tracing.failed(span, e)
+            raise
+        except BaseException as e:  # a signal handler raised: the caller does not get held
+            shared.session.given_up += given_up
+            if held is not None:
+                held._scoped = False
+                held._entry.given_up = True
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._undo_acquire, (shared, held))
+            except RuntimeError:  # no thread can be started
+                pass
+            self._undo_acquire(shared, held)
+            if span is not None:
+                _tracing.failed(span, e)
+            raise
+        return held
+
+    def _undo_acquire(self, shared: SharedSession, held: Held | None) -> None:
+        shared.complete_interrupted()
+        if held is not None and self._handles is not None:
+            self._handles.remove(held)
+
+    def __repr__(self) -> str:
+        return f"<locksidecar.{type(self).__name__} {self.name!r}>"
+
+    def _pickled(self, *state: object) -> tuple[type[Any], tuple[Any, ...]]:
+        # A pickle of a lock without on_lost can be loaded by version 0.1.
+        return type(self), state if self._on_lost is None else (*state, self._on_lost)
+
+
+class Lock(_Acquirable):
     """A lock by name, used like a threading.Lock. Made by Client.lock().
 
     The thread that acquired it holds it. It is not re-entrant: a thread that waits for a lock that it holds itself
@@ -98,19 +239,12 @@ class Lock:
     gets Deadlock for a lock that another task holds.
     """
 
-    __slots__ = ("__weakref__", "_client", "_handles", "_on_lost", "_options", "name")
-
-    name: Final[str]
+    __slots__ = ()
 
     def __init__(
         self, client: Client, name: str, options: Options, on_lost: Callable[[LockLost], object] | None = None
     ) -> None:
-        if on_lost is not None and not callable(on_lost):
-            raise TypeError(f"on_lost must be a function, not {on_lost!r}")
-        self.name = name
-        self._client = client
-        self._options = options
-        self._on_lost = on_lost
+        super().__init__(client, name, options, on_lost)
         self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
@@ -122,15 +256,8 @@ class Lock:
         does not answer or Redis cannot be reached, this raises Unavailable: 2 seconds after the start or 1 second after
         the timeout, whichever is later.
         """
-        options = self._options
-        if not blocking:
-            if timeout is not None and timeout != -1:
-                raise ValueError("can't specify a timeout for a non-blocking call")
-            options = replace(options, timeout=0)
-        elif timeout is not None:
-            options = replace(options, timeout=timeout)
         try:
-            self._acquire(options, None)
+            self._acquire(self._options.for_acquire(blocking, timeout), None)
         except LockTimeout:
             return False
         return True
@@ -234,84 +361,16 @@ class Lock:
     def _end_block(self, ended: list[Held], exc: BaseException | None) -> None:
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by the thread that leaves this with block")
-        options = self._options
-        confirm = Timeouts.for_confirm(options.confirm_timeout) if options.waits_for_confirm(exc) else None
-        error: LockLost | NotHeld | Unconfirmed | None = None
         for held in ended:
             held._scoped = False
         try:
+            _end_block(ended, self._options, exc)
+        finally:
             for held in ended:
-                if not held.released:
-                    held._shared.release(held._entry, confirm)
-        except (LockLost, NotHeld, Unconfirmed) as e:
-            error = e
-        for held in ended:
-            self._handles.remove(held)
-        if error is None:
-            return
-        if exc is None:
-            raise error
-        add_note_about(exc, error)
+                self._handles.remove(held)
 
-    def _acquire(self, options: Options, block: Block | None) -> Held:
-        client = self._client
-        owner = _owners.of_context()
-        call = acquire_call(self.name, owner, options, client._clock())
-        state = client._process_state()
-        shared = client._usable_session(state)
-        if state.upper:
-            client._require_no_use_by(owner, self.name, shared, state)
-        held: Held | None = None
-        given_up: list[Call[Any] | Entry] = [call]
-        span = _tracing.start(self.name, options.timeout)
-        try:
-            timeouts = Timeouts.for_acquire(options.timeout)
-            while not shared.execute(call, timeouts):
-                shared = client._usable_session(state)
-            grant = call.result()
-            assert call.hold is not None
-            _owners.bind_to_task(call.hold)
-            held = Held(shared, Entry(shared.session, call.hold), block is not None, block)
-            given_up = [held._entry]
-            self._handles.push(held)
-            if self._on_lost is not None:
-                shared.watch(held._entry, self._on_lost)
-            if span is not None:
-                _tracing.granted(span, grant.token)
-        except LocksidecarError as e:
-            if call.hold is not None:
-                shared.session.given_up += given_up
-                shared.complete_given_up()
-            if span is not None:
-                _tracing.failed(span, e)
-            raise
-        except BaseException as e:  # a signal handler raised: the caller does not get the lock
-            shared.session.given_up += given_up
-            if held is not None:
-                held._scoped = False
-                held._entry.given_up = True
-            try:  # noqa: SIM105
-                _thread.start_new_thread(self._undo_acquire, (shared, held))
-            except RuntimeError:  # no thread can be started
-                pass
-            self._undo_acquire(shared, held)
-            if span is not None:
-                _tracing.failed(span, e)
-            raise
-        return held
-
-    def _undo_acquire(self, shared: SharedSession, held: Held | None) -> None:
-        shared.complete_interrupted()
-        if held is not None:
-            self._handles.remove(held)
-
-    def __repr__(self) -> str:
-        return f"<locksidecar.{type(self).__name__} {self.name!r}>"
-
-    def __reduce__(self) -> tuple[type[Lock], tuple[Any, ...]]:
-        # A pickle of a lock without on_lost can be loaded by version 0.1.
-        state = (self._client, self.name, self._options)
-        return type(self), state if self._on_lost is None else (*state, self._on_lost)
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
+        return self._pickled(self._client, self.name, self._options)
 
 
 class RLock(Lock):
@@ -326,6 +385,72 @@ class RLock(Lock):
     """
 
     __slots__ = ()
+
+
+class Semaphore(_Acquirable):
+    """A semaphore by name. Made by Client.semaphore().
+
+    At most so many permits as it has are held at one time, by all clients on all hosts together. Nothing stores that
+    number: it is that of each request. So a program with another number takes no permit away.
+
+    Each acquire is a hold of its own, without an owner. A thread that waits for permits while it holds some may wait
+    for itself, without end. Threads may share the object.
+    """
+
+    __slots__ = ("permits",)
+
+    permits: Final[int]
+    """How many there are."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        permits: int,
+        options: Options,
+        on_lost: Callable[[LockLost], object] | None = None,
+    ) -> None:
+        super().__init__(client, name, options, on_lost)
+        self.permits = protocol.check_positive("permits", permits, protocol.MAX_PERMITS)
+
+    @overload
+    def acquire(self, permits: int = 1, *, blocking: Literal[True] = True, timeout: float | None = None) -> Permits: ...
+
+    @overload
+    def acquire(self, permits: int = 1, *, blocking: bool, timeout: float | None = None) -> Permits | None: ...
+
+    def acquire(self, permits: int = 1, *, blocking: bool = True, timeout: float | None = None) -> Permits | None:
+        """Acquires so many permits at one time, and returns what releases them: `with semaphore.acquire(2):`.
+
+        Raises LockTimeout if they are not free in time. With blocking=False it does not wait, and returns None then.
+
+        timeout: seconds to wait; None: the timeout that the semaphore was made with; -1: no limit; 0: try once.
+
+        Requests of all hosts are granted in their order: one that does not fit yet keeps those after it waiting.
+        Otherwise as Lock.acquire().
+        """
+        protocol.check_positive("permits", permits, self.permits)
+        try:
+            # No cast(): a signal handler that raises in it would leave the permits held.
+            return self._acquire(self._options.for_acquire(blocking, timeout), None, permits, self.permits)  # type: ignore[return-value]
+        except LockTimeout:
+            if blocking:
+                raise
+            return None
+
+    def synchronized(self, permits: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Makes a decorator: the function runs while so many permits are held.
+
+        As Client.synchronized(). Under re-entry, each call acquires permits of its own.
+        """
+        protocol.check_positive("permits", permits, self.permits)
+        return within(lambda *args, **kwargs: self.acquire(permits))
+
+    def __repr__(self) -> str:
+        return f"<locksidecar.Semaphore {self.name!r} permits={self.permits}>"
+
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
+        return self._pickled(self._client, self.name, self.permits, self._options)
 
 
 class _ProcessState:
@@ -359,8 +484,8 @@ class Client:
         """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock. A relative path
         is that from the present working directory, also after a chdir().
 
-        name_prefix: put before the names that lock(), rlock(), info() and force_release() are given. The name of a
-        Lock, of a Held, and in errors and in list() is the whole one.
+        name_prefix: put before the names that lock(), rlock(), semaphore(), info() and force_release() are given. The
+        name of a Lock, of a Held, and in errors and in list() is the whole one.
         """
         self.path: str = socket_path(path)
         self.name_prefix: str = protocol.check_prefix(name_prefix)
@@ -426,6 +551,30 @@ class Client:
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, keep)
         return RLock(self, self._whole(name), options, on_lost)
 
+    def semaphore(
+        self,
+        name: str,
+        *,
+        permits: int,
+        timeout: float | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
+        on_lost: Callable[[LockLost], object] | None = None,
+    ) -> Semaphore:
+        """Makes a semaphore; this acquires nothing. Of all hosts, at most so many permits are held at one time.
+
+        permits: how many there are, up to 65535. The other arguments are those of lock(), for the hold of each acquire.
+
+        The fencing token of each hold is larger than those before it, but holds exist at one time: it is no fence. A
+        name is that of a lock or of a semaphore, and not of both at one time.
+        """
+        # reentrant=True leaves the field out of the request, which does not have it.
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, False, 0.0)
+        return Semaphore(self, self._whole(name), permits, options, on_lost)
+
     def synchronized(
         self,
         name: str | Callable[..., str],
@@ -459,18 +608,7 @@ class Client:
             on_lost=on_lost,
         )
         make_lock(name if isinstance(name, str) else "x")  # raises if an argument is wrong
-
-        def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            require_function(function, coroutine=False)
-
-            @functools.wraps(function)
-            def call(*args: P.args, **kwargs: P.kwargs) -> T:
-                with make_lock(name if isinstance(name, str) else name(*args, **kwargs)):
-                    return function(*args, **kwargs)
-
-            return call
-
-        return decorate
+        return within(lambda *args, **kwargs: make_lock(name if isinstance(name, str) else name(*args, **kwargs)))
 
     def info(self, name: str, *, host: str | None = None) -> LockInfo | None:
         """Returns what the sidecar knows about the lock; None: no owner on this host holds it or waits for it.
@@ -528,13 +666,14 @@ class Client:
                 return tuple(found.values())
             after = page.hosts[-1].sidecar
 
-    def force_release(self, name: str, *, host: str | None = None) -> None:
-        """Ends the hold of any owner on this host. Raises NotHeld if there is none.
+    def force_release(self, name: str, *, hold: int | None = None, host: str | None = None) -> None:
+        """Ends the hold of any owner on this host, of a semaphore all holds. Raises NotHeld if there is none.
 
+        hold: the number of a hold, as in LockInfo.holders: ends this one alone.
         host: asks the sidecar of another host, as in info(), for root and the user of this sidecar, and where the other
         one permits it.
         """
-        self._call(force_release_call(self._whole(name), host))
+        self._call(force_release_call(self._whole(name), host, hold))
 
     def force_release_orphaned(self, name: str) -> OrphanedLock:
         """Frees a lock whose sidecar is gone for good, because its host died.
@@ -667,12 +806,12 @@ class Client:
         """Raises Deadlock if the wait for the lock would not end, because this process uses it.
 
         The sidecar cannot detect that. For it, sessions have different owners. While a frame of this thread is inside
-        of a session, the other threads cannot release their locks.
+        of a session, the other threads cannot release their locks. owner 0, of permits, does not exclude itself.
         """
         for other in state.sessions():
             if other.is_inside():
                 is_used = other.session.is_used(name)
-            elif other is not shared:
+            elif owner and other is not shared:
                 is_used = other.session.is_used_by(name, owner)
             else:
                 is_used = False

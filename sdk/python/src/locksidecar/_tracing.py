@@ -23,14 +23,19 @@ else:
     tracer = trace.get_tracer("locksidecar", __version__)
 
 
-def start(name: str, timeout: float | None) -> Span | None:
-    """Begins the span of an acquire. The caller ends it with granted() or failed(); None: nothing is recorded."""
+def start(name: str, timeout: float | None, permits: int = 0) -> Span | None:
+    """Begins the span of an acquire. The caller ends it with granted() or failed(); None: nothing is recorded.
+
+    permits: 0: it is of a lock.
+    """
     if tracer is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     span = tracer.start_span("locksidecar acquire", kind=trace.SpanKind.CLIENT)
     if not span.is_recording():
         return None
     span.set_attribute("locksidecar.lock", name)
+    if permits:
+        span.set_attribute("locksidecar.permits", permits)
     if timeout is not None:
         span.set_attribute("locksidecar.timeout", float(timeout))
     return span

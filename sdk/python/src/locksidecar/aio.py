@@ -29,9 +29,10 @@ import sys
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from . import _fork, _held, _log, _owners, _tracing
 from . import _protocol as protocol
@@ -58,7 +59,7 @@ from ._calls import (
 )
 from ._clock import clock_of
 from ._core import Entry, Session, Stage
-from ._decorator import require_function
+from ._decorator import within_async
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
 from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, Status
@@ -66,10 +67,11 @@ from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 from ._waits import SLOW, WaitWatch
 
-__all__ = ["Client", "Held", "Lock", "RLock", "connect"]
+__all__ = ["Client", "Held", "Lock", "Permits", "RLock", "Semaphore", "connect"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
+M = TypeVar("M", bound="AbstractAsyncContextManager[object]")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
@@ -720,21 +722,73 @@ class Held(_held.Held):
             return _COMPLETED
         return self._shared.confirmation(self._shared.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
 
-    def _end_block(self, exc: BaseException | None, confirm: bool, timeout: float | None) -> Awaitable[None] | None:
+    def _end_block(self, exc: BaseException | None, options: Options) -> Awaitable[None]:
         """Ends the `async with` block. The caller awaits the confirmation that this returns."""
-        cancelled_here = self._body is not None and self._body.close(exc)
+        body, self._body = self._body, None
+        cancelled_here = body is not None and body.close(exc)
         if self._entry.released:
             # Released in the body: a loss after that does not matter, unless it has cancelled the body.
             if cancelled_here:
                 raise self._entry.loss_error(self._entry.hold.lost_reason) from exc
-            return None
+            return _COMPLETED
+        confirm = options.waits_for_confirm(exc)
         try:
-            return self.release(confirm=confirm, timeout=timeout)
+            released = self.release(confirm=confirm, timeout=options.confirm_timeout)
         except (LockLost, NotHeld) as e:
             if cancelled_here or exc is None:
                 raise e from exc
             add_note_about(exc, e)
-            return None
+            return _COMPLETED
+        return _confirmed_at_end(released, exc) if confirm else released
+
+
+async def _confirmed_at_end(released: Awaitable[None], exc: BaseException | None) -> None:
+    """Waits for the confirmation at the end of a block that ends with exc."""
+    try:
+        await released
+    except Unconfirmed as e:
+        if exc is None:
+            raise
+        add_note_about(exc, e)
+
+
+class Permits(Held):
+    """Permits of a semaphore, from their acquire to their release. Made by Semaphore.acquire().
+
+    An `async with` block releases them at its end. If they are lost within it, the body is cancelled, and LockLost is
+    raised at its end.
+    """
+
+    __slots__ = ("_options", "of", "permits")
+
+    permits: Final[int]
+    """How many are held."""
+    of: Final[int]
+    """How many the semaphore has for this hold: fewer than it was made with if a policy of the sidecar says so."""
+
+    def __init__(self, client: Client, shared: _AsyncSession, entry: Entry, of: int, options: Options) -> None:
+        super().__init__(client, shared, entry, scoped=False)
+        self.permits = entry.hold.permits
+        self.of = of
+        self._options = options
+
+    async def __aenter__(self) -> Permits:
+        self._entry.require_unreleased()
+        if self._body is None:
+            self._body = _GuardedBody(self._shared, self._entry)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            released = self._end_block(exc, self._options)
+        except BaseException:  # LockLost and NotHeld too; or a signal handler raised before the release
+            self._shared.session.given_up += [self._entry]
+            self._entry.given_up = True
+            self._shared.complete_given_up()
+            raise
+        await released
 
 
 class Lock:
@@ -765,15 +819,8 @@ class Lock:
         does not answer or Redis cannot be reached, this raises Unavailable: 2 seconds after the start or 1 second after
         the timeout, whichever is later.
         """
-        options = self._options
-        if not blocking:
-            if timeout is not None and timeout != -1:
-                raise ValueError("can't specify a timeout for a non-blocking call")
-            options = replace(options, timeout=0)
-        elif timeout is not None:
-            options = replace(options, timeout=timeout)
         try:
-            await self._acquire(options, scoped=False)
+            await self._acquire(self._options.for_acquire(blocking, timeout), scoped=False)
         except LockTimeout:
             return False
         return True
@@ -839,14 +886,12 @@ class Lock:
         ended = self._handles.handles_of_block(_owners.of_task)
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by the task that leaves this async with block")
-        options = self._options
-        confirm, timeout = options.waits_for_confirm(exc), options.confirm_timeout
         try:
             for held in ended:
                 self._handles.remove(held)
-            confirmation = ended[0]._end_block(exc, confirm, timeout)
+            released = ended[0]._end_block(exc, self._options)
             for held in ended[1:]:  # the first one was released in the body
-                confirmation = held._end_block(exc, confirm, timeout)
+                released = held._end_block(exc, self._options)
         except BaseException:  # LockLost and NotHeld too; or a signal handler raised before the release
             first, last = ended[0], ended[-1]  # there are at most two: see Handles.handles_of_block()
             first._scoped = False
@@ -856,14 +901,7 @@ class Lock:
             last._entry.given_up = True
             self._complete_release(ended)
             raise
-        if confirmation is None:
-            return
-        try:
-            await confirmation
-        except Unconfirmed as e:
-            if exc is None:
-                raise
-            add_note_about(exc, e)
+        await released
 
     async def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _owners.of_task()
@@ -900,6 +938,82 @@ class RLock(Lock):
     __slots__ = ()
 
 
+class Semaphore:
+    """A semaphore by name. Made by Client.semaphore().
+
+    At most so many permits as it has are held at one time, by all clients on all hosts together. Nothing stores that
+    number: it is that of each request. So a program with another number takes no permit away.
+
+    Each acquire is a hold of its own, without an owner. A task that waits for permits while it holds some may wait for
+    itself, without end. Tasks may share the object.
+    """
+
+    __slots__ = ("__weakref__", "_client", "_options", "name", "permits")
+
+    name: Final[str]
+    permits: Final[int]
+    """How many there are."""
+
+    def __init__(self, client: Client, name: str, permits: int, options: Options) -> None:
+        self.name = name
+        self.permits = protocol.check_positive("permits", permits, protocol.MAX_PERMITS)
+        self._client = client
+        self._options = options
+
+    @overload
+    def acquire(
+        self, permits: int = 1, *, blocking: Literal[True] = True, timeout: float | None = None
+    ) -> _Acquiring: ...
+
+    @overload
+    def acquire(
+        self, permits: int = 1, *, blocking: bool, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Permits | None]: ...
+
+    def acquire(
+        self, permits: int = 1, *, blocking: bool = True, timeout: float | None = None
+    ) -> _Acquiring | Coroutine[Any, Any, Permits | None]:
+        """Acquires so many permits at one time: `async with semaphore.acquire(2):`, or `await semaphore.acquire(2)`.
+
+        Raises LockTimeout if they are not free in time. With blocking=False it does not wait, and the result is None
+        then.
+
+        timeout: seconds to wait; None: the timeout that the semaphore was made with; -1: no limit; 0: try once.
+
+        Requests of all hosts are granted in their order: one that does not fit yet keeps those after it waiting.
+        Otherwise as Lock.acquire().
+        """
+        protocol.check_positive("permits", permits, self.permits)
+        options = self._options.for_acquire(blocking, timeout)
+        return _Entering(self._acquire(options, permits)) if blocking else self._try_acquire(options, permits)
+
+    async def _acquire(self, options: Options, permits: int) -> Permits:
+        # No cast(): a signal handler that raises in it would leave the permits held.
+        return await self._client._acquire(self.name, 0, options, False, permits, self.permits)  # type: ignore[return-value]
+
+    async def _try_acquire(self, options: Options, permits: int) -> Permits | None:
+        try:
+            return await self._acquire(options, permits)
+        except LockTimeout:
+            return None
+
+    def synchronized(
+        self, permits: int = 1
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Makes a decorator: the coroutine function runs while so many permits are held. It is cancelled at a loss.
+
+        As Client.synchronized(). Under re-entry, each call acquires permits of its own.
+        """
+        protocol.check_positive("permits", permits, self.permits)
+        return within_async(lambda *args, **kwargs: self.acquire(permits))
+
+    def __repr__(self) -> str:
+        return f"<locksidecar.aio.Semaphore {self.name!r} permits={self.permits}>"
+
+    def __reduce__(self) -> tuple[type[Semaphore], tuple[Client, str, int, Options]]:
+        return type(self), (self._client, self.name, self.permits, self._options)
+
+
 class Client:
     """One process's session with the sidecar of its host, for the tasks of one event loop.
 
@@ -912,8 +1026,8 @@ class Client:
         """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock. A relative path
         is that from the present working directory, also after a chdir().
 
-        name_prefix: put before the names that lock(), rlock(), info() and force_release() are given. The name of a
-        Lock, of a Held, and in errors and in list() is the whole one.
+        name_prefix: put before the names that lock(), rlock(), semaphore(), info() and force_release() are given. The
+        name of a Lock, of a Held, and in errors and in list() is the whole one.
         """
         self._shared: _AsyncSession | None = None
         self._pid = os.getpid()
@@ -976,6 +1090,29 @@ class Client:
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, keep)
         return RLock(self, self._whole(name), options)
 
+    def semaphore(
+        self,
+        name: str,
+        *,
+        permits: int,
+        timeout: float | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
+    ) -> Semaphore:
+        """Makes a semaphore; this acquires nothing. Of all hosts, at most so many permits are held at one time.
+
+        permits: how many there are, up to 65535. The other arguments are those of lock(), for the hold of each acquire.
+
+        The fencing token of each hold is larger than those before it, but holds exist at one time: it is no fence. A
+        name is that of a lock or of a semaphore, and not of both at one time.
+        """
+        # reentrant=True leaves the field out of the request, which does not have it.
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, False, 0.0)
+        return Semaphore(self, self._whole(name), permits, options)
+
     def synchronized(
         self,
         name: str | Callable[..., str],
@@ -1001,18 +1138,7 @@ class Client:
             make, timeout=timeout, lease=lease, max_hold=max_hold, crash_delay=crash_delay, keep=keep, fair=fair
         )
         make_lock(name if isinstance(name, str) else "x")  # raises if an argument is wrong
-
-        def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-            require_function(function, coroutine=True)
-
-            @functools.wraps(function)
-            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-                async with make_lock(name if isinstance(name, str) else name(*args, **kwargs)):
-                    return await function(*args, **kwargs)
-
-            return call
-
-        return decorate
+        return within_async(lambda *args, **kwargs: make_lock(name if isinstance(name, str) else name(*args, **kwargs)))
 
     async def info(self, name: str, *, host: str | None = None) -> LockInfo | None:
         """Returns what the sidecar knows about the lock; None: no owner on this host holds it or waits for it.
@@ -1070,13 +1196,14 @@ class Client:
                 return tuple(found.values())
             after = page.hosts[-1].sidecar
 
-    async def force_release(self, name: str, *, host: str | None = None) -> None:
-        """Ends the hold of any owner on this host. Raises NotHeld if there is none.
+    async def force_release(self, name: str, *, hold: int | None = None, host: str | None = None) -> None:
+        """Ends the hold of any owner on this host, of a semaphore all holds. Raises NotHeld if there is none.
 
+        hold: the number of a hold, as in LockInfo.holders: ends this one alone.
         host: asks the sidecar of another host, as in info(), for root and the user of this sidecar, and where the other
         one permits it.
         """
-        await self._call(force_release_call(self._whole(name), host))
+        await self._call(force_release_call(self._whole(name), host, hold))
 
     async def force_release_orphaned(self, name: str) -> OrphanedLock:
         """Frees a lock whose sidecar is gone for good, because its host died.
@@ -1165,13 +1292,16 @@ class Client:
         self._shared = None
         self._loop = None
 
-    async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
+    async def _acquire(
+        self, name: str, owner: int, options: Options, scoped: bool, permits: int = 0, of: int = 0
+    ) -> Held:
+        """permits, of: 0: of a lock. Otherwise this returns Permits."""
         if self._shared is not None:
             await self._shared.when_outside()
         shared = self._usable_session()
-        call = acquire_call(name, owner, options, self._clock())
+        call = acquire_call(name, owner, options, self._clock(), permits, of)
         given_up: list[Call[Any] | Entry] = [call]
-        span = _tracing.start(name, options.timeout)
+        span = _tracing.start(name, options.timeout, permits)
         try:
             await shared.execute(call, Timeouts.for_acquire(options.timeout))
         except BaseException as e:
@@ -1183,7 +1313,10 @@ class Client:
             assert call.hold is not None
             entry = Entry(shared.session, call.hold)
             given_up = [entry]
-            held = Held(self, shared, entry, scoped)
+            if permits:
+                held: Held = Permits(self, shared, entry, grant.of, options)
+            else:
+                held = Held(self, shared, entry, scoped)
             if span is not None:
                 _tracing.granted(span, grant.token)
             return held
@@ -1238,16 +1371,16 @@ def _of_this_process(path: str, name_prefix: str = "") -> Client:
     return _clients.setdefault((path, name_prefix), Client(path, name_prefix=name_prefix))
 
 
-class _Connecting(Coroutine[Any, Any, Client]):
-    """What connect() returns: a coroutine that is also an asynchronous context manager."""
+class _Entering(Coroutine[Any, Any, M], Generic[M]):
+    """A coroutine whose result is an asynchronous context manager, and which is one itself."""
 
-    __slots__ = ("_client", "_coroutine")
+    __slots__ = ("_coroutine", "_result")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Client]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, M]) -> None:
         self._coroutine = coroutine
-        self._client: Client | None = None
+        self._result: M | None = None
 
-    def __await__(self) -> Generator[Any, Any, Client]:
+    def __await__(self) -> Generator[Any, Any, M]:
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
@@ -1259,15 +1392,24 @@ class _Connecting(Coroutine[Any, Any, Client]):
     def close(self) -> None:
         self._coroutine.close()
 
-    async def __aenter__(self) -> Client:
-        self._client = await self._coroutine
-        return self._client
+    async def __aenter__(self) -> M:
+        self._result = await self._coroutine
+        try:
+            await self._result.__aenter__()
+        except BaseException as e:  # a signal handler raised: the block does not begin
+            await self._result.__aexit__(type(e), e, e.__traceback__)
+            raise
+        return self._result
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._client is not None
-        await self._client.aclose()
+        assert self._result is not None
+        await self._result.__aexit__(exc_type, exc, traceback)
+
+
+_Connecting: TypeAlias = _Entering[Client]
+_Acquiring: TypeAlias = _Entering[Permits]
 
 
 def connect(path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> _Connecting:
@@ -1275,7 +1417,7 @@ def connect(path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> _Con
 
     path, name_prefix: as in Client.
     """
-    return _Connecting(_connected(path, name_prefix))
+    return _Entering(_connected(path, name_prefix))
 
 
 async def _connected(path: str | os.PathLike[str], name_prefix: str) -> Client:

@@ -109,23 +109,26 @@ class Sidecar:
 
     # --- Losses ---
 
-    def lose(self, name: str, reason: str = "deleted") -> None:
+    def lose(self, name: str, reason: str = "deleted", *, token: int | None = None) -> None:
         """Ends the hold of the client that holds the lock, with one of the reasons of LockLost.
 
-        The next waiter gets the lock.
+        The next waiter gets the lock. Of a semaphore it ends all holds, or that with the token.
         """
         if reason not in _REASONS:
             raise ValueError(f"a sidecar does not send the reason {reason!r}; it sends {', '.join(_REASONS)}")
-        self._server.lose(name, reason)
+        self._server.lose(name, reason, token)
 
     @contextlib.contextmanager
-    def held_elsewhere(self, name: str) -> Iterator[int]:
-        """Within the block, another host holds the lock, which must be free before. Gives its fencing token."""
-        token = self._server.hold_elsewhere(name)
+    def held_elsewhere(self, name: str, *, permits: int = 0) -> Iterator[int]:
+        """Within the block, another host holds the lock, which must be free before. Gives its fencing token.
+
+        permits: it holds so many permits of a semaphore, which others may hold, too.
+        """
+        token = self._server.hold_elsewhere(name, permits)
         try:
             yield token
         finally:
-            self._server.release_elsewhere(name)
+            self._server.release_elsewhere(name, token)
 
     @contextlib.contextmanager
     def redis_unreachable(self) -> Iterator[None]:
@@ -165,6 +168,10 @@ class Sidecar:
     def is_held(self, name: str) -> bool:
         """Whether any program holds the lock, on this host or elsewhere."""
         return self._server.is_held(name)
+
+    def permits_held(self, name: str) -> int:
+        """How many permits of a semaphore are held, on this host and elsewhere."""
+        return self._server.permits_held(name)
 
     def waiting(self, name: str) -> int:
         """How many owners wait for the lock."""
