@@ -64,6 +64,12 @@ func (c *permitHold) end() int64 {
 	return c.deadline
 }
 
+// isDestroyed reports whether a client believes in a hold of which its sidecar knows that it is lost, and what Redis had was
+// destroyed.
+func (w *world) isDestroyed(h *host, c *permitHold) bool {
+	return c.isDeleted || c.isGone && h.clock(w.permits.lostAt) >= c.granted
+}
+
 // ---- clients
 
 // findPermit returns a hold in which a client believes; nil: it has none.
@@ -281,7 +287,7 @@ func (w *world) onPermitsClaimed(h *host, s *session) {
 	}
 	for _, num := range over {
 		w.endPermits(h, func(c *permitHold) bool { return c.num == num })
-		h.table.Release(now, s.id, protocol.Release{Hold: num})
+		s.surplus = append(s.surplus, protocol.ClaimedHold{Hold: num, Entries: 1})
 	}
 }
 
@@ -455,7 +461,7 @@ func (w *world) checkPermitsCovered(h *host) {
 	claim := s.Claims[redis.Owner(h.index)]
 	held, end := int64(0), int64(0)
 	for i := range p.holds {
-		if c := &p.holds[i]; now < c.end() && !c.isDeleted {
+		if c := &p.holds[i]; now < c.end() && !w.isDestroyed(h, c) {
 			held, end = held+c.permits, max(end, h.worldTime(c.end()))
 		}
 	}
@@ -478,7 +484,7 @@ func (w *world) onPermitsOperation(h *host, op redisop.Op) {
 	l, now := &h.locks[semaphore], h.clock(w.now)
 	held := int64(0)
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; now < c.end() && !c.isDeleted {
+		if c := &h.permits.holds[i]; now < c.end() && !w.isDestroyed(h, c) {
 			held += c.permits
 		}
 	}
@@ -509,7 +515,9 @@ func (w *world) checkPermitsResult(h *host, o *operation) {
 	}
 	// A Check does not see that the claim has expired by a clock that has jumped.
 	isExecuted := r.Outcome <= redisop.Differs && (r.Outcome != redisop.Done || r.Kind != redisop.Check)
-	if isExecuted && o.at >= w.permits.lostAt {
+	// If another shard has it since, a table asserts what this one does not have.
+	isOfBefore := r.Outcome == redisop.KeyMissing && l.movedAt >= o.issuedAt
+	if isExecuted && !isOfBefore && o.at >= w.permits.lostAt {
 		h.permits.hasResult = true
 	}
 }
@@ -547,7 +555,7 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 	for _, g := range w.hosts {
 		isExcused = isExcused || g.permits.excusedUntil > w.now
 		for i := range g.permits.holds {
-			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() && !o.isDeleted {
+			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() && !w.isDestroyed(g, o) {
 				held += o.permits
 			}
 		}
@@ -648,7 +656,9 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received
 	switch e.Reason {
 	case protocol.Expired:
 		right = now >= c.deadline || !c.fixed && !w.isLossless(semaphore) && (c.deadline-now <= h.longest/4 || c.restored && h.longest > h.lease)
-		if w.isLossless(semaphore) && !c.fixed && !c.isUnserved && w.now-l.refusedAt > h.lease {
+		since, isInFlight := w.inFlightSince(l)
+		isSlow := isInFlight && w.now-since > h.lease/10 // as for locks
+		if w.isLossless(semaphore) && !c.fixed && !c.isUnserved && !isSlow && w.now-l.refusedAt > h.lease {
 			w.violation(invariant.HoldsLast, semaphore, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
 	case protocol.MaxHold:

@@ -178,6 +178,14 @@ var outages = map[string]struct {
 		}
 		go c.Lock(s.t.Context(), "stuck")
 	}},
+	"permits-saturated": {"A program takes all permits of a semaphore, and another one waits for one.", 180 * time.Second, func(s *stage) {
+		s.at(20 * time.Second)
+		s.note("outage")
+		if _, err := harness.Dial(s.t, s.d).Semaphore(saturated, 2).Acquire(s.t.Context(), 2); err != nil {
+			s.t.Error(err)
+		}
+		go harness.Dial(s.t, s.d).Semaphore(saturated, 2).Acquire(s.t.Context(), 1)
+	}},
 	"leak": {"A program takes one lock after the other and gives none back. Its limit is 100.", 150 * time.Second, func(s *stage) {
 		s.at(20 * time.Second)
 		s.note("outage")
@@ -225,9 +233,12 @@ func TestRecordOutages(t *testing.T) {
 			if name == "state-full" {
 				s.d.Socket = filepath.Join(smallFileSystem(t), "s.sock")
 			}
-			if name == "leak" {
+			switch name {
+			case "leak":
 				s.d.Start("--max-holds=100", "--expected-hold=leak:*=30s")
-			} else {
+			case "permits-saturated":
+				s.d.Start("--metrics-names=" + saturated)
+			default:
 				s.d.Start()
 			}
 			s.d.AwaitSocket()
@@ -257,6 +268,8 @@ func TestRecordOutages(t *testing.T) {
 		})
 	}
 }
+
+const saturated = "partner-api"
 
 // use has programs use locks until the end of the recording.
 func (s *stage) use() {

@@ -95,6 +95,16 @@ var scenes = []scene{
 		s.trace("Renewal", 1)
 		s.end(l)
 	}},
+	{play: func(s *stage) {
+		s.permits(s.a, 2)
+		s.trace("Permits of a free semaphore", 1)
+		p := s.permits(s.b, 1)
+		s.trace("Permits beside another host", 1)
+		if err := p.Release(); err != nil {
+			s.Fatal(err)
+		}
+		s.trace("Permits go back", 1)
+	}},
 }
 
 // A stage is two hosts, the lock of a scene, and what the scene has recorded.
@@ -187,6 +197,16 @@ func (s *stage) end(l *locksidecar.Lock) {
 	}
 }
 
+// permits has a client acquire permits of a semaphore of ten.
+func (s *stage) permits(c *locksidecar.Client, n int) *locksidecar.Permit {
+	s.Helper()
+	p, err := c.Semaphore(s.name, 10).Acquire(s.Context(), n)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return p
+}
+
 // wait has a client wait for the lock.
 func (s *stage) wait(c *locksidecar.Client) <-chan *locksidecar.Lock {
 	granted := make(chan *locksidecar.Lock, 1)
@@ -241,6 +261,8 @@ func (s *stage) trace(heading string, scripts int) {
 
 var (
 	number16 = regexp.MustCompile(`\b\d{16}\b`)
+	ofClaim  = regexp.MustCompile(`^\d+ (\d+) \d{13}$`)
+	ofMode   = regexp.MustCompile(`^permits (\d+) \d{13} \d{13} \d{16}$`)
 	transfer = regexp.MustCompile(`^transfer:\S+ \d+ \d+ (\d+) \d+ (\d+) \d+ `)
 	origin   = regexp.MustCompile(`^(recall|free|requeue):\S+`)
 	field    = regexp.MustCompile(`\b([AB]):(\d+)\b`)
@@ -271,6 +293,8 @@ func (s *stage) text(c command) string {
 		w = strings.ReplaceAll(w, s.name, "invoice")
 		w = transfer.ReplaceAllString(w, "transfer:<origin> <ticket> <last token> $1 <lease> $2 <passed> ")
 		w = origin.ReplaceAllString(w, "$1:<origin>")
+		w = ofClaim.ReplaceAllString(w, "<number> $1 <expiry>")
+		w = ofMode.ReplaceAllString(w, "permits $1 <due> <until> <token>")
 		w = field.ReplaceAllStringFunc(w, s.holdName)
 		if w == s.lease {
 			w = "<lease>"

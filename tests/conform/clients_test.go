@@ -51,14 +51,14 @@ func goDriver(t *testing.T) string {
 
 func TestGoSDKConforms(t *testing.T) {
 	t.Parallel()
-	wantConforming(t, []conform.Feature{conform.Permits}, goDriver(t))
+	wantConforming(t, nil, goDriver(t))
 }
 
 func TestPythonSDKConforms(t *testing.T) {
 	t.Parallel()
 	for client, lacks := range map[string][]conform.Feature{
-		"threads": {conform.Permits, conform.Notify, conform.Cancel},
-		"asyncio": {conform.Permits, conform.Notify},
+		"threads": {conform.Notify, conform.Cancel},
+		"asyncio": {conform.Notify},
 	} {
 		t.Run(client, func(t *testing.T) {
 			t.Parallel()

@@ -19,7 +19,18 @@ from locksidecar import aio
 
 Object = dict[str, Any]
 
-FEATURES = ["resume", "owners", "concurrent", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep"]
+FEATURES = [
+    "resume",
+    "owners",
+    "concurrent",
+    "limit",
+    "confirm",
+    "lease",
+    "max_hold",
+    "crash_delay",
+    "keep",
+    "permits",
+]
 
 # The first class that fits counts.
 ERRORS: list[tuple[type[BaseException], str]] = [
@@ -52,14 +63,17 @@ def report_error(n: int, error: BaseException, **fields: Any) -> None:
 
 
 def options(command: Object) -> Object:
-    """The arguments of Client.lock() and Client.rlock()."""
-    wait, lease, most = command.get("wait_ms"), command.get("lease_ms"), command.get("max_hold_ms")
+    """The arguments of Client.lock(), Client.rlock() and Client.semaphore()."""
+    wait, lease, most = (
+        command.get("wait_ms"),
+        command.get("lease_ms"),
+        command.get("max_hold_ms"),
+    )
     return {
         "timeout": None if wait is None else wait / 1000,
         "lease": lease and lease / 1000,
         "max_hold": most and most / 1000,
         "crash_delay": command.get("crash_delay_ms", 0) / 1000,
-        "keep": command.get("keep_ms", 0) / 1000,
     }
 
 
@@ -114,8 +128,13 @@ class Threads:
 
     def acquire(self, command: Object) -> None:
         assert self.client is not None
+        if "of" in command:
+            semaphore = self.client.semaphore(command["name"], permits=command["of"], **options(command))
+            self.handles[command["as"]] = semaphore.acquire(command.get("permits", 1))
+            report(n=command["n"], ok=True)
+            return
         make = self.client.rlock if "owner" in command else self.client.lock
-        lock = make(command["name"], **options(command))
+        lock = make(command["name"], keep=command.get("keep_ms", 0) / 1000, **options(command))
         if not lock.acquire():
             report(n=command["n"], error="timeout")
             return
@@ -186,8 +205,13 @@ class Asyncio:
 
     async def acquire(self, command: Object) -> None:
         assert self.client is not None
+        if "of" in command:
+            semaphore = self.client.semaphore(command["name"], permits=command["of"], **options(command))
+            self.handles[command["as"]] = await semaphore.acquire(command.get("permits", 1))
+            report(n=command["n"], ok=True)
+            return
         make = self.client.rlock if "owner" in command else self.client.lock
-        lock = make(command["name"], **options(command))
+        lock = make(command["name"], keep=command.get("keep_ms", 0) / 1000, **options(command))
         if not await lock.acquire():
             report(n=command["n"], error="timeout")
             return

@@ -1,6 +1,7 @@
 package guarantees
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -980,5 +981,117 @@ func TestSemaphoreOfRedissonUnderTheNameOfALock(t *testing.T) {
 	host.Must(harness.Command{Do: "lock", Object: "semaphore", Name: semaphore})
 	if n := r.Get(t.Context(), semaphore).Val(); n != "2" {
 		t.Errorf("the semaphore has %s permits", n)
+	}
+}
+
+// Objects of Redisson with the name of a semaphore take no permits of it, and it waits for a lock of Redisson.
+//
+// Shows docs/kinds.md: Permits.
+func TestObjectsOfRedissonWithTheNameOfASemaphore(t *testing.T) {
+	t.Parallel()
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	host := harness.StartRedisson(t, r)
+	c := harness.Dial(t, d)
+	ctx := t.Context()
+	const name = "partner-api"
+	semaphore := c.Semaphore(name, 3)
+	p, err := semaphore.Acquire(ctx, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, do := range []string{"set_permits", "lock"} {
+		a := host.Try(harness.Command{Do: do, Object: "semaphore", Name: name, Count: 3})
+		if a.Err != "other" {
+			t.Errorf("%s of an RSemaphore is answered %+v", do, a)
+		}
+		harness.CheckContains(t, a.Msg, "WRONGTYPE")
+	}
+	for _, object := range []string{"lock", "read", "write"} {
+		if a := host.Try(harness.Command{Do: "lock", Object: object, As: object, Name: name, WaitMS: 0}); a.Err != "held" && a.Err != "timeout" {
+			t.Errorf("%s is answered %+v", object, a)
+		}
+	}
+	if p.Err() != nil {
+		t.Errorf("the permits are lost: %v", p.Err())
+	}
+	if err := p.Release(locksidecar.Confirmed(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	host.Must(harness.Command{Do: "lock", Name: name, WaitMS: 0})
+	if _, err := semaphore.TryAcquire(ctx, 1); !errors.Is(err, locksidecar.ErrHeld) {
+		t.Errorf("while Redisson has the lock: %v", err)
+	}
+	granted := make(chan error, 1)
+	go func() {
+		_, err := semaphore.Acquire(ctx, 1)
+		granted <- err
+	}()
+	harness.Eventually(t, "the request is queued", func() bool { return harness.Waiters(t, d, name) == 1 })
+	host.Must(harness.Command{Do: "unlock", Name: name})
+	if err := <-granted; err != nil {
+		t.Errorf("after its unlock: %v", err)
+	}
+	const foreign = "a semaphore of Redisson"
+	host.Must(harness.Command{Do: "set_permits", Name: foreign, Count: 3})
+	if _, err := c.Semaphore(foreign, 3).TryAcquire(ctx, 1); !errors.Is(err, locksidecar.ErrDenied) {
+		t.Errorf("of the name of an RSemaphore: %v", err)
+	}
+}
+
+// A program that deletes a semaphore, or writes into it, takes no permit from those that have others, for longer than
+// until a renewal.
+//
+// Shows docs/kinds.md: Permits.
+func TestSemaphoreThatAnotherProgramChanges(t *testing.T) {
+	t.Parallel()
+	r := harness.StartRedis(t)
+	host := harness.StartRedisson(t, r)
+	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--lease=1500ms"))
+	ctx := t.Context()
+	for name, change := range map[string]func(name string){
+		"deleted":  func(name string) { r.Del(ctx, name) },
+		"unlocked": func(name string) { host.Must(harness.Command{Do: "force_unlock", Name: name}) },
+		"replaced": func(name string) { r.Set(ctx, name, "x", 0) },
+	} {
+		p, err := c.Semaphore(name, 2).Acquire(ctx, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if change(name); name == "unlocked" && r.Exists(ctx, name).Val() != 0 {
+			t.Errorf("force_unlock deletes nothing: %v", r.HGetAll(ctx, name).Val())
+		}
+		<-p.Done()
+		var lost *locksidecar.LostError
+		if !errors.As(p.Err(), &lost) || lost.Permits != 2 {
+			t.Errorf("%s: %v", name, p.Err())
+		}
+		r.Del(ctx, name)
+		if p, err := c.Semaphore(name, 2).Acquire(ctx, 2); err != nil || p.Permits() != 2 {
+			t.Errorf("%s, acquired again: %v", name, err)
+		}
+	}
+	p, err := c.Semaphore("edited", 3).Acquire(ctx, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid := ""
+	for field := range r.HGetAll(ctx, "edited").Val() {
+		if field != "mode" {
+			uuid = field
+		}
+	}
+	for field, value := range map[string]string{"a host": "7 60000 9999999999999", "text": "x", "b9c3d0aa-0000-8000-8000-000000000000": "-1 2 3", "": ""} {
+		r.HSet(ctx, "edited", field, value)
+	}
+	for range 3 { // whatever the numbers say, this host's own are renewed, and the others expire
+		if q, err := c.Semaphore("edited", 3).TryAcquire(ctx, 1); err == nil {
+			if err := q.Release(locksidecar.Confirmed(ctx)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if p.Err() != nil || r.HGet(ctx, "edited", uuid).Val() == "" {
+		t.Errorf("%v; Redis has %v", p.Err(), r.HGetAll(ctx, "edited").Val())
 	}
 }

@@ -10,6 +10,7 @@
 //	upgrade and downgrade: locks with a keep   TestKeptLockSurvivesAnUpgradeAndADowngrade
 //	downgrade: a ticket in the queue           TestDowngradedDaemonIsNotPassedALock
 //	downgrade: a lock that lingers             TestDowngradedDaemonReleasesALockThatLingers
+//	a semaphore, also at a downgrade           permits_test.go
 //
 // harness.Base010Pre has the commit. Locks with a keep need harness.Base010PreKeep. Their binaries are
 // built from the history of the repository. Without it, the tests are skipped.

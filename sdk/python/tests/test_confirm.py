@@ -23,7 +23,9 @@ from locksidecar import (
     Client,
     ClientClosed,
     Denied,
+    HolderInfo,
     LimitExceeded,
+    LockInfo,
     LockLost,
     LocksidecarError,
     NotHeld,
@@ -32,6 +34,7 @@ from locksidecar import (
     Unsupported,
 )
 from locksidecar._calls import Confirm, Options
+from locksidecar._core import may_have
 from locksidecar._transport import Socket, Timeouts
 
 
@@ -630,3 +633,19 @@ def _typed(client: Client) -> Callable[[], None]:
     with client.lock("n", confirm=True, confirm_timeout=2.0) as held:
         held.release(confirm=True, timeout=1)
     return client.rlock("n", confirm=False).release
+
+
+@pytest.mark.parametrize(
+    ("lock", "expected"),
+    [
+        ({"hold": 7}, True),
+        ({"hold": 8}, False),
+        ({"hold": 6, "held": 2, "holders": [{"hold": 6}, {"hold": 7}]}, True),
+        ({"hold": 6, "held": 2, "holders": [{"hold": 6}, {"hold": 8}]}, False),
+        ({"hold": 6, "held": 3, "holders": [{"hold": 6}, {"hold": 8}]}, True),  # it names some of them only
+    ],
+)
+def test_hold_that_the_sidecar_may_still_have_is_found_in_its_row(lock: dict[str, object], expected: bool) -> None:
+    holders = tuple(HolderInfo(**holder) for holder in lock.pop("holders", ()))  # type: ignore[attr-defined]
+    info = LockInfo(name="a", state="held", holders=holders, **lock)  # type: ignore[arg-type]
+    assert may_have(info, 7) is expected

@@ -27,6 +27,8 @@ type command struct {
 	CrashDelayMS int64  `json:"crash_delay_ms"`
 	KeepMS       int64  `json:"keep_ms"`
 	Owner        int    `json:"owner"`
+	Permits      int    `json:"permits"`
+	Of           int    `json:"of"`
 	Target       int    `json:"target"`
 	Confirm      bool   `json:"confirm"`
 }
@@ -50,19 +52,25 @@ type driver struct {
 	client *locksidecar.Client
 
 	mu      sync.Mutex
-	locks   map[string]*locksidecar.Lock
+	handles map[string]handle
 	owners  map[int]context.Context
 	cancels map[int]context.CancelFunc
 	ended   bool // another scene has begun
 }
 
+// handle is a Lock or a Permit.
+type handle interface {
+	Done() <-chan struct{}
+	Err() error
+}
+
 func newDriver() *driver {
-	return &driver{locks: map[string]*locksidecar.Lock{}, owners: map[int]context.Context{}, cancels: map[int]context.CancelFunc{}}
+	return &driver{handles: map[string]handle{}, owners: map[int]context.Context{}, cancels: map[int]context.CancelFunc{}}
 }
 
 func main() {
 	print(object{"driver": "go/" + locksidecar.Version, "features": []string{
-		"resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "notify",
+		"resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "permits", "notify",
 	}})
 	d := newDriver()
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -152,33 +160,53 @@ func (d *driver) acquire(ctx context.Context, c command) {
 	if c.CrashDelayMS != 0 {
 		options = append(options, locksidecar.WithCrashDelay(time.Duration(c.CrashDelayMS)*time.Millisecond))
 	}
-	acquire := d.client.Lock
-	if c.WaitMS != nil && *c.WaitMS == 0 {
-		acquire = d.client.TryLock
-	}
-	l, err := acquire(ctx, c.Name, options...)
+	h, answer, err := d.acquireHandle(ctx, c, options)
 	if err != nil {
 		print(failure(c.N, err))
 		return
 	}
 	d.mu.Lock()
-	d.locks[c.As] = l
+	d.handles[c.As] = h
 	d.mu.Unlock()
-	done := l.Done()
-	print(object{"n": c.N, "ok": true, "token": fmt.Sprint(l.Token())})
+	done := h.Done()
+	print(answer)
 	<-done
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var lost *locksidecar.LostError
-	if errors.As(l.Err(), &lost) && !d.ended {
+	if errors.As(h.Err(), &lost) && !d.ended {
 		print(object{"lost": c.As, "reason": lost.Reason})
 	}
 }
 
-func (d *driver) lock(c command) *locksidecar.Lock {
+// acquireHandle acquires a lock, or permits, and returns the answer to the command.
+func (d *driver) acquireHandle(ctx context.Context, c command, options []locksidecar.Option) (handle, object, error) {
+	isTry := c.WaitMS != nil && *c.WaitMS == 0
+	answer := object{"n": c.N, "ok": true}
+	if c.Of != 0 {
+		semaphore := d.client.Semaphore(c.Name, c.Of)
+		acquire := semaphore.Acquire
+		if isTry {
+			acquire = semaphore.TryAcquire
+		}
+		p, err := acquire(ctx, max(c.Permits, 1), options...)
+		return p, answer, err
+	}
+	acquire := d.client.Lock
+	if isTry {
+		acquire = d.client.TryLock
+	}
+	l, err := acquire(ctx, c.Name, options...)
+	if err == nil {
+		answer["token"] = fmt.Sprint(l.Token())
+	}
+	return l, answer, err
+}
+
+func (d *driver) handle(c command) handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.locks[c.As]
+	return d.handles[c.As]
 }
 
 func (d *driver) release(c command) {
@@ -186,7 +214,14 @@ func (d *driver) release(c command) {
 	if c.Confirm {
 		options = append(options, locksidecar.Confirmed(context.Background()))
 	}
-	if err := d.lock(c).Unlock(options...); err != nil {
+	var err error
+	switch h := d.handle(c).(type) {
+	case *locksidecar.Lock:
+		err = h.Unlock(options...)
+	case *locksidecar.Permit:
+		err = h.Release(options...)
+	}
+	if err != nil {
 		print(failure(c.N, err))
 		return
 	}
@@ -194,7 +229,7 @@ func (d *driver) release(c command) {
 }
 
 func (d *driver) check(c command) {
-	err := d.lock(c).Err()
+	err := d.handle(c).Err()
 	if err == nil {
 		print(object{"n": c.N, "held": true})
 		return

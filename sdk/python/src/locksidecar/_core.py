@@ -402,7 +402,7 @@ class Session:
         """The new sidecar described the lock of call. Sends confirm, unless that sidecar still has the hold."""
         assert call.released_hold is not None
         error: LocksidecarError | None = None
-        if lock is not None and lock.hold == call.released_hold.number:
+        if lock is not None and may_have(lock, call.released_hold.number):
             error = LocksidecarError(
                 "the sidecar was restarted before it had read the release, and its successor did not resume the session"
             )
@@ -1109,3 +1109,9 @@ _LOSS_TEXTS: Final = {
     "forgotten": "the sidecar was restarted and knows nothing of it (forgotten)",
     "closed": "this process closed the client, or its connection (closed)",
 }
+
+
+def may_have(lock: protocol.LockInfo, number: int) -> bool:
+    """Whether a hold may be one of those of a lock. Of a semaphore with many, the sidecar names some only."""
+    named = [holder.hold for holder in lock.holders]
+    return number == lock.hold or number in named or lock.held > len(named)
