@@ -213,7 +213,7 @@ func (l *loop) applyEffects() {
 			}
 		case locktable.Forced:
 			l.queueReply(c, forceReleased(e.ID, e.Hold, e.Count))
-			l.lines.Audit(l.stepAt, loglimit.Info(cl.peer.UID, "client forced the release of a lock", ""), loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
+			l.lines.Audit(l.stepAt, loglimit.Info(cl.peer.UID, "client forced the release of a lock", ""), loglimit.Requester{PID: cl.peer.PID, Cmd: cl.peer.Cmd}, e.Name, append(endedHolds(e.Hold, e.Count), "session", cl.id)...)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
 			l.queueReply(c, &l.lost)

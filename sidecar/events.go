@@ -66,7 +66,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		l.losses.add(l.stepAt, e.Reason, 1)
 		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hosts.NameOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6, Msg: l.whyGone(e)}
 	case locktable.Forced:
-		row = protocol.EventRow{Kind: protocol.EventForced}
+		row = protocol.EventRow{Kind: protocol.EventForced, Count: several(e.Count)}
 	case locktable.Refusal:
 		if e.Code != protocol.Deadlock {
 			return
@@ -185,4 +185,12 @@ func (l *loop) whyGone(e *locktable.Effect) string {
 		return ""
 	}
 	return l.store.OnKeysGone(e.Name)
+}
+
+// several is how many holds a request has ended, if that is more than one, and else 0: the number of the hold says it.
+func several(n uint32) uint32 {
+	if n > 1 {
+		return n
+	}
+	return 0
 }

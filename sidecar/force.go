@@ -1,8 +1,10 @@
 package sidecar
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
@@ -19,6 +21,8 @@ type forceTarget struct {
 	host       string // the other host whose hold it is; "": this one, or an orphaned lock
 	sidecar    string // uuid of the sidecar that had an orphaned lock; "": none, or not known
 	isOrphaned bool
+	hold       uint64 // the one that is to end; 0: all
+	ended      uint32 // so many have; 0 and 1: one
 }
 
 // forceRelease ends the hold of a lock, if the client may do that.
@@ -26,7 +30,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 	uid, isHeld := l.table.HolderUID(r.Name, r.Hold, cl.peer.UID)
 	if cl.policy != nil {
 		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, uid); why != nil {
-			l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
+			l.auditForce(now, cl, forceTarget{name: r.Name, hold: r.Hold}, 0, why.Err())
 			l.refuseByPolicy(cl, r.ID, why)
 			return
 		} else if decides {
@@ -36,7 +40,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 		// The answer would say whether the lock is held.
 		if !(isHeld && l.mayForceRelease(cl.peer.UID, uid)) && !peers.IsPrivileged(cl.peer.UID) {
 			if why := cl.policy.Info(r.Name); why != nil {
-				l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
+				l.auditForce(now, cl, forceTarget{name: r.Name, hold: r.Hold}, 0, why.Err())
 				l.refuseByPolicy(cl, r.ID, why)
 				return
 			}
@@ -44,7 +48,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 	}
 	if isHeld && !l.mayForceRelease(cl.peer.UID, uid) {
 		why := "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root"
-		l.auditForce(now, cl, forceTarget{name: r.Name}, 0, &protocol.Err{Code: protocol.Denied, Msg: why})
+		l.auditForce(now, cl, forceTarget{name: r.Name, hold: r.Hold}, 0, &protocol.Err{Code: protocol.Denied, Msg: why})
 		l.refuse(cl.conn, r.ID, protocol.Denied, why)
 		return
 	}
@@ -53,11 +57,15 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 
 // forceReleased is the answer to a request that has ended so many holds, of which hold is the newest.
 func forceReleased(id, hold uint64, n uint32) *protocol.ForceReleaseOK {
-	m := &protocol.ForceReleaseOK{ID: id, Hold: hold}
+	return &protocol.ForceReleaseOK{ID: id, Hold: hold, Count: several(n)}
+}
+
+// endedHolds is what a line says of the holds that a request has ended.
+func endedHolds(hold uint64, n uint32) []any {
 	if n > 1 {
-		m.Count = n
+		return []any{"holds", n, "newest", hold}
 	}
-	return m
+	return []any{"hold", hold}
 }
 
 // mayForceRelease reports whether a user may end a hold of a process of the user holder. The
@@ -70,7 +78,7 @@ func (l *loop) mayForceRelease(caller, holder int64) bool {
 // hold has ended.
 func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint64, refusal *protocol.Err) {
 	row := protocol.EventRow{
-		AtNS: now, Kind: protocol.EventForced, Name: target.name, Hold: hold,
+		AtNS: now, Kind: protocol.EventForced, Name: target.name, Hold: cmp.Or(hold, target.hold), Count: several(target.ended),
 		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
 	}
 	args := []any{"session", cl.id}
@@ -92,9 +100,12 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 			row.Msg += " of sidecar " + target.sidecar
 			args = append(args, "sidecar", target.sidecar)
 		}
-		l.lines.Audit(now, loglimit.Info(cl.peer.UID, line, ""), by, target.name, append(args, "hold", hold)...)
+		l.lines.Audit(now, loglimit.Info(cl.peer.UID, line, ""), by, target.name, append(args, endedHolds(hold, target.ended)...)...)
 		l.record(row)
 		return
+	}
+	if target.hold != 0 {
+		args = append(args, "hold", target.hold)
 	}
 	if row.Kind = protocol.EventRefused; row.Msg != "" {
 		row.Msg += ": "
@@ -111,8 +122,8 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 
 // auditForceByHost notes that another host asked to end a hold of this one by force. What it says of
 // its client is not proved: any program that may publish in Redis can say it.
-func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
-	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hosts.NameOf(from + ":")}
+func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, n uint32, refusal *protocol.Err) {
+	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: cmp.Or(hold, r.Hold), Count: several(n), RemoteHost: l.hosts.NameOf(from + ":")}
 	if by := r.By; by != nil {
 		row.PID, row.UID, row.Cmd = by.PID, by.UID, peers.Printable([]byte(by.Cmd), false)
 		if row.RemoteHost == "" {
@@ -122,7 +133,7 @@ func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease
 	client := loglimit.Requester{PID: row.PID, UID: row.UID, Cmd: row.Cmd, Host: row.RemoteHost, Sidecar: from}
 	if refusal == nil {
 		// Each ends a hold, so their number is bounded by that of the grants.
-		args := append([]any{"lock", r.Name, "hold", hold}, client.Args()...)
+		args := slices.Concat([]any{"lock", r.Name}, endedHolds(hold, n), client.Args())
 		l.log.Log(loglimit.AuditContext(context.Background(), false), slog.LevelInfo, "another host forced the release of a lock", args...)
 		l.afterEffects = append(l.afterEffects, row)
 		return
@@ -138,7 +149,7 @@ func (l *loop) auditAnswered(now int64, cl *session, a *otherhosts.Answered) {
 	var target forceTarget
 	switch r := a.Request.(type) {
 	case *protocol.HostForceRelease:
-		target = forceTarget{name: r.Name, host: r.Host}
+		target = forceTarget{name: r.Name, host: r.Host, hold: r.Hold}
 	case *protocol.ForceReleaseOrphaned:
 		target = forceTarget{name: r.Name, isOrphaned: true}
 	default:
@@ -146,6 +157,7 @@ func (l *loop) auditAnswered(now int64, cl *session, a *otherhosts.Answered) {
 	}
 	switch m := a.Reply.(type) {
 	case *protocol.HostForceReleaseOK:
+		target.ended = m.Count
 		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.ForceReleaseOrphanedOK:
 		target.sidecar = m.Sidecar

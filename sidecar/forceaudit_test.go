@@ -33,7 +33,7 @@ func TestEventOfAnotherHostHasNoControlCharacters(t *testing.T) {
 	}}
 	for what, refusal := range map[string]*protocol.Err{"done": nil, "refused": {Code: protocol.Denied, Msg: "it is not permitted"}} {
 		l, _ := auditLoop()
-		l.auditForceByHost(1, someUUID, r, 17, refusal)
+		l.auditForceByHost(1, someUUID, r, 17, 1, refusal)
 		rows := append(l.eventLog.Newest(2, func(*protocol.EventRow) bool { return true }), l.afterEffects...)
 		if len(rows) != 1 {
 			t.Fatalf("%s: %d events", what, len(rows))

@@ -33,13 +33,13 @@ func (l *loop) answerHost(now int64, from string, question protocol.Request) {
 func (l *loop) forceForHost(now int64, from string, r *protocol.ForceRelease) protocol.Reply {
 	if l.cfg.OtherHosts != otherhosts.ForceRelease {
 		refusal := &protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: fmt.Sprintf("host %s does not permit it: its setting other_hosts is not %s; force it there", l.cfg.HostName, otherhosts.ForceRelease)}
-		l.auditForceByHost(now, from, r, 0, refusal)
+		l.auditForceByHost(now, from, r, 0, 0, refusal)
 		return refusal
 	}
 	hold, n := l.table.EndHolds(now, r.Name, r.Hold)
 	if n == 0 {
 		return &protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: fmt.Sprintf("no client on host %s holds %q", l.cfg.HostName, r.Name)}
 	}
-	l.auditForceByHost(now, from, r, hold, nil)
+	l.auditForceByHost(now, from, r, hold, n, nil)
 	return forceReleased(r.ID, hold, n)
 }

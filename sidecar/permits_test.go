@@ -43,6 +43,8 @@ func TestPermitsAreGrantedUpToTheCapacity(t *testing.T) {
 	if b.answer(waits, &m); m.Permits != 2 {
 		t.Errorf("%+v", m)
 	}
+	a.id++
+	a.ask(protocol.Confirm{ID: a.id, Name: "api"}, new(protocol.ConfirmOK))
 	a.refused(a.acquire("api", 0), protocol.Timeout, "") // it is nothing of this host any more
 }
 
@@ -88,6 +90,7 @@ func TestPolicyLowersACapacity(t *testing.T) {
 	if lost := c.claim(protocol.ClaimedHold{Hold: one.Hold, Entries: 1}, protocol.ClaimedHold{Hold: two.Hold, Entries: 1}); len(lost) > 0 {
 		t.Fatalf("lost: %v", lost)
 	}
+	c.permits("other", 1, 1) // it is connected to Redis
 	c.refused(c.wantPermits("api", 2, 3, protocol.Forever), protocol.Limit, `rule "night" of the policy limits the semaphore to 1 permits`)
 	waits := c.wantPermits("api", 1, 3, protocol.Forever)
 	c.release(one.Hold)
@@ -132,7 +135,9 @@ func TestPermitsAreNotOrphaned(t *testing.T) {
 	there := newHouse(t, nil)
 	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
 	greeted(t, there.cfg.Socket).permits("api", 1, 5)
-	if _, refusal := greeted(t, here.cfg.Socket).orphaned("api"); refusal == nil || refusal.Code != protocol.Denied || !strings.Contains(refusal.Msg, "are free when its lease ends, and not before") {
+	c := greeted(t, here.cfg.Socket)
+	c.permits("other", 1, 1) // it is connected to Redis
+	if _, refusal := c.orphaned("api"); refusal == nil || refusal.Code != protocol.Denied || !strings.Contains(refusal.Msg, "are free when its lease ends, and not before") {
 		t.Errorf("%+v", refusal)
 	}
 }

@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -18,7 +19,7 @@ func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 	m.ID, m.Locks = r.ID, m.Locks[:0]
 	size, hidden := 0, 0
 	m.Next = l.table.List(now, r.After, func(row protocol.LockRow) bool {
-		if cl != nil && cl.policy != nil && !cl.policy.Terms().Redact(&row) {
+		if cl != nil && cl.policy != nil && !l.redact(cl, &row) {
 			hidden++
 			return hidden < maxHidden
 		}
@@ -31,6 +32,13 @@ func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 		return true
 	})
 	return m
+}
+
+// redact takes out of a row what a client may not know, and reports whether the row is in what it lists.
+func (l *loop) redact(cl *session, row *protocol.LockRow) (isListed bool) {
+	terms := cl.policy.Terms()
+	hasHold := row.Held > len(row.Holders) && l.table.HasHold(row.Name, terms.UID)
+	return terms.Redact(row, hasHold)
 }
 
 // info answers a request for one lock.
@@ -54,10 +62,12 @@ func (l *loop) who(now int64, cl *session, r *otherhosts.WhoRequest) {
 		if r.IsOurs {
 			m.Holder = &row
 		}
-		for i := range m.Owners {
-			if o := &m.Owners[i]; m.Key == protocol.KeyPermits && o.Sidecar == l.uuid {
-				otherhosts.AddHolders(&m.WhoRow, o, &row)
-			}
+		isOurs := func(o protocol.OwnerRow) bool { return o.Sidecar == l.uuid }
+		if i := slices.IndexFunc(m.Owners, isOurs); i >= 0 && m.Key == protocol.KeyPermits {
+			otherhosts.AddHolders(&m.WhoRow, &m.Owners[i], &row)
+			ours := m.Owners[i]
+			copy(m.Owners[1:i+1], m.Owners[:i])
+			m.Owners[0] = ours // an answer has room for the first holders
 		}
 		m.Of = max(m.Of, row.Of)
 	}
@@ -72,7 +82,7 @@ func (l *loop) rowFor(now int64, cl *session, name string) (row protocol.LockRow
 	row, ok = l.table.Info(now, name)
 	l.locate(now, &row)
 	if ok && cl.policy != nil {
-		cl.policy.Terms().Redact(&row)
+		l.redact(cl, &row)
 	}
 	return row, ok
 }

@@ -35,6 +35,7 @@ type permitsOnHost struct {
 	holds        []permitHold // in which clients believe
 	excusedUntil int64        // world time: what Redis had of them was destroyed
 	hasResult    bool         // one came since
+	released     []uint64     // holds that clients released after they were forced, and before they ended
 	units        int64        // of its claim
 	askedAt      int64        // when it asked for the last of them, or was admitted, world time
 	goneAt       int64        // when a request of it last ended without a grant, world time
@@ -52,6 +53,7 @@ type permitHold struct {
 	isGone              bool  // its sidecar knows that it is lost, and could not send that
 	isDeleted           bool  // isGone: with what Redis had
 	restored            bool  // its sidecar was restarted since the grant
+	forcedAt            int64 // when it was forced with more than one step may end, world time; 0: it was not
 	deadline, endAt     int64 // host clock; endAt 0: none
 	granted, crashDelay int64
 }
@@ -162,6 +164,12 @@ func (w *world) releasePermits(h *host, s *session, c *permitHold) {
 	if w.trace.on {
 		w.trace.add(w, semaphore, h, "s%d release id=%d hold=%d", s.id, req.ID, req.Hold)
 	}
+	if c.forcedAt != 0 { // the table ends it first
+		h.permits.released = append(h.permits.released, c.num)
+		if req.ID != 0 {
+			s.requests[len(s.requests)-1].either = true
+		}
+	}
 	w.endPermits(h, func(o *permitHold) bool { return o.num == req.Hold })
 	h.table.Release(h.clock(w.now), s.id, req)
 	w.drain(h)
@@ -185,8 +193,15 @@ func (w *world) forcePermits(h *host, s *session) {
 	w.drain(h)
 	w.permits.forcing = nil
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; (req.Hold == 0 && c.num <= newest || c.num == req.Hold) && !c.isUnserved && !c.isGone && now < c.end() {
-			w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced, and its client was not notified", c.num, c.session)
+		c := &h.permits.holds[i]
+		if req.Hold == 0 && c.num > newest || req.Hold != 0 && c.num != req.Hold {
+			continue
+		}
+		if c.forcedAt = w.now; !c.isUnserved && !c.isGone && now < c.end() {
+			if w.plan.table.MaxWork == 0 || req.Hold != 0 {
+				w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced, and its client was not notified", c.num, c.session)
+			}
+			w.check.meet(PermitsForcedInParts)
 		}
 	}
 }
@@ -551,17 +566,26 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 	w.believed++
 	w.check.meet(PermitsGranted)
 	w.check.meetIf(PermitsGrantedHere, h.locks[semaphore].inFlight == noOp)
-	held, isExcused := int64(0), false
+	held, here, isExcused := int64(0), int64(0), false
 	for _, g := range w.hosts {
 		isExcused = isExcused || g.permits.excusedUntil > w.now
 		for i := range g.permits.holds {
 			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() && !w.isDestroyed(g, o) {
 				held += o.permits
+				if g == h {
+					here += o.permits
+				}
+				if g == h && o.forcedAt != 0 && !o.restored && !o.isUnserved && w.now-o.forcedAt > w.soon() { // no state file has that it is forced
+					w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced at %s, and lasts", o.num, o.session, clockString(o.forcedAt))
+				}
 			}
 		}
 	}
 	if held > w.permits.largest && !isExcused {
 		w.violation(invariant.Exclusion, semaphore, "hold %d of %d permits is granted on host %d: clients have %d, of %d", e.Hold, q.permits, h.index, held, w.permits.largest)
+	}
+	if here > int64(q.of) && !isExcused {
+		w.violation(invariant.Exclusion, semaphore, "hold %d of %d permits is granted on host %d, whose clients have %d: the request named %d", e.Hold, q.permits, h.index, here, q.of)
 	}
 	w.checkPermitsCovered(h)
 	w.checkPermitsOrder(h, q)
@@ -644,7 +668,8 @@ func (w *world) onPermitsRefused(h *host, s *session, e *locktable.Effect, q *re
 func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received bool) {
 	i := slices.IndexFunc(h.permits.holds, func(c permitHold) bool { return c.num == e.Hold })
 	if i < 0 {
-		if !s.restored && s.link == connected && !s.detached && h.life == 0 {
+		isReleased := slices.Contains(h.permits.released, e.Hold)
+		if !s.restored && s.link == connected && !s.detached && h.life == 0 && !isReleased {
 			w.violation(invariant.Losses, semaphore, "session %d is notified that it lost hold %d, which it does not have", s.id, e.Hold)
 		}
 		return // its client gave it up when its sidecar died
@@ -666,7 +691,7 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received
 	case protocol.Deleted:
 		right = w.permits.lostAt > 0
 	case protocol.ByForce:
-		right = w.permits.forcing != nil && (w.permits.forcing.Hold == 0 || w.permits.forcing.Hold == c.num)
+		right = w.permits.forcing != nil && (w.permits.forcing.Hold == 0 || w.permits.forcing.Hold == c.num) || c.forcedAt != 0
 	}
 	if !right {
 		w.violation(invariant.Losses, semaphore, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
@@ -701,8 +726,10 @@ func (w *world) onPermitsLease(h *host, s *session, deadline int64) {
 // auditPermits finds what should have happened and did not.
 func (w *world) auditPermits(h *host, now int64) {
 	w.checkPermitsIdle(h)
+	next, isDue := h.table.Next()
+	isBehind := w.plan.table.MaxWork > 0 && isDue && next <= now+eps // the next step ends what this one might not
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; !c.isUnserved && !c.isAway && now > c.end()+eps {
+		if c := &h.permits.holds[i]; !c.isUnserved && !c.isAway && now > c.end()+eps && !(isBehind && now < c.deadline) {
 			w.violation(invariant.HoldsEnd, semaphore, "session %d was not notified that hold %d is lost; its end was %s ago", c.session, c.num, time.Duration(now-c.end()))
 		}
 	}

@@ -87,15 +87,16 @@ const (
 	GivenUpForOthers       // a hold whose shard does not renew it, so that those of the session's other shards last
 
 	PermitsGranted
-	PermitsGrantedHere // by a host that has asked for nothing since others were released
-	PermitsInBatch     // for several waiters of a host
-	PermitsAdmitted    // to a host that waited
-	PermitsNotReceived // by a host that waited: no connection received the message
-	PermitsOfOwnPlace  // a host's own operation found that it was its turn
-	PermitsRecalled    // of a host that may have idle ones
-	PermitsLost        // with what Redis had
-	PermitsForced      // holds were ended by force
-	PermitsClaimed     // by a client that resumed its session
+	PermitsGrantedHere   // by a host that has asked for nothing since others were released
+	PermitsInBatch       // for several waiters of a host
+	PermitsAdmitted      // to a host that waited
+	PermitsNotReceived   // by a host that waited: no connection received the message
+	PermitsOfOwnPlace    // a host's own operation found that it was its turn
+	PermitsRecalled      // of a host that may have idle ones
+	PermitsLost          // with what Redis had
+	PermitsForced        // holds were ended by force
+	PermitsForcedInParts // more than one step may end
+	PermitsClaimed       // by a client that resumed its session
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
 	KilledInJournal          // between two calls of the journal
@@ -214,16 +215,17 @@ var situationNames = [situations]string{
 	FoundDead:              "found-dead",
 	GivenUpForOthers:       "given-up-for-others",
 
-	PermitsGranted:     "permits-granted",
-	PermitsGrantedHere: "permits-granted-here",
-	PermitsInBatch:     "permits-in-batch",
-	PermitsAdmitted:    "permits-admitted",
-	PermitsNotReceived: "permits-not-received",
-	PermitsOfOwnPlace:  "permits-of-own-place",
-	PermitsRecalled:    "permits-recalled",
-	PermitsLost:        "permits-lost",
-	PermitsForced:      "permits-forced",
-	PermitsClaimed:     "permits-claimed",
+	PermitsGranted:       "permits-granted",
+	PermitsGrantedHere:   "permits-granted-here",
+	PermitsInBatch:       "permits-in-batch",
+	PermitsAdmitted:      "permits-admitted",
+	PermitsNotReceived:   "permits-not-received",
+	PermitsOfOwnPlace:    "permits-of-own-place",
+	PermitsRecalled:      "permits-recalled",
+	PermitsLost:          "permits-lost",
+	PermitsForced:        "permits-forced",
+	PermitsForcedInParts: "permits-forced-in-parts",
+	PermitsClaimed:       "permits-claimed",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",

@@ -39,11 +39,15 @@ func (t *Table) acquire(now int64, id SessionID, what wanted, req *protocol.Acqu
 	if l != nil {
 		t.expireHolds(now, l)
 		if !t.becomes(l, kind) {
-			t.refuseAcquire(l, s, req.ID, protocol.Denied, "this name is in use as "+l.kind().Noun()+" on this host; choose another name")
+			code, why := protocol.Denied, "this name is in use as "+l.kind().Noun()+" on this host; choose another name"
+			if !l.holders.isHeld() && l.waiting() == 0 {
+				code, why = protocol.Unavailable, "this sidecar has not given back to Redis what it had under this name as "+l.kind().Noun()+"; try again"
+			}
+			t.refuseAcquire(l, s, req.ID, code, why)
 			t.reconcile(t.visit(now, l))
 			return
 		}
-		if h := t.holdOf(l, s, req.Owner); !req.NotReentrant && h != nil && h.mode.covers(mode) && h.entries < 1<<31 {
+		if h := t.holdOf(l, s, req.Owner); !req.NotReentrant && h != nil && h.mode.covers(mode) && h.entries < 1<<31 && !t.expireHold(now, h) {
 			t.reenter(h, req.ID)
 			t.reconcile(t.visit(now, l))
 			return

@@ -123,7 +123,6 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	if l.kind().HasMany() {
 		m := t.needMany(l)
 		m.onGrant(c.InFlight(), r)
-		m.capacity = max(m.capacity, r.capacity)
 		if !isBeside {
 			m.validUntil = min(c.ValidUntil(), now+claim.Validity(t.leaseMS))
 		}
@@ -144,7 +143,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		c.SetRenewAt(t.nextCheck(now, h))
 	}
 	t.assertGranted(now, h)
-	t.addHold(h)
+	t.addHold(h, r.capacity)
 	t.linkHold(h)
 	h.countHold()
 	t.trackDeadline(h)

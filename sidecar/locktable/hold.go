@@ -121,9 +121,24 @@ func (t *Table) expireHolds(now int64, l *lock) {
 		return
 	}
 	for h := range t.holdsOf(l) {
-		t.expire(&a, h)
+		if !t.mustWait(&a, h, m) {
+			t.expire(&a, h)
+		}
 	}
 	m.dueAt = min(m.dueAt, a.Next)
+}
+
+// mustWait reports whether the end of a hold is left for a later step: a client can have thousands of one name end
+// at one time, and others wait for the answers of this step. It has the lock, also in Redis, until it ends.
+func (t *Table) mustWait(a *moment.Alarm, h *hold, m *many) bool {
+	isOver := h.id <= m.forced || h.endAt != 0 && a.Now >= h.endAt || h.session.phase == SessionEnded && !h.isOrphan()
+	if !isOver || a.Now >= t.deadline(h) || t.ends.take(a.Now, t.cfg.MaxWork) {
+		return false
+	}
+	if a.Next = min(a.Next, a.Now); h.endAt != 0 {
+		a.Next = min(a.Next, h.endAt)
+	}
+	return true
 }
 
 // endDueHolds ends the holds of a lock whose time is over, or gives them up. It returns whether one
@@ -138,7 +153,7 @@ func (t *Table) endDueHolds(v *visit) (hasEnded bool) {
 		a := moment.At(v.Now)
 		m.latest = 0
 		for h := range t.holdsOf(v.lock) {
-			if t.endIfDue(&a, h) {
+			if !t.mustWait(&a, h, m) && t.endIfDue(&a, h) {
 				hasEnded = true
 				continue
 			}
@@ -146,7 +161,7 @@ func (t *Table) endDueHolds(v *visit) (hasEnded bool) {
 		}
 		m.dueAt, m.lookedAt = a.Next, v.lock.claim.RenewAt()
 	}
-	v.Due(m.dueAt)
+	v.Next = min(v.Next, max(m.dueAt, v.Now)) // now: some are left for the next step
 	return hasEnded
 }
 
@@ -207,6 +222,10 @@ func (t *Table) expire(a *moment.Alarm, h *hold) (hasEnded bool) {
 			h.deadline = t.deadline(h)
 			t.setPhase(h, HoldUnserved)
 		}
+	}
+	if m := t.manyOf(h.lock); m != nil && h.id <= m.forced {
+		t.loseHold(a.Now, h, protocol.ByForce, "")
+		return true
 	}
 	for {
 		switch {

@@ -60,8 +60,8 @@ func (t *Table) holdOf(l *lock, s *session, id uint64) *hold {
 	return nil
 }
 
-// addHold adds a hold to those of its lock, and makes it known by its number.
-func (t *Table) addHold(h *hold) {
+// addHold adds a hold to those of its lock, and makes it known by its number. capacity is what the request for permits named.
+func (t *Table) addHold(h *hold, capacity uint16) {
 	l := h.lock
 	l.holders.newest = h
 	t.byHold[h.id] = h
@@ -69,7 +69,7 @@ func (t *Table) addHold(h *hold) {
 		return
 	}
 	m := t.needMany(l)
-	m.add(h)
+	m.add(h, capacity)
 	if m.latest = max(m.latest, t.keepUntil(h)); !h.isRenewed() {
 		m.latest = max(m.latest, h.deadline)
 	}
@@ -114,12 +114,14 @@ func (t *Table) validUntil(l *lock) int64 {
 	return l.claim.ValidUntil()
 }
 
-func (m *many) add(h *hold) {
+func (m *many) add(h *hold, capacity uint16) {
 	m.units += uint32(h.permits)
+	m.capacities.add(capacity, 1)
+	m.users.add(h.session.peer.UID, 1)
 	if len(m.holds) == cap(m.holds) {
 		m.compact(len(m.holds) / 2)
 	}
-	m.holds = append(m.holds, numbered{h.id, h})
+	m.holds = append(m.holds, numbered{h.id, h, capacity})
 	if at := h.ownedBy(); h.owner != 0 && !h.isOrphan() {
 		if m.owned[at] == nil {
 			m.owned[at] = h
@@ -217,15 +219,15 @@ func (t *Table) removeHold(h *hold) {
 		l.holders.newest = nil
 		return
 	}
-	if m.units -= uint32(h.permits); m.units == 0 {
-		m.capacity = 0
-	}
+	m.units -= uint32(h.permits)
+	m.users.add(h.session.peer.UID, -1)
 	m.count(h, -1)
 	if !h.isOrphan() {
 		m.disown(h)
 	}
-	i, _ := slices.BinarySearchFunc(m.holds, h.id, func(n numbered, id uint64) int { return cmp.Compare(n.id, id) })
-	m.holds[i].hold = nil
+	n := m.entryOf(h)
+	m.capacities.add(n.of, -1)
+	n.hold = nil
 	m.gaps++
 	last := len(m.holds)
 	for last > 0 && m.holds[last-1].hold == nil {
@@ -237,6 +239,12 @@ func (t *Table) removeHold(h *hold) {
 		l.holders.newest = m.holds[last-1].hold
 	}
 	t.chargeHold(h, -1)
+}
+
+// entryOf returns the entry of a hold among those of its lock.
+func (m *many) entryOf(h *hold) *numbered {
+	i, _ := slices.BinarySearchFunc(m.holds, h.id, func(n numbered, id uint64) int { return cmp.Compare(n.id, id) })
+	return &m.holds[i]
 }
 
 // keepUntil is until when a hold excludes others, however it ends for its client; 0: it has no keep.

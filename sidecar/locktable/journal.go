@@ -147,7 +147,7 @@ func (t *Table) fillRecord(r *HoldRecord, h *hold) {
 		InDoubt: h.lock.claim.State().IsUnsure(),
 	}
 	if m := t.manyOf(h.lock); m != nil {
-		r.Capacity = m.capacity
+		r.Capacity = m.entryOf(h).of
 	}
 	if h.isOrphan() {
 		r.Deadline = t.deadline(h)

@@ -25,7 +25,7 @@ var floors = []struct {
 		// The records, and how they refer to each other.
 		"model.go",
 		// Values.
-		"config.go", "stats.go", "terms.go", "effect.go", "record.go", "kind.go", "shard.go", "phases.go", "names.go", "links.go", "doc.go",
+		"config.go", "stats.go", "terms.go", "effect.go", "record.go", "kind.go", "shard.go", "phases.go", "names.go", "links.go", "tally.go", "doc.go",
 	}},
 	{"claim", []string{"describe.go", "text.go", "want.go", "send.go", "claim.go", "window.go", "model.go", "validity.go", "doc.go"}},
 	{"contest", []string{

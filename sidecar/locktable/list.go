@@ -112,17 +112,30 @@ func (t *Table) HolderUID(name string, hold uint64, uid int64) (of int64, isHeld
 	if l == nil {
 		return 0, false
 	}
-	if h := t.byHold[hold]; h != nil && h.lock == l {
-		return h.session.peer.UID, true
-	} else if hold != 0 {
+	h := t.byHold[hold]
+	if hold == 0 {
+		h = l.holders.newest
+	}
+	if h == nil || h.lock != l {
 		return 0, false
 	}
-	for h := range t.holdsOf(l) {
-		if of, isHeld = h.session.peer.UID, true; of != uid {
-			break
-		}
+	if m := t.manyOf(l); m != nil && hold == 0 && m.users.of(uid) > 0 {
+		return m.users.other(uid), true
 	}
-	return of, isHeld
+	return h.session.peer.UID, true
+}
+
+// HasHold reports whether a process of a user has a name.
+func (t *Table) HasHold(name string, uid int64) bool {
+	l := t.byName[name]
+	if l == nil {
+		return false
+	}
+	if m := t.manyOf(l); m != nil {
+		return m.users.of(uid) > 0
+	}
+	h := l.holders.sole()
+	return h != nil && h.session.peer.UID == uid
 }
 
 // Holds counts what a session holds.

@@ -58,7 +58,7 @@ func (l *lock) isIdle() bool {
 
 // capacityOf is how many permits a semaphore has, as its holders and the first waiter of this host know; 0: it is not known.
 func (t *Table) capacityOf(l *lock, m *many) uint16 {
-	of := m.capacity
+	of := m.capacities.largest()
 	if l.waiting() > 0 {
 		of = max(of, l.queue.waiters.head.request.capacity)
 	}

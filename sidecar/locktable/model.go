@@ -30,7 +30,8 @@ type Table struct {
 	cells   int     // that the locks take of MaxLocks: see Cells
 	waiting int     // waiters in all
 
-	budget   int // of the call of Work that is under way: locks and waiters. Outside of Work it means nothing
+	ends     ends // of holds of locks that may have many, in the step that is under way
+	budget   int  // of the call of Work that is under way: locks and waiters. Outside of Work it means nothing
 	requests pool[request]
 	queues   pool[queue]
 	unused   pool[lock] // locks that are forgotten
@@ -122,6 +123,9 @@ type many struct {
 
 	renewed, refused, orphans int // those that the watchdog renews; of these, those that Redis refused to renew; and those that no session has
 
+	users  tally[int64] // holds by the uid of their process
+	forced uint64       // holds up to this number are to end by force
+
 	dueAt    int64 // no hold is due before
 	lookedAt int64 // when the renewal was due for which all were looked at last
 
@@ -143,14 +147,16 @@ type permitsOf struct {
 	units     uint32 // permits of all holds. What the claim has beyond is idle
 	came      uint32 // permits that came for waiters, and were not granted
 	met       uint32 // permits that the operation in flight asks for, of requests that were granted idle ones meanwhile
-	capacity  uint16 // the largest one that a request has named since this host has some; 0: it is not known
 	idleSince int64  // since when there are idle ones; 0: there are none
+
+	capacities tally[uint16] // holds by the capacity that their requests named
 }
 
-// numbered is a hold with its number; nil: it has ended.
+// numbered is a hold with its number, and of a semaphore the capacity that its request named; nil: it has ended.
 type numbered struct {
 	id   uint64
 	hold *hold
+	of   uint16
 }
 
 // owner is an owner of a session.

@@ -29,7 +29,7 @@ func (t *Table) wantPermits(w *claim.Want, v *visit) {
 	w.Kind, w.HoldID, w.Count, w.LeaseMS = claim.WantPermits, t.lastNum+1, m.units, t.leaseMS
 	w.NotBefore, w.GiveBackAt = moment.Never, t.giveBackAt(v, m)
 	w.IsRenewed, w.IsChecked = m.renewed > 0, m.renewed == 0
-	w.Capacity = max(m.capacity, uint16(m.units))
+	w.Capacity = max(m.capacities.largest(), uint16(m.units))
 	if l.waiting() == 0 || m.units > 0 && l.claim.State().IsUnsure() {
 		return // the holds are asserted by what they need alone
 	}

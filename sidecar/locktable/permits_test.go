@@ -544,7 +544,7 @@ func TestNameHasOneKind(t *testing.T) {
 	a.want("s2 refused denied: this name is in use as a semaphore on this host; choose another name")
 	a.release(1)
 	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 51, Name: "api"}) // while the permit is given back
-	a.want("s2 refused denied: this name is in use as a semaphore on this host; choose another name")
+	a.want("s2 refused unavailable: this sidecar has not given back to Redis what it had under this name as a semaphore; try again")
 	r.settle()
 	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 52, Name: "api", WaitMS: protocol.Forever})
 	if op := a.sent(); op.Of != redisop.KindLock || op.Want != 0 {
@@ -1139,7 +1139,7 @@ func TestRowOfASemaphoreHasItsHolders(t *testing.T) {
 		t.Errorf("waiters: %+v", row.Waiters)
 	}
 	terms := locktable.Terms{UID: 1, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}}
-	if terms.Redact(&row) || len(row.Holders)+len(row.Waiters) > 0 || row.Held != 2 {
+	if terms.Redact(&row, false) || len(row.Holders)+len(row.Waiters) > 0 || row.Held != 2 {
 		t.Errorf("of another user: %+v", row)
 	}
 }
@@ -1192,6 +1192,212 @@ func TestForceEndsOneHoldOrAll(t *testing.T) {
 	a.want("s1 lost forced", "s3 lost forced")
 	r.settle()
 	r.has(0, 0, 0)
+}
+
+// The danger: one request, or one moment, ends tens of thousands of holds, and the answers of all other clients wait for it.
+func TestManyHoldsOfASemaphoreEndInSteps(t *testing.T) {
+	const holds, inStep = 60, 3
+	for what, end := range map[string]func(a *permitsHost) (after locktable.SessionID){
+		"forced": func(a *permitsHost) locktable.SessionID {
+			if _, n := a.tb.EndHolds(a.rig.now, "api", 0); n != holds {
+				t.Errorf("%d holds are to end, want %d", n, holds)
+			}
+			return 2
+		},
+		"max_hold": func(a *permitsHost) locktable.SessionID {
+			a.rig.now = startOfPermits + int64(61*time.Second)
+			a.tb.Advance(a.rig.now)
+			return 2
+		},
+		"of two sessions": func(a *permitsHost) locktable.SessionID {
+			a.tb.EndHolds(a.rig.now, "api", 0)
+			a.tb.Close(a.rig.now, 1)
+			return 2
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, a, _ := newPermitsRig(t)
+			a.tb = connect(newTable(locktable.Config{Lease: time.Hour, MaxWork: 3, Tokens: 64}, r.now))
+			a.begin()
+			for range holds {
+				a.acquire(1, 1, holds, maxHold(time.Minute))
+			}
+			r.pass(50 * time.Millisecond)
+			a.log = nil
+			next := end(a)
+			a.collect()
+			first := len(a.log)
+			if first == 0 || first > inStep {
+				t.Fatalf("%d holds end in one step: %q", first, a.log)
+			}
+			a.acquire(next, holds, holds) // until the others have ended, it waits
+			steps := 0
+			for len(a.log) < holds && steps <= holds {
+				r.now++
+				at, isDue := a.tb.Next()
+				if before := len(a.log); a.tb.Busy() || isDue && at <= r.now {
+					a.tb.Advance(r.now)
+					a.tb.Work(r.now)
+					if a.collect(); len(a.log)-before > inStep {
+						t.Fatalf("%d holds end in one step", len(a.log)-before)
+					}
+				}
+				steps++
+			}
+			r.pass(50 * time.Millisecond)
+			if a.log[len(a.log)-1] != "s2 granted" {
+				t.Errorf("sent: %q", a.log[first:])
+			}
+			r.has(holds, 0, 0)
+		})
+	}
+}
+
+// A hold that is to end with thousands of others is not released meanwhile: its client learns that it was ended.
+func TestHoldThatIsToEndIsNotReleased(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.tb = connect(newTable(locktable.Config{MaxWork: 4, Tokens: 64}, r.now))
+	a.begin()
+	for s := range locktable.SessionID(8) {
+		if s >= 4 {
+			a.tb.Open(r.now, s+1, locktable.Peer{PID: 1})
+		}
+		a.acquire(s+1, 1, 8)
+	}
+	r.pass(50 * time.Millisecond)
+	a.log = nil
+	a.tb.EndHolds(r.now, "api", 0)
+	a.want("s1 lost forced", "s2 lost forced", "s3 lost forced", "s4 lost forced")
+	a.tb.Release(r.now, 8, protocol.Release{ID: 50, Hold: a.holds[8]})
+	a.want("s8 lost forced", fmt.Sprintf("s8 refused not_held: this client does not hold %d: it released it before, lost it, or never had it; nothing was changed", a.holds[8]))
+	if uid, isHeld := a.tb.HolderUID("api", a.holds[7], 0); !isHeld || uid != 0 {
+		t.Errorf("hold 7: user %d, %v", uid, isHeld)
+	}
+	a.acquire(9-1, 1, 9)
+	r.pass(50 * time.Millisecond)
+	if !slices.Contains(a.log, "s8 granted") || len(a.log) != 4 {
+		t.Errorf("sent: %q", a.log)
+	}
+	r.has(1, 0, 0)
+}
+
+// How many permits there are is what those who have some named, not what others did before.
+func TestCapacityIsThatOfTheHoldsThatLast(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.acquire(1, 1, 10)
+	a.acquire(2, 1, 3)
+	a.acquire(3, 1, 3)
+	r.settle()
+	a.release(1)
+	a.release(2)
+	r.settle()
+	row, _ := a.tb.Info(r.now, "api")
+	if row.Permits != 1 || row.Of != 3 {
+		t.Errorf("%d of %d", row.Permits, row.Of)
+	}
+	snapshot := a.journal.snapshot(map[locktable.SessionID]locktable.Peer{1: {PID: 100}, 2: {PID: 101}, 3: {PID: 102}})
+	a.tb = connect(newTable(locktable.Config{Journal: a.journal}, r.now))
+	a.tb.Restore(r.now, snapshot)
+	if row, _ = a.tb.Info(r.now, "api"); row.Permits != 1 || row.Of != 3 {
+		t.Errorf("after a restart: %d of %d", row.Permits, row.Of)
+	}
+}
+
+// The danger: a number that is lowered never counts on a busy host, because each permit that is released goes to the next
+// waiter at once.
+func TestSmallerCapacityCountsForPermitsOfThisHost(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	for range 10 {
+		a.acquire(1, 1, 10)
+	}
+	r.settle()
+	var held []uint64
+	for id := range 10 {
+		held = append(held, a.holds[1]-uint64(id))
+	}
+	for range 40 {
+		a.acquire(2, 1, 3)
+	}
+	r.settle()
+	a.log = nil
+	for i, id := range held {
+		a.tb.Release(r.now, 1, protocol.Release{Hold: id})
+		r.pass(10 * time.Millisecond)
+		row, _ := a.tb.Info(r.now, "api")
+		if most := max(3, 9-i); row.Permits > most || i < 7 && len(a.log) > 0 {
+			t.Fatalf("after %d releases %d permits are held: %q", i+1, row.Permits, a.log)
+		}
+	}
+	r.has(3, 0, 0)
+	for range 20 {
+		a.release(2)
+		r.pass(10 * time.Millisecond)
+		r.has(3, 0, 0)
+	}
+
+	r, a, _ = newPermitsRig(t)
+	a.tb = connect(newTable(locktable.Config{Tokens: 64}, r.now))
+	a.begin()
+	a.acquire(1, 1, 10)
+	for _, s := range []locktable.SessionID{2, 3, 4} { // with tokens for more
+		a.acquire(s, 3, 10)
+	}
+	r.settle()
+	for range 5 {
+		a.acquire(1, 1, 3)
+	}
+	r.settle()
+	a.log = nil
+	for s := range locktable.SessionID(4) {
+		a.release(s + 1)
+	}
+	a.want("s1 granted", "s1 granted", "s1 granted") // ten are idle, of which no hold is left that names ten
+	r.pass(10 * time.Millisecond)
+	r.has(3, 0, 0)
+}
+
+// Those of other hosts count for it, too: only Redis knows them.
+func TestSmallerCapacityCountsForPermitsOfOtherHosts(t *testing.T) {
+	r, a, b := newPermitsRig(t)
+	a.acquire(1, 1, 10)
+	a.acquire(2, 1, 10)
+	r.settle()
+	b.acquire(1, 8, 10)
+	r.settle()
+	a.acquire(3, 1, 3)
+	r.settle()
+	a.release(2)
+	r.pass(10 * time.Millisecond)
+	a.want("s1 granted", "s2 granted")
+	r.has(1, 8, 1)
+	b.release(1)
+	r.pass(10 * time.Millisecond)
+	a.want("s3 granted")
+	r.has(2, 0, 0)
+}
+
+// A user may list the name of its own hold, though others have the sixteen that the row has.
+func TestOwnHoldIsKnownBehindThoseOfOthers(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.tb.Open(r.now, 9, locktable.Peer{PID: 9, UID: 1000})
+	for range 20 {
+		a.acquire(1, 1, 30)
+		r.settle()
+	}
+	a.acquire(9, 1, 30)
+	r.settle()
+	if !a.tb.HasHold("api", 1000) || a.tb.HasHold("api", 1001) || a.tb.HasHold("other", 1000) {
+		t.Error("who has a hold is not known")
+	}
+	terms := locktable.Terms{UID: 1000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}}
+	row, _ := a.tb.Info(r.now, "api")
+	if !terms.Redact(&row, true) || len(row.Holders) != 0 || row.Session != 0 {
+		t.Errorf("%+v", row)
+	}
+	a.release(9)
+	if a.tb.HasHold("api", 1000) {
+		t.Error("it has one after its end")
+	}
 }
 
 // Another user's hold is found among many of a client's own.

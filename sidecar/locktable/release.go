@@ -82,19 +82,29 @@ func (t *Table) EndHolds(now int64, name string, hold uint64) (num uint64, n uin
 	return num, n
 }
 
-// forceHolds ends the holds on a lock, or one of them, if there are any, and returns the largest number. l may be nil. The
-// caller reconciles.
+// forceHolds ends the holds on a lock, or one of them, if there are any, and returns the largest number. Those that one step
+// may not end, the next ones do. l may be nil. The caller reconciles.
 func (t *Table) forceHolds(now int64, l *lock, hold uint64) (num uint64, n uint32) {
 	if l == nil {
 		return 0, 0
 	}
 	t.expireHolds(now, l)
-	for h := range t.holdsOf(l) {
-		if hold == 0 || h.id == hold {
-			num, n = h.id, n+1
-			t.loseHold(now, h, protocol.ByForce, "")
-		}
+	h := l.holders.newest
+	if hold != 0 {
+		h = t.byHold[hold]
 	}
+	if h == nil || h.lock != l || hold != 0 && t.expireHold(now, h) {
+		return 0, 0
+	}
+	num, n = h.id, 1
+	m := t.manyOf(l)
+	if m == nil || hold != 0 {
+		t.loseHold(now, h, protocol.ByForce, "")
+		return num, n
+	}
+	n = uint32(len(m.holds) - m.gaps)
+	m.forced, m.dueAt = num, now
+	t.expireHolds(now, l)
 	return num, n
 }
 

@@ -73,8 +73,6 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 	}
 	if l.kind() == redisop.KindPermits {
 		h.permits = r.Permits
-		m := t.needMany(l)
-		m.capacity = max(m.capacity, r.Capacity)
 	}
 	if r.KeepUntil != 0 {
 		h.hasKeep = true
@@ -83,7 +81,7 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 	if h.phase == HoldUnrenewable {
 		h.phase = HoldLive // until Redis refuses this process, too
 	}
-	t.addHold(h)
+	t.addHold(h, r.Capacity)
 	if h.isOrphan() {
 		l.claim.RestoreHold(now, r.Granted, h.deadline, r.InDoubt)
 		if m := t.manyOf(l); m != nil && h.isRenewed() {

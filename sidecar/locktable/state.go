@@ -44,7 +44,7 @@ func Clone(t *Table, j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, keeps: maps.Clone(t.keeps), many: make(map[*lock]*many, len(t.many)), isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, keeps: maps.Clone(t.keeps), many: make(map[*lock]*many, len(t.many)), isStopping: t.isStopping, ends: t.ends,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, shards: slices.Clone(t.shards), routes: t.routes, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -142,9 +142,10 @@ func (t *Table) cloneHolds(from *Table, l, c *lock) {
 	}
 	n := *m
 	n.holds, n.gaps, n.owned, n.twins, n.changed = nil, 0, make(map[owner]*hold, len(m.owned)), maps.Clone(m.twins), nil
+	n.users, n.capacities = slices.Clone(m.users), slices.Clone(m.capacities)
 	for h := range from.holdsOf(l) {
 		ch := t.cloneHold(h, c)
-		n.holds = append(n.holds, numbered{ch.id, ch})
+		n.holds = append(n.holds, numbered{ch.id, ch, m.entryOf(h).of})
 		if at := h.ownedBy(); m.owned[at] == h {
 			n.owned[at] = ch
 		}
@@ -228,7 +229,11 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		d.Time(max(m.latest, now))
 		d.Time(max(m.askedAt, now-int64(t.cfg.Lease)))
 		d.Value(uint64(m.askedMS)<<1 | bit(m.lookedAt == l.claim.RenewAt()))
-		d.Value(uint64(m.came)<<17 | uint64(m.capacity)<<1 | bit(m.idleSince != 0))
+		d.Value(uint64(m.came)<<1 | bit(m.idleSince != 0))
+		for _, c := range m.capacities {
+			d.Value(uint64(c.key)<<32 | uint64(c.n))
+		}
+		d.Value(uint64(t.ends.takenAt(now)))
 		d.Value(uint64(m.met))
 		d.Time(max(m.idleSince, now-handBackDelay))
 	}
@@ -278,6 +283,9 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	d.Value(bit(h.endAt != 0))
 	d.Time(max(h.endAt, now))
 	d.Value(uint64(h.permits)<<1 | bit(h.hasKeep))
+	if m := t.manyOf(h.lock); m != nil {
+		d.Value(bit(h.id <= m.forced))
+	}
 	d.Time(max(t.keepUntil(h), now))
 	if h.isTracked {
 		d.Time(h.bucket * t.bucketWidth())

@@ -60,6 +60,7 @@ const maxIdleEffects = 1 << 13
 // the rest are left for Work and for the next Advance.
 func (t *Table) Advance(now int64) {
 	n := 0
+	t.ends = ends{at: now}
 	t.wheel.AdvanceSome(now, 8*t.cfg.MaxWork, func(tm *wheel.Timer[timed]) {
 		if l, ok := tm.Value.(*lock); ok {
 			t.paceRenewal(now, l)

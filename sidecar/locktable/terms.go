@@ -110,8 +110,7 @@ func (terms *Terms) redactPeer(name string, p *Peer) (isShown bool) {
 // reports whether the session may see it: events of its own processes, or of locks of which it may
 // list those of all users. Events about no lock are for all sessions.
 func (terms *Terms) RedactEvent(r *protocol.EventRow) (isShown bool) {
-	switch r.Kind {
-	case protocol.EventTakeover, protocol.EventRedisDown, protocol.EventRedisUp, protocol.EventDataLost:
+	if r.Name == "" {
 		return true
 	}
 	return terms.redactClient(r.Name, r.Session, r.UID, &r.Cmd)
@@ -152,17 +151,18 @@ func (terms *Terms) DescribePeer(name string, p Peer) string {
 }
 
 // Redact takes out of a row what the session may not know, and reports whether the row is in
-// what the session lists.
-func (terms *Terms) Redact(r *protocol.LockRow) (isListed bool) {
+// what the session lists. hasHold: a process of the session's user has the lock, though perhaps no hold in the row.
+func (terms *Terms) Redact(r *protocol.LockRow, hasHold bool) (isListed bool) {
 	uid := terms.UID
 	scope, _ := terms.Scope.Of(r.Name)
 	commands, limited := terms.Commands.Of(r.Name)
 	hides := func(u int64) bool { return u != uid && scope != ScopeAll }
-	isOwn := false
+	isOwn := hasHold
 	if r.Session != 0 {
-		if isOwn = r.UID == uid; hides(r.UID) {
+		isHolder := r.UID == uid
+		if isOwn = isOwn || isHolder; hides(r.UID) {
 			r.Hold, r.Token, r.Owner, r.Session, r.PID, r.UID, r.Cmd = 0, 0, 0, 0, 0, 0, ""
-		} else if limited && !commands && !isOwn {
+		} else if limited && !commands && !isHolder {
 			r.Cmd = ""
 		}
 	}

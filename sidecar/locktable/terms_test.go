@@ -153,25 +153,25 @@ func TestRedactShowsAListerWhatItMayKnow(t *testing.T) {
 	}
 	own := locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}
 	r := row()
-	if isListed := (&locktable.Terms{UID: 1000, Scope: own}).Redact(r); !isListed || r.PID != 0 || r.Cmd != "" || r.Session != 0 || r.Hold != 0 ||
+	if isListed := (&locktable.Terms{UID: 1000, Scope: own}).Redact(r, false); !isListed || r.PID != 0 || r.Cmd != "" || r.Session != 0 || r.Hold != 0 ||
 		len(r.Waiters) != 1 || r.Waiters[0].Cmd != "mine" || r.Waiting != 2 || r.State != protocol.StateHeld {
 		t.Errorf("listed %v, %+v; want the own waiter only", isListed, r)
 	}
 	r = row()
-	if isListed := (&locktable.Terms{UID: 4000, Scope: own}).Redact(r); isListed {
+	if isListed := (&locktable.Terms{UID: 4000, Scope: own}).Redact(r, false); isListed {
 		t.Errorf("a lock of other users is listed: %+v", r)
 	}
 	r = row()
-	if isListed := (&locktable.Terms{UID: -1, Scope: own}).Redact(r); isListed {
+	if isListed := (&locktable.Terms{UID: -1, Scope: own}).Redact(r, false); isListed {
 		t.Errorf("a uid that stands for many users has own locks: %+v", r)
 	}
 	r = row()
-	if isListed := (&locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}).Redact(r); !isListed || r.Cmd != "" || r.PID != 7 ||
+	if isListed := (&locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}).Redact(r, false); !isListed || r.Cmd != "" || r.PID != 7 ||
 		r.Waiters[0].Cmd != "" || r.Waiters[1].Cmd != "mine" {
 		t.Errorf("listed %v, %+v; want no commands of others", isListed, r)
 	}
 	r = row()
-	if isListed := (&locktable.Terms{UID: 3000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeNone}}}).Redact(r); isListed || r.PID != 0 {
+	if isListed := (&locktable.Terms{UID: 3000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeNone}}}).Redact(r, false); isListed || r.PID != 0 {
 		t.Errorf("listed %v, %+v; want nothing", isListed, r)
 	}
 }
@@ -275,6 +275,7 @@ func TestRedactEventShowsAClientWhatItMayKnow(t *testing.T) {
 		{"all, without commands, of another host", locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}, elsewhere, true, ""},
 		{"own, without the commands of others", locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}, mine, true, "mine"},
 		{"of Redis", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeNone)}, protocol.EventRow{Kind: protocol.EventRedisDown}, true, ""},
+		{"of slots", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeNone)}, protocol.EventRow{Kind: protocol.EventSlotsOpen}, true, ""},
 	} {
 		row := tt.row
 		if shown := tt.terms.RedactEvent(&row); shown != tt.shown || shown && row.Cmd != tt.cmd {

@@ -107,7 +107,7 @@ func (t *Table) linger(v *visit, since int64) {
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
 	m := t.manyOf(l)
-	if !c.HasTokens() || l.kind() == redisop.KindPermits && c.Permits() < t.unitsOf(l)+uint32(r.permits) {
+	if !c.HasTokens() || l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r) {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.ValidUntil()-now
@@ -125,6 +125,16 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 		return left >= moment.MS(lease)/3
 	}
 	return left >= claim.Validity(lease)
+}
+
+// hasPermitsFor reports whether the claim has permits for a request. Those that came when a larger capacity was named may be
+// too many for one that names less: Redis counts those of all hosts.
+func (t *Table) hasPermitsFor(l *lock, r *request) bool {
+	m, units := t.manyOf(l), t.unitsOf(l)+uint32(r.permits)
+	if l.claim.Permits() < units || units > uint32(r.capacity) {
+		return false
+	}
+	return m == nil || m.came >= uint32(r.permits) || r.capacity >= m.capacities.largest()
 }
 
 // leaseToTake is the lease that Redis is given for a request: from the grant on, it has the lock

@@ -243,7 +243,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 			}
 		case protocol.StateRemote:
 			l.Left, l.Cmd = display.Expiry(time.Duration(r.RemoteTTLMS)*time.Millisecond), display.Printable(display.Elsewhere(r.RemoteHost, r.RemoteField))
-			if r.Kind == protocol.KindPermits {
+			if r.Kind == protocol.KindPermits && r.RemoteField == "" {
 				l.Left, l.Cmd = "", display.TooFewPermits
 			}
 		}

@@ -105,7 +105,7 @@ func (h *Hosts) try(ctx context.Context, c *Client, req protocol.Request) (proto
 		ok.ID = r.ID
 		if refusal == nil && ok.Lock != nil {
 			if refusal = acceptRows(r.Host, ok.Lock); refusal == nil && c.Rules != nil {
-				c.Rules.HostTerms().Redact(ok.Lock)
+				c.Rules.HostTerms().Redact(ok.Lock, false)
 			}
 		}
 		return ok, refusal
@@ -123,7 +123,7 @@ func (h *Hosts) try(ctx context.Context, c *Client, req protocol.Request) (proto
 		if refusal == nil && c.Rules != nil {
 			terms, kept := c.Rules.HostTerms(), ok.Locks[:0]
 			for i := range ok.Locks {
-				if terms.Redact(&ok.Locks[i]) {
+				if terms.Redact(&ok.Locks[i], false) {
 					kept = append(kept, ok.Locks[i])
 				}
 			}

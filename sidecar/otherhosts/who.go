@@ -179,6 +179,7 @@ func (h *Hosts) findHoldersOfPermits(ctx context.Context, r *WhoRequest) {
 	}
 	asked.Wait()
 	nameHosts(ctx, found, named)
+	troubles := 0
 	for i := range found.Owners {
 		o := &found.Owners[i]
 		if outcomes[i] == errNotAsked {
@@ -186,9 +187,13 @@ func (h *Hosts) findHoldersOfPermits(ctx context.Context, r *WhoRequest) {
 		}
 		if trouble := h.troubleOf(o, outcomes[i], rows[i].Lock); trouble != "" {
 			found.Trouble = cmp.Or(found.Trouble, trouble)
+			troubles++
 			continue
 		}
 		AddHolders(found, o, rows[i].Lock)
+	}
+	if troubles > 1 {
+		found.Trouble += fmt.Sprintf("; of %d more hosts it is not known either", troubles-1)
 	}
 }
 
@@ -203,12 +208,12 @@ func AddHolders(found *protocol.WhoRow, o *protocol.OwnerRow, row *protocol.Lock
 // redactFound takes out of what other hosts know what a client may not know.
 func redactFound(r *WhoRequest, terms *locktable.Terms) {
 	if r.Found.Holder != nil {
-		terms.Redact(r.Found.Holder)
+		terms.Redact(r.Found.Holder, false)
 	}
 	for i := range r.Found.Owners {
 		o := &r.Found.Owners[i]
 		row := protocol.LockRow{Name: r.Name, Holders: o.Holders}
-		terms.Redact(&row)
+		terms.Redact(&row, false)
 		o.Holders = row.Holders
 	}
 }

@@ -83,11 +83,11 @@ func TestPolicyHoldsForWhatOtherHostsAnswer(t *testing.T) {
 	}
 	for _, uid := range []int64{1000, 0} {
 		row := protocol.LockRow{Name: "payroll:1", State: protocol.StateHeld, Session: 1, UID: uid, PID: 7, Cmd: "secret"}
-		if rules.HostTerms().Redact(&row) || row.PID != 0 || row.Cmd != "" {
+		if rules.HostTerms().Redact(&row, false) || row.PID != 0 || row.Cmd != "" {
 			t.Errorf("the uid %d on another host: %+v", uid, row)
 		}
 		row = protocol.LockRow{Name: "a", State: protocol.StateHeld, Session: 1, UID: uid, PID: 7, Cmd: "secret"}
-		if !rules.HostTerms().Redact(&row) || row.PID != 7 || row.Cmd != "" {
+		if !rules.HostTerms().Redact(&row, false) || row.PID != 7 || row.Cmd != "" {
 			t.Errorf("commands of the uid %d are hidden: %+v", uid, row)
 		}
 	}

@@ -259,7 +259,7 @@ func TestListAndInfoAreHiddenByName(t *testing.T) {
 		t.Errorf("info about a name that may not be acquired or listed: %+v", why)
 	}
 	for name, want := range map[string]bool{"a:1": true, "b": false} {
-		if got := deploy.Terms().Redact(&protocol.LockRow{Name: name}); got != want {
+		if got := deploy.Terms().Redact(&protocol.LockRow{Name: name}, false); got != want {
 			t.Errorf("%q is listed: %v", name, got)
 		}
 	}

@@ -1,11 +1,16 @@
 package store
 
 import (
+	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
+	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
 // queueRules are the commands for the queue of a lock between sidecars, among leastRules.
@@ -200,5 +205,46 @@ func TestPermissionsOfSemaphores(t *testing.T) {
 				t.Errorf("asked again: %+v", res)
 			}
 		})
+	}
+}
+
+// The danger: a program that may write keys of Redis puts a ticket with an infinite score into a queue. The script calculates
+// with it, Redis answers with the smallest integer, and a daemon that does not read that leaves its connection, each time:
+// with those of all other locks.
+func TestInfiniteScoresDoNotEndTheConnection(t *testing.T) {
+	s := startRedis(t)
+	k := wire.NewKeyspace("")
+	var ended atomic.Int32
+	a := connected(t, s.url(), func(c *Config) { c.on(Down, func(Event) { ended.Add(1) }) })
+	for _, score := range []float64{math.Inf(1), math.Inf(-1), 1e300, -5, 1 << 60} {
+		for i, place := range []struct{ set, wants string }{
+			{k.Queue("a"), ""},
+			{k.Ours(wire.WantedPrefix, "a"), k.Ours(wire.WantsPrefix, "a")},
+		} {
+			s.admin().FlushAll(ctx)
+			for _, host := range []string{secondUUID, otherUUID} {
+				member := host
+				if place.wants == "" {
+					member += ":" + strings.Repeat("9", 400)
+				} else {
+					s.admin().HSet(ctx, place.wants, host, "10 5 12 30000 1")
+				}
+				s.admin().ZAdd(ctx, place.set, redis.Z{Score: score, Member: member})
+			}
+			ops := []redisop.Op{takeOp("a", 1), {Kind: redisop.Arrive, Name: "a", HoldID: 2}, dropOp("a", 3)}
+			ops[0].Flags |= redisop.Enqueue
+			if i == 1 {
+				ops = []redisop.Op{permitsOp("a", 1, 0, 1), permitsOp("a", 2, 1, 2), permitsDrop("a", 3)}
+			}
+			for _, op := range ops {
+				if res := a.one(op); res.Outcome == redisop.Retryable || res.Outcome == redisop.NotSent {
+					t.Errorf("score %v in %s: %+v: %+v", score, place.set, op, res)
+				}
+			}
+			a.key("a")
+		}
+	}
+	if n := ended.Load(); n != 0 {
+		t.Errorf("the connection ended %d times", n)
 	}
 }

@@ -204,8 +204,18 @@ func TestKeyHasTheClaimsOfASemaphore(t *testing.T) {
 			t.Errorf("%s with many hosts: %+v", name, got)
 		}
 		a.Del(ctx, name)
+		a.HSet(ctx, name, "mode", fmt.Sprintf("permits 9 %d %d 77", soon, soon), ourUUID, fmt.Sprintf("7 %s %d", strings.Repeat("1", 70_000), soon))
+		if got := r.key(name); got.err != nil || got.key.State != protocol.KeyPermits || len(got.key.Owners) != 1 {
+			t.Errorf("%s with a number of 70,000 digits: %+v", name, got)
+		}
+		a.Del(ctx, name)
 		if got := r.key(name); got.err != nil || got.key.State != protocol.KeyFree || got.key.Queued != 2 {
 			t.Errorf("%s, of which no host has permits: %+v", name, got)
+		}
+		a.Del(ctx, k.Ours(wire.WantedPrefix, name))
+		a.Set(ctx, k.Ours(wire.WantedPrefix, name), "text", 0)
+		if got := r.key(name); got.err != nil || got.key.State != protocol.KeyFree || got.key.Queued != 0 {
+			t.Errorf("%s, whose set of places is no set: %+v", name, got)
 		}
 	}
 }

@@ -216,7 +216,7 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 	case op == "bye", op == "hello" && want != "":
 		expectEOF(t, w)
 	case op == "hello":
-	case op == "acquire": // the next vector may acquire the same name
+	case op == "acquire", op == "acquire_permits": // the next vector may acquire the same name
 		w.LastID = 1 << 20
 		released := w.Call(harness.Message{"op": "release", "hold": a["hold"]})
 		if v.Message["max_hold_ms"] != nil && released["ev"] == "lost" {

@@ -436,8 +436,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a grant needs a token that was drawn from Redis",
 		in:   "sidecar/locktable (*Table).isCovered",
-		find: `!c.HasTokens() || l.kind() == redisop.KindPermits && c.Permits() < t.unitsOf(l)+uint32(r.permits)`,
-		put:  `l.kind() == redisop.KindPermits && c.Permits() < t.unitsOf(l)+uint32(r.permits)`,
+		find: `!c.HasTokens() || l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r)`,
+		put:  `l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r)`,
 		by:   simulation,
 	},
 	{

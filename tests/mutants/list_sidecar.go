@@ -283,8 +283,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "what the policy hides here is hidden of other hosts",
 		in:   "sidecar/otherhosts (*Hosts).try",
-		find: "if terms.Redact(&ok.Locks[i]) {",
-		put:  "if terms.Redact(&ok.Locks[i]) || true {",
+		find: "if terms.Redact(&ok.Locks[i], false) {",
+		put:  "if terms.Redact(&ok.Locks[i], false) || true {",
 		by:   test("sidecar", "TestWhoShowsOtherHostsToThoseWhoMayListThem"),
 	},
 	{

@@ -148,9 +148,10 @@ func (r *permitsRun) execute() {
 		most := int64(0)
 		yields := others > 0 && op.Has(redisop.Yields) && (op.Ticket == 0 || at >= 0 || op.Arrived != 0)
 		switch {
+		case otherUnits+keep+want > int64(op.Capacity):
 		case own.Units >= keep+want && !yields:
-			most = (own.Units - keep) / want
-		case others > 0 && (at != 0 || op.Arrived != 0), otherUnits+keep+want > int64(op.Capacity):
+			most = (min(own.Units, int64(op.Capacity)-otherUnits) - keep) / want
+		case others > 0 && (at != 0 || op.Arrived != 0):
 		case others > 0:
 			most = 1
 		default:

@@ -231,8 +231,16 @@ func (r *Replies) line() ([]byte, error) {
 	return line[:len(line)-2], nil
 }
 
-// number reads a decimal integer.
+// number reads a decimal integer. What a script calculates beyond 64 bits, say with a score that another program has
+// written, Redis answers as the smallest integer: here it is the largest.
 func number(text []byte) (int64, bool) {
+	if len(text) > 18 {
+		n, err := strconv.ParseInt(string(text), 10, 64)
+		if n == math.MinInt64 {
+			n = math.MaxInt64
+		}
+		return n, err == nil && text[0] != '+'
+	}
 	digits := text
 	negative := len(text) > 0 && text[0] == '-'
 	if negative {
@@ -243,7 +251,7 @@ func number(text []byte) (int64, bool) {
 	}
 	n := int64(0)
 	for _, c := range digits {
-		if c < '0' || c > '9' || n > (math.MaxInt64-9)/10 {
+		if c < '0' || c > '9' {
 			return 0, false
 		}
 		n = 10*n + int64(c-'0')

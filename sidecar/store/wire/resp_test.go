@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -24,6 +25,8 @@ var replyCases = []struct {
 	{":0\r\n", Reply{Kind: ':'}},
 	{":-12\r\n", Reply{Kind: ':', Num: -12}},
 	{":1700000000000000\r\n", Reply{Kind: ':', Num: 1700000000000000}},
+	{":9223372036854775807\r\n", Reply{Kind: ':', Num: math.MaxInt64}},
+	{":-9223372036854775808\r\n", Reply{Kind: ':', Num: math.MaxInt64}},
 	{"$-1\r\n", Reply{}},
 	{"*-1\r\n", Reply{}},
 	{"$0\r\n\r\n", Reply{Kind: '$'}},

@@ -40,7 +40,7 @@ else
         permits = permits + has
         if #owners < 2 * most then
           owners[#owners + 1] = string.sub(field .. ':' .. number, 1, 256)
-          owners[#owners + 1] = has
+          owners[#owners + 1] = string.sub(has, 1, 32)
         end
       end
     end
@@ -59,7 +59,7 @@ else
   if kind == 'other' then what, owners = 'a hash with ' .. fields .. ' field' .. (fields == 1 and '' or 's'), {} end
 end
 
-if kind == 'permits' or kind == 'free' and redis.pcall('EXISTS', wanted) == 1 then queue = wanted end
+if kind == 'permits' or kind == 'free' and redis.pcall('TYPE', wanted).ok == 'zset' then queue = wanted end
 local queued = redis.pcall('ZCARD', queue)
 local tickets = {}
 if type(queued) == 'table' then

@@ -23,7 +23,7 @@ for i, lock in ipairs(KEYS) do
       local last = redis.pcall('ZRANGE', queue, '-1', '-1', 'WITHSCORES')
       arrives = math.min(math.max(now, last[2] + 1), 2 ^ 53)
     end
-    statuses[i] = {code.arrived, arrives, tonumber(first[2] or 0)}
+    statuses[i] = {code.arrived, arrives, math.max(0, math.min(first[2] or 0, 2 ^ 53))}
   end
 end
 return statuses

@@ -77,9 +77,8 @@ do
       if kind == 116 or kind == 100 then places[#places + 1] = keys[3 * i - 1] end
     end
     takes = #hashes
-    for i = 1, #places do hashes[takes + i] = places[i] end
-    is_free = takes > 0 and ask('EXISTS', unpack(hashes)) == 0
-    rest = not is_free and #places > 0 and ask('EXISTS', unpack(places)) ~= 0
+    rest = #places > 0 and ask('EXISTS', unpack(places)) ~= 0
+    is_free = not rest and takes > 0 and ask('EXISTS', unpack(hashes)) == 0
     taken = {}
   end
   local time = timed and not rest and ask('TIME')
@@ -90,7 +89,9 @@ do
     ms_text, token = format('%.0f', ms), format('%.0f', now)
   end
   rest = rest or timed and not now
-  local of_lease, expiry -- the lease that was last met, and when a claim for it ends
+  -- What follows the number in the argument that was last met: most of a batch have the same. When a claim for its lease
+  -- ends, that claim without its number, the mode of a HASH that has no other one, and for how long that lasts.
+  local wish, keep, want, capacity, expiry, claim, alone, lasts
   for i = 1, rest and 0 or n do
     local lock, arg, done = keys[3 * i - 2], args[i + 2], nil
     kind = byte(arg)
@@ -107,15 +108,25 @@ do
       end
       if type(done) == 'number' then done = 0 end
     elseif kind == 116 or kind == 114 then -- t, r
-      local number, keep, want, capacity, lease = match(arg, '^%l+ (%d+) (%d+) (%d+) (%d+) (%d+)$')
-      if number and lease ~= of_lease then of_lease, expiry = lease, format('%.0f', ms + lease) end
-      if not number or want == '0' and kind == 116 then
+      local number, of = match(arg, '^%l+ (%d+) (.*)$')
+      if of ~= wish then
+        local lease
+        wish = of
+        keep, want, capacity, lease = match(of or '', '^(%d+) (%d+) (%d+) (%d+)$')
+        if keep then
+          keep, want, capacity = keep + 0, want + 0, capacity + 0
+          expiry, lasts = format('%.0f', ms + lease), math.floor(lease * 1.5)
+          claim = format(' %.0f ', keep + want) .. expiry
+          alone = 'permits' .. claim .. format(' %.0f ', ms + lasts) .. (token or '')
+          lasts = format('%.0f', lasts)
+        end
+      end
+      if not number or not keep or want == 0 and kind == 116 then
         -- Not usual.
       elseif kind == 116 and is_free and not (taken and taken[lock]) then
-        if keep == '0' and want + 0 <= capacity + 0 then
+        if keep == 0 and want <= capacity then
           if taken then taken[lock] = true end
-          local lasts = math.floor(lease * 1.5)
-          local set = ask('HSET', lock, 'mode', 'permits ' .. want .. ' ' .. expiry .. ' ' .. format('%.0f', ms + lasts) .. ' ' .. token, uuid, number .. ' ' .. want .. ' ' .. expiry)
+          local set = ask('HSET', lock, 'mode', alone, uuid, number .. claim)
           if type(set) == 'number' then -- otherwise nothing is to be written before the next attempt: see outlive
             if ask('PEXPIRE', lock, lasts) == 1 then done = now else ask('DEL', lock) end
           end
@@ -124,16 +135,16 @@ do
         local have = ask('HMGET', lock, 'mode', uuid)
         local held, due, ends, last = match(have[1] or '', '^permits (%d+) (%d+) (%d+) (%d+)$')
         local own, had = match(have[2] or '', '^(%d+) (%d+) %d+$')
-        had = had or '0'
+        had = (had or '0') + 0
+        local others = held and held - had
         local is_renewed = kind == 114 and held and own == number and had == keep
-        local is_taken = kind == 116 and held and #held < 10 and #had < 10 and last < '9007199254740000' and (not own or #own < #number or #own == #number and own <= number) and
-          had + 0 >= keep + 0 and held + 0 >= had + 0 and held - had + keep + want <= capacity + 0
+        local is_taken = kind == 116 and held and #held < 10 and had < 1e9 and last < '9007199254740000' and (not own or #own < #number or #own == #number and own <= number) and
+          had >= keep and others >= 0 and others + keep + want <= capacity
         if (is_renewed or is_taken) and #due == #ms_text and due > ms_text and #ends == #expiry and ends >= expiry and #last == #token then
-          local permits = keep == '0' and want or want == '0' and keep or keep + want
           if expiry < due then due = expiry end
           if is_taken then last = last < token and token or format('%.0f', last + 1) end
-          local set = ask('HSET', lock, 'mode', 'permits ' .. held - had + permits .. ' ' .. due .. ' ' .. ends .. ' ' .. last,
-            uuid, number .. ' ' .. permits .. ' ' .. expiry)
+          local set = ask('HSET', lock, 'mode', 'permits ' .. others + keep + want .. ' ' .. due .. ' ' .. ends .. ' ' .. last,
+            uuid, number .. claim)
           if type(set) == 'number' then done = is_taken and last + 0 or 0 end
         end
       end
@@ -398,9 +409,11 @@ local function set(what, number, keep, want, capacity, lease, times, tokens, arr
   if want > 0 then
     local most = 0 -- times
     local yields = hosts > 0 and (string.find(what, 'y', 1, true) or (rank or arrived ~= '0') and string.find(what, 'p', 1, true))
-    if had >= keep + want and not yields then
-      most = math.floor((had - keep) / want)
-    elseif (hosts == 0 or rank == 0 and arrived == '0') and others + keep + want <= capacity then
+    if others + keep + want > capacity then
+      -- Also what this host has and does not use is too much for a smaller capacity.
+    elseif had >= keep + want and not yields then
+      most = math.floor((min(had, capacity - others) - keep) / want)
+    elseif hosts == 0 or rank == 0 and arrived == '0' then
       most = hosts > 0 and 1 or math.floor((capacity - others - keep) / want)
     end
     if most > 0 then permits, is_granted = keep + want * min(most, times), true end
