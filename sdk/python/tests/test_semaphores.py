@@ -181,6 +181,32 @@ def test_number_that_a_policy_lowers_is_read(sidecar: FakeSidecar, client: Clien
         assert permits.of == 5
 
 
+async def test_answer_may_leave_the_permits_out(sidecar: FakeSidecar, client: Client, tasks: aio.Client) -> None:
+    send = sidecar._send
+
+    def left_out(session: Any, m: dict[str, Any]) -> None:
+        send(session, {k: v for k, v in m.items() if k not in ("permits", "of")})
+
+    sidecar._send = left_out  # type: ignore[method-assign, assignment]
+    with await asyncio.to_thread(client.semaphore("n", permits=10).acquire, 2) as permits:
+        assert (permits.permits, permits.of) == (2, 10)
+    async with tasks.semaphore("n", permits=10).acquire(2) as held:
+        assert (held.permits, held.of) == (2, 10)
+
+
+async def test_older_sidecar_that_ends_another_hold_is_named(
+    sidecar: FakeSidecar, client: Client, tasks: aio.Client
+) -> None:
+    end = sidecar._on_force_release
+    sidecar._on_force_release = lambda session, m: end(session, m | {"hold": 0})  # type: ignore[method-assign]
+    await tasks.lock("n").acquire()
+    with pytest.raises(Unsupported, match=r"ended hold [0-9]+ in the place of hold 7; upgrade it"):
+        await asyncio.to_thread(client.force_release, "n", hold=7)
+    await tasks.lock("n").acquire()
+    with pytest.raises(Unsupported, match=r"ended hold [0-9]+ in the place of hold 7; upgrade it"):
+        await tasks.force_release("n", hold=7)
+
+
 def test_handle_is_released_once(sidecar: FakeSidecar, client: Client) -> None:
     permits = client.semaphore("n", permits=2).acquire(2)
     permits.release()

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, Final, Generic, TypeVar
 
 from . import _protocol as protocol
-from ._errors import BadRequest, LocksidecarError, Unconfirmed, sentence
+from ._errors import BadRequest, LocksidecarError, Unconfirmed, Unsupported, sentence
 from ._strict import MAX_INT, Fields
 
 # The epoch of a hold that the sidecar no longer has. The epochs of a session start at 1.
@@ -337,6 +337,15 @@ def force_release_call(name: str, host: str | None = None, hold: int | None = No
         return Call("force_release", name, parse, lambda id, _: protocol.force_release(id, name, number))
     protocol.check_host(host)
     return Call("host_force_release", name, parse, lambda id, _: protocol.host_force_release(id, host, name, number))
+
+
+def check_forced(name: str, hold: int | None, ended: protocol.ForceReleaseOK) -> None:
+    """Raises Unsupported if another hold has ended than hold: a sidecar ignores fields that it does not know."""
+    if hold is not None and ended.hold != hold:
+        raise Unsupported(
+            f"force_release {name!r}: the sidecar is older than this client, and ended hold {ended.hold} in the place "
+            f"of hold {hold}; upgrade it and restart it"
+        )
 
 
 def force_release_orphaned_call(name: str) -> Call[protocol.OrphanedLock]:

@@ -18,6 +18,7 @@ from ._calls import (
     Call,
     Options,
     acquire_call,
+    check_forced,
     connect_call,
     events_call,
     force_release_call,
@@ -180,7 +181,7 @@ class _Acquirable:
             _owners.bind_to_task(call.hold)
             entry = Entry(shared.session, call.hold)
             if permits:
-                held = Permits(shared, entry, grant.of, options)
+                held = Permits(shared, entry, grant.of or of, options)
             else:
                 held = Held(shared, entry, block is not None, block)
             given_up = [entry]
@@ -568,8 +569,8 @@ class Client:
 
         permits: how many there are, up to 65535. The other arguments are those of lock(), for the hold of each acquire.
 
-        The fencing token of each hold is larger than those before it, but holds exist at one time: it is no fence. A
-        name is that of a lock or of a semaphore, and not of both at one time.
+        The token of a hold is that of no other one, but holds exist at one time: it is no fence. A name is that of a
+        lock or of a semaphore, and not of both at one time.
         """
         # reentrant=True leaves the field out of the request, which does not have it.
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, False, 0.0)
@@ -673,7 +674,7 @@ class Client:
         host: asks the sidecar of another host, as in info(), for root and the user of this sidecar, and where the other
         one permits it.
         """
-        self._call(force_release_call(self._whole(name), host, hold))
+        check_forced(name, hold, self._call(force_release_call(self._whole(name), host, hold)))
 
     def force_release_orphaned(self, name: str) -> OrphanedLock:
         """Frees a lock whose sidecar is gone for good, because its host died.

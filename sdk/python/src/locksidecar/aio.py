@@ -43,6 +43,7 @@ from ._calls import (
     Hold,
     Options,
     acquire_call,
+    check_forced,
     confirm_call,
     connect_call,
     events_call,
@@ -1203,7 +1204,7 @@ class Client:
         host: asks the sidecar of another host, as in info(), for root and the user of this sidecar, and where the other
         one permits it.
         """
-        await self._call(force_release_call(self._whole(name), host, hold))
+        check_forced(name, hold, await self._call(force_release_call(self._whole(name), host, hold)))
 
     async def force_release_orphaned(self, name: str) -> OrphanedLock:
         """Frees a lock whose sidecar is gone for good, because its host died.
@@ -1314,7 +1315,7 @@ class Client:
             entry = Entry(shared.session, call.hold)
             given_up = [entry]
             if permits:
-                held: Held = Permits(self, shared, entry, grant.of, options)
+                held: Held = Permits(self, shared, entry, grant.of or of, options)
             else:
                 held = Held(self, shared, entry, scoped)
             if span is not None:
