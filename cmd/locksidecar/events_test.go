@@ -30,6 +30,8 @@ func someEvents() *locksidecar.EventPage {
 		worker(locksidecar.Event{At: at(2_899), Kind: locksidecar.EventGranted, Name: "invoice:42", Hold: 81, Token: 19, Waited: 38 * time.Minute, Message: "pid 4711 (go\x1b[2J) of uid 1000"}),
 		worker(locksidecar.Event{At: at(2_898), Kind: locksidecar.EventGranted, Name: "till", Hold: 82, Token: 20, Waited: ms(2_000), RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", RemoteHost: "db-7"}),
 		worker(locksidecar.Event{At: at(2_800), Kind: locksidecar.EventCrashed, Name: "invoice:42", Hold: 81, Held: ms(99), Count: 1}),
+		worker(locksidecar.Event{At: at(2_799), Kind: locksidecar.EventGranted, Name: "partner-api", Hold: 83, Token: 21, Permits: 2, Waited: ms(40)}),
+		worker(locksidecar.Event{At: at(2_798), Kind: locksidecar.EventReleased, Name: "partner-api", Hold: 84, Permits: 1, Held: 40 * time.Minute}),
 		{At: at(2_700), Kind: locksidecar.EventRedisDown, Message: "10.0.0.7:6379 closed the connection"},
 		{At: at(2_650), Kind: locksidecar.EventRedisDegraded, Message: "Redis at 10.0.0.7:6379 is out of memory"},
 		{At: at(2_600), Kind: locksidecar.EventRedisUp},

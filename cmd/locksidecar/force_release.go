@@ -16,7 +16,7 @@ type forceReleaseCmd struct {
 	socketFlag
 	Host     string  `placeholder:"HOST" help:"End the hold of a process of this other host: its name, or the uuid of its daemon."`
 	Orphaned bool    `help:"Free a lock whose daemon is gone for good, on whatever host it was."`
-	Hold     *uint64 `placeholder:"N" help:"End only the hold with this number, which ls --json shows: of several of a semaphore, or of a lock that may have passed on."`
+	Hold     *uint64 `placeholder:"N" help:"End only the hold with this number, which who and ls --json show: of several of a semaphore, or of a lock that may have passed on."`
 	Name     string  `arg:"" complete:"locks" help:"The lock, or the semaphore."`
 }
 

@@ -38,8 +38,13 @@ a little longer), kept (released, or its process is gone, and --keep has it held
 for this host for a few milliseconds) or free. For a remote lock, the daemon of its host is asked for the process,
 for at most a second in all.
 
+A semaphore has in place of a state how many permits processes of this host have, of how many: "7 of 10". Its row is that
+of the oldest holder, with the permits that it has and how many more holds there are: "has 2, +4 more". "wants 2" is
+what a waiter waits for. locksidecar who NAME lists the holders.
+
 --by finds what holds too much. The names of one pattern are alike up to their first colon, slash or digit. Of the
-waiters of a lock, the first sixteen have a process and a user.
+waiters of a lock, the first sixteen have a process and a user. So have the oldest sixteen holds of a semaphore; the
+others are counted for the user "?".
 
 --all asks the daemons of all hosts, through Redis, for at most ten seconds in all. A host is listed until three
 minutes after its daemon ended; one that did not answer is shown as such.
@@ -59,10 +64,13 @@ Fields of --json; those in brackets are absent where they do not apply:
 
     name, state, waiting, waiters[], [grants]
     [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent,
-     absent_ms, absent_left_ms, orphan, keep_left_ms]
+     absent_ms, absent_left_ms, orphan, keep_left_ms: of a semaphore those of its oldest hold]
+    [kind: permits (a semaphore); absent: a lock]
+    [holds, permits, of: of a semaphore, the holds of this host, their permits, and how many there are]
+    [holders[]: the oldest 16 of these: hold, token, permits, session, pid, uid, user, cmd, held_ms, [absent, orphan]]
     [remote_field, remote_ttl_ms, remote_host, remote_pid, remote_cmd]
     [slot, shard: of a Redis Cluster; the address of the master that has the slot, if one has it]
-    of a waiter: session, pid, uid, user, cmd, owner, waited_ms
+    of a waiter: session, pid, uid, user, cmd, waited_ms, [owner, permits]
 
 With --all, the array is of hosts, sorted by name. user is then a number:
 
@@ -72,6 +80,7 @@ With --all, the array is of hosts, sorted by name. user is then a number:
 With --by, the array is of processes, users or patterns:
 
     held, waiting, [host, pattern, pid, uid, user, cmd, oldest_held_ms, oldest_held, oldest_waited_ms, oldest_wait]
+    uid -1: holds whose processes are not known
 
 ` + exitTable
 }
@@ -178,6 +187,7 @@ func viewLocks(rows []locksidecar.LockInfo, filter lockFilter, users display.Use
 // change.
 type lockView struct {
 	Name        string                `json:"name"`
+	Kind        locksidecar.LockKind  `json:"kind,omitempty"`
 	State       locksidecar.LockState `json:"state"`
 	Hold        uint64                `json:"hold,omitempty"`
 	Token       uint64                `json:"token,omitempty"`
@@ -196,6 +206,10 @@ type lockView struct {
 	AbsentLeft  int64                 `json:"absent_left_ms,omitempty"`
 	Orphan      bool                  `json:"orphan,omitempty"`
 	KeepLeftMS  int64                 `json:"keep_left_ms,omitempty"`
+	Holds       *int                  `json:"holds,omitempty"`
+	Permits     *int                  `json:"permits,omitempty"`
+	Of          int                   `json:"of,omitempty"`
+	Holders     []holdView            `json:"holders,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
 	RemoteTTLMS *int64                `json:"remote_ttl_ms,omitempty"`
 	Slot        *int                  `json:"slot,omitempty"`
@@ -207,7 +221,7 @@ type lockView struct {
 	Waiting     int                   `json:"waiting"`
 	Waiters     []waiterView          `json:"waiters"`
 
-	isHidden    bool // the holder, by the policy
+	isHidden    bool // the holder, or the oldest of several, by the policy
 	isKeptThere bool // on RemoteHost
 }
 
@@ -218,14 +232,19 @@ type waiterView struct {
 	User     string `json:"user"`
 	Cmd      string `json:"cmd"`
 	Owner    uint64 `json:"owner,omitempty"`
+	Permits  int    `json:"permits,omitempty"`
 	WaitedMS int64  `json:"waited_ms"`
 }
 
 func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames) lockView {
-	v := lockView{Name: row.Name, State: row.State, Grants: row.Grants, Waiting: row.Waiting, Waiters: []waiterView{}}
+	v := lockView{Name: row.Name, Kind: row.Kind, State: row.State, Grants: row.Grants, Waiting: row.Waiting, Waiters: []waiterView{}}
 	if row.InCluster {
 		slot := row.Slot
 		v.Slot, v.Shard = &slot, row.Shard
+	}
+	if row.Kind == locksidecar.KindPermits {
+		holds, permits := row.Holds, row.Permits
+		v.Holds, v.Permits, v.Of, v.Holders = &holds, &permits, row.Of, viewHolds(row.Holders, users)
 	}
 	switch row.State {
 	case locksidecar.LockHeld:
@@ -248,7 +267,7 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 		v.RemoteField, v.RemoteHost, v.RemoteTTLMS = row.RemoteField, row.RemoteHost, &ttl
 	}
 	for _, w := range row.Waiters {
-		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.Waited.Milliseconds()})
+		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.Permits, w.Waited.Milliseconds()})
 	}
 	return v
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/locksidecar/locksidecar/internal/display"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // What ls --by counts locks for.
@@ -37,11 +38,11 @@ type shareView struct {
 	OldestWait string `json:"oldest_wait,omitempty"` // its name
 }
 
-// holds adds a lock that is held.
-func (s *shareView) holds(l *lockView) {
-	s.Held++
-	if s.OldestHeld == "" || *l.HeldMS > s.HeldMS {
-		s.HeldMS, s.OldestHeld = *l.HeldMS, l.Name
+// holds adds holds of a lock, of which the oldest has this age; nil: it is not known.
+func (s *shareView) holds(l *lockView, n int, heldMS *int64) {
+	s.Held += n
+	if heldMS != nil && (s.OldestHeld == "" || *heldMS > s.HeldMS) {
+		s.HeldMS, s.OldestHeld = *heldMS, l.Name
 	}
 }
 
@@ -65,7 +66,14 @@ type shareKey struct {
 	host, pattern string
 	session       uint64 // a process that was not seen has its session
 	pid, uid      int
+	cmd           string // of those that are not known
 }
+
+// noUID is the uid of the holders that are not known.
+const noUID = -1
+
+// unlistedHolder stands for the command of a process that the daemon does not name.
+const unlistedHolder = "not known: not among the oldest 16 of a semaphore, or hidden by the policy"
 
 // of returns the share of a process, or of its user.
 func (s *shares) of(host string, session uint64, pid, uid int, user, cmd string) *shareView {
@@ -74,6 +82,9 @@ func (s *shares) of(host string, session uint64, pid, uid int, user, cmd string)
 		key.pid, v.PID, v.Cmd = pid, pid, cmd
 		if pid == 0 {
 			key.session = session
+		}
+		if uid == noUID {
+			key.cmd = cmd
 		}
 	}
 	return s.at(key, v)
@@ -100,7 +111,7 @@ func (s *shares) add(host string, locks []lockView) {
 			pattern := patternOf(l.Name)
 			share := s.at(shareKey{pattern: pattern}, shareView{Pattern: pattern})
 			if l.HeldMS != nil {
-				share.holds(l)
+				share.holds(l, l.held(), l.HeldMS)
 			}
 			if len(l.Waiters) > 0 {
 				share.waits(l, l.Waiting, l.Waiters[0].WaitedMS)
@@ -108,15 +119,30 @@ func (s *shares) add(host string, locks []lockView) {
 			continue
 		}
 		if l.HeldMS != nil && l.state() != stateKept { // which no process holds
-			if l.isHidden {
-				s.of(host, 0, 0, -1, "?", hiddenHolder).holds(l)
-			} else {
-				s.of(host, l.Session, l.PID, *l.UID, l.User, l.Cmd).holds(l)
-			}
+			s.addHolders(host, l)
 		}
 		for _, w := range l.Waiters {
 			s.of(host, w.Session, w.PID, w.UID, w.User, w.Cmd).waits(l, 1, w.WaitedMS)
 		}
+	}
+}
+
+// addHolders counts the holds of a lock for their processes.
+func (s *shares) addHolders(host string, l *lockView) {
+	holders := l.holders()
+	for i := range holders {
+		h := &holders[i]
+		s.of(host, h.Session, h.PID, h.UID, h.User, h.Cmd).holds(l, 1, &h.HeldMS)
+	}
+	if more := l.held() - len(holders); more > 0 {
+		why, oldest := unlistedHolder, l.HeldMS
+		if l.Kind == locksidecar.KindLock {
+			why = hiddenHolder
+		}
+		if !l.isHidden {
+			oldest = nil // it is that of a holder that is known
+		}
+		s.of(host, 0, 0, noUID, "?", why).holds(l, more, oldest)
 	}
 }
 

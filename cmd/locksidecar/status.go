@@ -34,7 +34,7 @@ Fields of --json; those in brackets are absent where they do not apply:
 
     version, started, redis ("ok", or a sentence), [degraded,] redis_address, [redis_run_id, redis_risk, key_prefix, roundtrip_us, trouble, hidden]
     sessions, held, waiting, renewals_late, lost_last_hour: an object with the reasons and their counts
-    [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: state, pid, …]
+    [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: [kind,] state, [permits, of,] pid, …]
     [restart: reason, held, sessions, ended, back, away]
     [shards, shard_count: the masters of a Redis Cluster, those in trouble first, 64 at most, and how many there are:
      [address (absent: no master has these slots),] slots, redis, [degraded, roundtrip_us,] held, waiting, unsent]
@@ -117,9 +117,12 @@ type oldestView struct {
 	HeldBy  *holderView `json:"held_by,omitempty"`
 }
 
-// holderView is the holder of the lock that the oldest waiter waits for.
+// holderView is the holder of the lock that the oldest waiter waits for, or the oldest holder of a semaphore.
 type holderView struct {
+	Kind        locksidecar.LockKind  `json:"kind,omitempty"`
 	State       locksidecar.LockState `json:"state"`
+	Permits     *int                  `json:"permits,omitempty"`
+	Of          int                   `json:"of,omitempty"`
 	PID         int                   `json:"pid,omitempty"`
 	User        string                `json:"user,omitempty"`
 	Cmd         string                `json:"cmd,omitempty"`
@@ -186,7 +189,11 @@ func viewOldest(r *locksidecar.Oldest, users display.UserNames) *oldestView {
 }
 
 func viewHolder(row *locksidecar.LockInfo, users display.UserNames) *holderView {
-	v := &holderView{State: row.State, RemoteField: row.RemoteField, RemoteHost: row.RemoteHost}
+	v := &holderView{Kind: row.Kind, State: row.State, RemoteField: row.RemoteField, RemoteHost: row.RemoteHost}
+	if row.Kind == locksidecar.KindPermits {
+		permits := row.Permits
+		v.Permits, v.Of = &permits, row.Of
+	}
 	switch {
 	case state(row) == stateKept:
 		v.KeepLeftMS = row.KeepLeft.Milliseconds()
@@ -330,8 +337,10 @@ func (v *statusView) findOldest(ctx context.Context, sidecar *locksidecar.Client
 	var hold, waiter *locksidecar.Oldest
 	for i := range rows {
 		r := &rows[i]
-		if r.State == locksidecar.LockHeld && state(r) != stateKept && !isHolderHidden(r) && (hold == nil || r.Held > hold.Age) {
-			hold = &locksidecar.Oldest{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, Age: r.Held}
+		v := viewLock(r, time.Time{}, users)
+		if holders := v.holders(); len(holders) > 0 && v.state() != stateKept && (hold == nil || ms(holders[0].HeldMS) > hold.Age) {
+			h := &holders[0]
+			hold = &locksidecar.Oldest{Name: r.Name, Session: h.Session, PID: h.PID, UID: h.UID, Cmd: h.Cmd, Age: ms(h.HeldMS)}
 		}
 		if len(r.Waiters) == 0 {
 			continue
@@ -350,16 +359,28 @@ func (v *statusView) findOldest(ctx context.Context, sidecar *locksidecar.Client
 }
 
 func (h *holderView) describe() string {
+	holder := display.Client(h.PID, h.Cmd, h.User)
 	if h.isHidden {
-		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), hiddenHolder)
+		holder = hiddenHolder
+	}
+	remote := remoteHolder(h.Kind, h.RemoteHost, h.RemoteField)
+	if h.Kind == locksidecar.KindPermits {
+		text := "a semaphore, of which processes of this host have " + display.Permits(*h.Permits, h.Of)
+		switch h.State {
+		case locksidecar.LockHeld:
+			text += fmt.Sprintf("; the oldest holder, for %s, is %s", display.Duration(ms(h.HeldMS)), holder)
+		case locksidecar.LockRemote:
+			text += "; " + remote
+		}
+		return text
 	}
 	switch {
 	case h.KeepLeftMS > 0:
 		return fmt.Sprintf("kept for another %s: %s", display.Duration(ms(h.KeepLeftMS)), keptCommand)
 	case h.State == locksidecar.LockHeld:
-		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), display.Client(h.PID, h.Cmd, h.User))
+		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), holder)
 	case h.State == locksidecar.LockRemote:
-		return display.Elsewhere(h.RemoteHost, h.RemoteField)
+		return remote
 	case h.State == locksidecar.LockFree: // it is waited for, so it is not
 		return "held by an owner that is not known here; locksidecar who asks all hosts"
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/display"
+	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -66,8 +67,21 @@ func statuses() map[string]*statusView {
 	}
 	large.ShardCount = 200
 
+	// The oldest waiter waits for permits.
+	permits := idleStatus(now)
+	permits.Held, permits.Waiting, permits.OldestWaiter = 18, 1, busy.OldestWaiter
+	permitsView := viewStatus(&permits, now, users)
+	permitsView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{
+		Name: "invoice:42", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, PID: 902, UID: 1000, Cmd: "sync", Held: ms(192_000), Holds: 18, Permits: 20, Of: 25,
+	}, users)
+
+	wanted := permits
+	wanted.Held = 0
+	wantedView := viewStatus(&wanted, now, users)
+	wantedView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", Kind: locksidecar.KindPermits, State: locksidecar.LockRemote, Of: 25}, users)
+
 	idle := idleStatus(now)
-	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "kept": keptView, "idle": viewStatus(&idle, now, users), "cluster": viewStatus(&cluster, now, users), "large": viewStatus(&large, now, users)}
+	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "kept": keptView, "permits": permitsView, "wanted": wantedView, "idle": viewStatus(&idle, now, users), "cluster": viewStatus(&cluster, now, users), "large": viewStatus(&large, now, users)}
 }
 
 // idleStatus is that of a sidecar that was just started.
@@ -100,6 +114,20 @@ func TestStatusNamesTheHolderThatTheOldestWaiterWaitsFor(t *testing.T) {
 	var v statusView
 	out = expectExit(t, start(t, f, "status", "--json"), 0, "")
 	if err := json.Unmarshal([]byte(out), &v); err != nil || v.OldestWaiter == nil || v.OldestWaiter.HeldBy == nil || v.OldestWaiter.HeldBy.Cmd != "the test" {
+		t.Errorf("printed\n%s", out)
+	}
+}
+
+// A policy hides the oldest hold of a semaphore from this process, and shows a later one.
+func TestStatusShowsTheOldestPermitsThatThisProcessMaySee(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) {
+		f.hidden = "much"
+		f.locks = []protocol.LockRow{
+			{Name: "api", Kind: protocol.KindPermits, State: protocol.StateHeld, HeldMS: 90_000, Held: 3, Permits: 3, Of: 4, Holders: []protocol.HolderRow{{Session: 1, PID: 1, Cmd: "mine", Permits: 1, HeldMS: 8_000}}},
+			{Name: "old", State: protocol.StateHeld, Session: 1, PID: 1, Cmd: "mine", HeldMS: 7_000},
+		}
+	})
+	if out := expectExit(t, start(t, f, "status"), 0, ""); !strings.Contains(out, `the oldest that you may see, "api", has been held for 8.0s by pid 1 (mine) of root`) {
 		t.Errorf("printed\n%s", out)
 	}
 }

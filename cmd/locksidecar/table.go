@@ -28,7 +28,7 @@ func lockTable(locks []lockView, width int) string {
 		rows = append(rows, lockRow(l))
 		for i, w := range l.Waiters {
 			rows = append(rows, []string{
-				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), display.Shown(w.User), display.Duration(ms(w.WaitedMS)), "", "", w.Cmd,
+				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), display.Shown(w.User), display.Duration(ms(w.WaitedMS)), "", "", before(wants(w.Permits), w.Cmd),
 			})
 		}
 		if more := l.Waiting - len(l.Waiters); more > 0 {
@@ -90,6 +90,19 @@ func stateOf(state locksidecar.LockState, isOrphan, isAbsent, hasKeep bool) stri
 	return string(state)
 }
 
+// shownState returns what the column STATE has of a lock.
+func (l *lockView) shownState() string {
+	switch {
+	case l.Kind == locksidecar.KindPermits:
+		return display.Permits(*l.Permits, l.Of)
+	case l.Kind != locksidecar.KindLock: // of a later sidecar
+		return string(l.Kind) + ", " + l.state()
+	case l.Count > 1:
+		return fmt.Sprintf("%s ×%d", l.state(), l.Count)
+	}
+	return l.state()
+}
+
 // stateKept is the state of a lock that no process holds any more, and that stays held for its keep.
 const stateKept = "kept"
 
@@ -97,12 +110,9 @@ const stateKept = "kept"
 const keptCommand = "released; its --keep lasts"
 
 func lockRow(l lockView) []string {
-	row := []string{l.Name, l.state(), "", "", "", "", "", ""}
+	row := []string{l.Name, l.shownState(), "", "", "", "", "", ""}
 	switch {
 	case l.HeldMS != nil:
-		if l.Count > 1 {
-			row[1] += fmt.Sprintf(" ×%d", l.Count)
-		}
 		process := pid(l.PID)
 		user, cmd := l.holderOf()
 		if l.state() == stateKept {
@@ -113,9 +123,11 @@ func lockRow(l lockView) []string {
 		if l.LeaseMS > 0 {
 			row[5] += " fixed"
 		}
-		row[6], row[7] = strconv.FormatUint(l.Token, 10), cmd
+		row[6], row[7] = strconv.FormatUint(l.Token, 10), before(l.has(), cmd)
 	case l.RemoteTTLMS != nil:
-		row[5], row[7] = display.Expiry(ms(*l.RemoteTTLMS)), elsewhere(&l)
+		if row[7] = elsewhere(&l); row[7] != display.TooFewPermits { // or else the holds of other hosts have their own leases
+			row[5] = display.Expiry(ms(*l.RemoteTTLMS))
+		}
 	}
 	return row
 }
@@ -126,7 +138,7 @@ func elsewhere(l *lockView) string {
 		return fmt.Sprintf("kept on host %s: %s", l.RemoteHost, keptCommand)
 	}
 	if l.RemotePID == 0 {
-		return display.Elsewhere(l.RemoteHost, l.RemoteField)
+		return remoteHolder(l.Kind, l.RemoteHost, l.RemoteField)
 	}
 	return fmt.Sprintf("held on host %s by pid %d (%s)", l.RemoteHost, l.RemotePID, l.RemoteCmd)
 }

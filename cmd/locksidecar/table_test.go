@@ -51,6 +51,20 @@ func someLocks() []lockView {
 			Name: "report", State: locksidecar.LockHeld, Hold: 21, Token: 12, Count: 1,
 			Session: 8, PID: 980, UID: 1001, Cmd: "locksidecar run report", Held: ms(4_000), Deadline: at(46_000), Orphan: true, KeepLeft: ms(46_000),
 		},
+		{
+			Name: "partner-api", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, Hold: 30, Token: 40, Count: 1,
+			Session: 6, PID: 902, UID: 1000, Cmd: "sync", Held: ms(192_000), Deadline: at(24_000), Holds: 18, Permits: 20, Of: 25, Holders: someHolders(16),
+			Waiting: 2, Waiters: []locksidecar.WaiterInfo{{Session: 9, PID: 812, UID: 0, Cmd: "backup", Permits: 7, Waited: ms(1_150)}, {Session: 6, PID: 902, UID: 1000, Cmd: "sync", Permits: 1, Waited: ms(90)}},
+		},
+		{Name: "slots", Kind: locksidecar.KindPermits, State: locksidecar.LockRemote, RemoteTTL: ms(9_000), Of: 4, Waiting: 1, Waiters: []locksidecar.WaiterInfo{{Session: 6, PID: 902, UID: 1000, Cmd: "sync", Permits: 2, Waited: ms(60)}}},
+		{Name: "slots-of-a-lock", Kind: locksidecar.KindPermits, State: locksidecar.LockRemote, RemoteField: "foreign", RemoteTTL: ms(9_000), Of: 4},
+		{ // The policy hides the oldest holder.
+			Name: "hidden", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, Count: 1, Held: ms(9_000), Deadline: at(24_000), Holds: 3, Permits: 4,
+			Holders: []locksidecar.HolderInfo{{Hold: 60, Token: 61, Permits: 2, Session: 6, PID: 902, UID: 1000, Cmd: "sync", Held: ms(1_000)}},
+		},
+		{Name: "restarted-api", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, Hold: 62, Token: 63, Count: 1, Session: 8, PID: 979, UID: 1001, Cmd: "busy", Held: ms(4_000), Deadline: at(20_000), Absent: true, Holds: 1, Permits: 1, Of: 4,
+			Holders: []locksidecar.HolderInfo{{Hold: 62, Token: 63, Permits: 1, Session: 8, PID: 979, UID: 1001, Cmd: "busy", Held: ms(4_000), Absent: true}}},
+		{Name: "later", Kind: "rw", State: locksidecar.LockHeld, Hold: 64, Token: 65, Count: 1, Session: 8, PID: 981, UID: 1001, Cmd: "new", Held: ms(4_000), Deadline: at(20_000)},
 		{Name: "a-lock-with-quite-a-long-name:that-tells-everything:" + "0123456789", State: locksidecar.LockHeld, Token: 1, Count: 1, UID: 4242, Held: ms(1), Deadline: at(1)},
 	}
 	users[4242] = "4242"
@@ -59,6 +73,20 @@ func someLocks() []lockView {
 		views = append(views, viewLock(&r, now, users))
 	}
 	return views
+}
+
+// someHolders returns holders of a semaphore, the oldest first: the first has 2 permits, and the others 1. One
+// process has them all but the second, which is of an orphan.
+func someHolders(n int) []locksidecar.HolderInfo {
+	holders := make([]locksidecar.HolderInfo, n)
+	for i := range holders {
+		holders[i] = locksidecar.HolderInfo{Hold: uint64(30 + i), Token: uint64(40 + i), Permits: 1, Session: 6, PID: 902, UID: 1000, Cmd: "sync", Held: ms(192_000 - int64(i)*1_000)}
+	}
+	holders[0].Permits = 2
+	if n > 1 {
+		holders[1].Session, holders[1].PID, holders[1].UID, holders[1].Cmd, holders[1].Orphan = 8, 903, 1001, "gone\x1b[2J", true
+	}
+	return holders
 }
 
 func golden(t *testing.T, name, got string) {

@@ -31,10 +31,12 @@ type topCmd struct {
 func (topCmd) Help() string {
 	return `Shows the locks of this host, again each second: first those for which the most processes wait. CHANGES/S is how often
 a second a process of that host got the lock; WAIT is how long the first waiter has waited; HELD is how long the
-holder has held.
+holder has held. Of a semaphore, STATE is how many permits that host has, of how many; the holder is the oldest one, with
+its permits and how many more holds there are, as locksidecar ls shows it.
 
 Keys: arrows and page keys select a lock, and Enter opens it; Escape leads back. An open lock has its holder on any
-host, since when, token and lease, the waiters in order, and what happened to it on this host, newest first.
+host, since when, token and lease, the waiters in order, and what happened to it on this host, newest first. An open
+semaphore has its holders in place of the holder.
 w, t, h, c, n sort by waiters, wait time, hold time, changes and name; r reverses the order; / filters by a part of
 the name, Escape ends that; p pauses; q quits.
 
@@ -614,23 +616,13 @@ func (m *topModel) table(rows []topRow, width int) string {
 	}
 	for i := range rows {
 		r := &rows[i]
-		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", state(&r.lock), "", "", ""}
+		shown := lockRow(viewLock(&r.lock, time.Time{}, users))
+		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", shown[4], "", shown[1], shown[2], shown[3], shown[7]}
 		if r.wait >= 0 {
 			row[2] = display.Duration(ms(r.wait))
 		}
 		if r.changes >= 0 {
 			row[4] = strconv.FormatFloat(r.changes, 'f', 1, 64)
-		}
-		switch r.lock.State {
-		case locksidecar.LockHeld:
-			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), display.Shown(users.Name(r.lock.UID)), r.lock.Cmd
-			if isHolderHidden(&r.lock) {
-				row[7], row[8] = "?", hiddenHolder
-			} else if row[5] == stateKept {
-				row[6], row[8] = "", keptCommand
-			}
-		case locksidecar.LockRemote:
-			row[8] = display.Elsewhere(r.lock.RemoteHost, r.lock.RemoteField)
 		}
 		cells = append(cells, row)
 	}

@@ -323,6 +323,35 @@ func TestTopOpensALock(t *testing.T) {
 	}
 }
 
+// A semaphore has the number of its permits in place of a state. An open one has its holders, and what its waiters want.
+func TestTopShowsThePermitsOfASemaphore(t *testing.T) {
+	at := time.Date(2026, 3, 7, 2, 0, 0, 0, time.UTC)
+	m := topOn(100, 24)
+	here := locksidecar.LockInfo{
+		Name: "partner-api", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, PID: 902, UID: 1000, Cmd: "sync", Held: ms(192_000), Holds: 4, Permits: 5, Of: 10, Holders: someHolders(3),
+		Waiting: 1, Waiters: []locksidecar.WaiterInfo{{PID: 5, UID: 1000, Cmd: "cron", Permits: 7, Waited: ms(2_000)}},
+	}
+	wanted := locksidecar.LockInfo{Name: "slots", Kind: locksidecar.KindPermits, State: locksidecar.LockRemote, Of: 4}
+	m.Update(topSample{status: locksidecar.Status{Redis: "ok"}, hosts: []hostLocks{{at: at.Add(3 * time.Second), locks: []locksidecar.LockInfo{here, wanted}}}})
+	table := fits(t, m)
+	m.open(&m.shown[0])
+	asked := fits(t, m)
+	s := lockSampleOf(m.opened)
+	s.events = nil
+	s.who = locksidecar.Ownership{
+		Redis: "ok", Key: locksidecar.KeyPermits, Permits: 6, Of: 10, Lock: &here, Owners: []locksidecar.LockOwner{
+			{Field: "uuid-7:9", Sidecar: "uuid-7", Host: "db-7", Permits: 5, Holds: 4, Holders: here.Holders},
+			{Field: "uuid-8:9", Sidecar: "uuid-8", Host: "db-8", Permits: 1, Holds: 1, Holders: []locksidecar.HolderInfo{{Hold: 5, Token: 6, Permits: 1, PID: 7, UID: 1000, Cmd: "sync", Held: ms(1_000)}}},
+		},
+	}
+	m.Update(s)
+	golden(t, "top-permits.txt", table+"\n"+asked+"\n"+fits(t, m)+"\n")
+	m.all = true
+	if s := fits(t, m); !strings.Contains(s, ": pid 5, user 1000, for 2.0s, wants 7: cron") {
+		t.Errorf("with --all:\n%s", s)
+	}
+}
+
 // On a small terminal the lines of a lock scroll, and the last line says that there are more.
 func TestTopScrollsInALock(t *testing.T) {
 	m := topOn(80, 8)

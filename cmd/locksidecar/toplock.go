@@ -28,7 +28,7 @@ type topLock struct {
 	row     topRow // when it was opened
 	opening int    // the number of the opening: answers to an earlier one are ignored
 
-	at        time.Time              // when who was read
+	at        time.Time              // when who was read; before that, when the first host was asked for row
 	who       *locksidecar.Ownership // nil: it has not been read
 	whoErr    error                  // of the newest read
 	history   []locksidecar.Event    // of this host, oldest first
@@ -81,7 +81,7 @@ func lookAtLock(ctx context.Context, sidecar *locksidecar.Client, name string, a
 // open shows one lock instead of the table.
 func (m *topModel) open(row *topRow) tea.Cmd {
 	m.openings++
-	m.opened = &topLock{row: *row, opening: m.openings}
+	m.opened = &topLock{row: *row, opening: m.openings, at: m.cur.hosts[0].at}
 	return m.lookAtLockNow(m.opened)
 }
 
@@ -157,8 +157,7 @@ func (m *topModel) lockLines() []string {
 		add(m.waitersOnHosts(o.row.key.name))
 	}
 	add("\nEVENTS  of this host, newest first\n")
-	if v != nil && !v.isHere && len(v.Owners) > 0 && v.Owners[0].Host != "" {
-		host := v.Owners[0].Host
+	if host := v.otherHost(); host != "" {
 		add(display.Printable(fmt.Sprintf("        host %s has its own: ssh %s locksidecar events %s", host, host, quoteForShell(o.row.key.name))) + "\n")
 	}
 	if o.hidden != "" {
@@ -178,6 +177,19 @@ func (m *topModel) lockLines() []string {
 		add(view.line(m.zone) + "\n")
 	}
 	return lines
+}
+
+// otherHost returns a host that has the lock and is not this one; "": none that is known.
+func (v *whoView) otherHost() string {
+	if v == nil {
+		return ""
+	}
+	for i := range v.Owners {
+		if o := &v.Owners[i]; !o.isHere && o.Host != "" {
+			return o.Host
+		}
+	}
+	return ""
 }
 
 // viewOpened returns what is known of the holder: what all hosts said, or else what the table has.
@@ -217,7 +229,7 @@ func (m *topModel) waitersOnHosts(name string) string {
 			fmt.Fprintf(&b, "%-7s %s\n", "WAITING", display.Printable("on host "+r.host+": "+fmt.Sprintf(format, args...)))
 		}
 		for _, w := range r.lock.Waiters {
-			line("pid %s, user %d, for %s: %s", pid(w.PID), w.UID, display.Duration(w.Waited), w.Cmd)
+			line("pid %s, user %d, %s: %s", pid(w.PID), w.UID, waits(w.Waited, w.Permits), w.Cmd)
 		}
 		if more := r.lock.Waiting - len(r.lock.Waiters); more > 0 {
 			line("%d more", more)

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 type whoCmd struct {
 	socketFlag
 	JSON bool   `help:"Print a JSON object."`
-	Name string `arg:"" complete:"locks" help:"The lock: its whole name."`
+	Name string `arg:"" complete:"locks" help:"The lock, or the semaphore: its whole name."`
 }
 
 func (whoCmd) Help() string {
@@ -27,22 +26,29 @@ its fencing token and its lease; the processes of this host that wait; and the h
 which they get the lock. It also says what Redis has of other programs: the owner field of a foreign client,
 such as a Redisson program, a read-write lock, or another structure.
 
-The daemon of this host reads the key of the lock in Redis once, and asks the daemon of the holder's host. That takes
-a second at most, however many hosts there are. If the other daemon does not answer, the output says so, and
-when the key expires. If Redis does not answer, it has what this host knows, which may be out of date.
+Of a semaphore, it says how many permits are held and how many are free, over all hosts; which hosts have them, and
+which of their processes, with the number of each hold for locksidecar force-release --hold; and what waiters want.
+The oldest 16 holders of this host are shown, and of each other host the oldest 4, up to 16 in all.
+
+The daemon of this host reads the key of the lock in Redis once, and asks the daemon of the holder's host, or of a
+semaphore those of eight hosts. That takes a second at most, however many hosts there are. If the other daemon does not
+answer, the output says so, and when the key expires. If Redis does not answer, it has what this host knows, which may be out of date.
 
 Examples:
 
     locksidecar who invoice:42
     locksidecar who --json invoice:42 | jq .holder.pid
+    locksidecar who --json partner-api | jq .free
 
 Fields of --json; those in brackets are absent where they do not apply. Times are RFC 3339:
 
     name, redis ("ok", or why Redis was not read), owners[], queue[], queued
-    [key (free, lock, read_write or other), message, ttl_ms (-1: no expiry), expires]
+    [key (free, lock, permits, read_write or other), message, ttl_ms (-1: no expiry), expires]
     [holder, since, here, trouble (why there is no holder)]
+    [permits, of, free: of a semaphore, on all hosts; without of and free, how many it has is not known]
     holder, here: as a lock of ls --json; holder is that of the owner's host, here that of this host
-    of an owner: field, [sidecar, host, entries]; of a place in the queue: field, [sidecar, host], waited_ms
+    of an owner: field, [sidecar, host, entries; of a semaphore permits, holds, holders[]: as in ls --json]
+    of a place in the queue: field, [sidecar, host, permits], waited_ms
 
 Exit codes:
 
@@ -87,6 +93,9 @@ type whoView struct {
 	Message string               `json:"message,omitempty"`
 	TTLMS   *int64               `json:"ttl_ms,omitempty"`
 	Expires *time.Time           `json:"expires,omitempty"`
+	Permits *int                 `json:"permits,omitempty"`
+	Of      int                  `json:"of,omitempty"`
+	Free    *int                 `json:"free,omitempty"`
 	Owners  []ownerView          `json:"owners"`
 	Holder  *lockView            `json:"holder,omitempty"`
 	Since   *time.Time           `json:"since,omitempty"`
@@ -103,12 +112,20 @@ type ownerView struct {
 	Sidecar string `json:"sidecar,omitempty"`
 	Host    string `json:"host,omitempty"`
 	Entries int    `json:"entries,omitempty"`
+
+	// Of a semaphore.
+	Permits int        `json:"permits,omitempty"`
+	Holds   int        `json:"holds,omitempty"`
+	Holders []holdView `json:"holders,omitempty"`
+
+	isHere bool // it is the sidecar of this host
 }
 
 type placeView struct {
 	Field    string `json:"field"`
 	Sidecar  string `json:"sidecar,omitempty"`
 	Host     string `json:"host,omitempty"`
+	Permits  int    `json:"permits,omitempty"`
 	WaitedMS int64  `json:"waited_ms"`
 }
 
@@ -128,14 +145,17 @@ func viewOwnership(name string, o *locksidecar.Ownership, now time.Time, users d
 		v.TTLMS = &ttl
 	}
 	for _, owner := range o.Owners {
-		v.Owners = append(v.Owners, ownerView{owner.Field, owner.Sidecar, owner.Host, owner.Entries})
+		v.Owners = append(v.Owners, ownerView{Field: owner.Field, Sidecar: owner.Sidecar, Host: owner.Host, Entries: owner.Entries})
 	}
 	for _, p := range o.Queue {
-		v.Queue = append(v.Queue, placeView{p.Field, p.Sidecar, p.Host, p.Waited.Milliseconds()})
+		v.Queue = append(v.Queue, placeView{p.Field, p.Sidecar, p.Host, p.Permits, p.Waited.Milliseconds()})
 	}
 	if o.Lock != nil {
 		here := viewLock(o.Lock, now, users)
 		v.Here = &here
+	}
+	if o.Key == locksidecar.KeyPermits {
+		v.viewPermits(o, users)
 	}
 	if o.Holder == nil {
 		return v
@@ -143,6 +163,9 @@ func viewOwnership(name string, o *locksidecar.Ownership, now time.Time, users d
 	// Two hosts do not hold a lock at one time, and only the one that has it keeps it after a release.
 	v.isHere = o.Lock != nil && o.Lock.State == o.Holder.State && o.Lock.Hold == o.Holder.Hold &&
 		(o.Lock.State == locksidecar.LockHeld || o.Lock.State == locksidecar.LockLingering)
+	if v.isHere && len(v.Owners) > 0 {
+		v.Owners[0].isHere = true
+	}
 	if !v.isHere {
 		users = nil
 	}
@@ -180,6 +203,9 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		}
 		return t.Format(time.DateTime)
 	}
+	since := func(heldMS int64) string {
+		return clock(now.Add(-ms(heldMS))) + ", for " + display.Duration(ms(heldMS))
+	}
 	line("STATE", "%s", v.state())
 	if l := cmp.Or(v.Here, v.Holder); l != nil && l.Slot != nil {
 		if l.Shard == "" {
@@ -191,11 +217,15 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 	switch h := v.Holder; {
 	case !v.isRead():
 		line("", "Redis was not read, so this may be out of date: %s", v.Redis)
-		if h := v.Here; h != nil && h.HeldMS != nil {
-			line("SINCE", "%s, for %s", clock(now.Add(-ms(*h.HeldMS))), display.Duration(ms(*h.HeldMS)))
+		if h := v.Here; h != nil && h.Kind == locksidecar.KindPermits {
+			v.textPermits(line, since)
+		} else if h != nil && h.HeldMS != nil {
+			line("SINCE", "%s", since(*h.HeldMS))
 			line("TOKEN", "%d", h.Token)
 			line("LEASE", "%s left, until %s, unless it is renewed", display.Duration(ms(*h.LeftMS)), clock(now.Add(ms(*h.LeftMS))))
 		}
+	case v.Permits != nil, v.Key == locksidecar.KeyFree && v.Here != nil && v.Here.Kind == locksidecar.KindPermits:
+		v.textPermits(line, since)
 	case h != nil && h.HeldMS != nil:
 		user, cmd := h.holderOf()
 		if h.state() == stateKept {
@@ -203,7 +233,7 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		} else {
 			line("HOLDER", "pid %s, user %s: %s", pid(h.PID), namedUser(user), cmp.Or(cmd, "?"))
 		}
-		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
+		line("SINCE", "%s", since(*h.HeldMS))
 		line("TOKEN", "%d", h.Token)
 		until := clock(now.Add(ms(*h.LeftMS)))
 		switch {
@@ -219,13 +249,7 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		case h.Orphan:
 			line("", "its process is gone, and the lock is kept a little longer")
 		case h.Absent:
-			line("ABSENT", "%s", absence(h))
-			line("", "a program that is busy or idle comes back with its next use of a lock; one that has replaced the holder (exec) does not")
-			there := ""
-			if !v.isHere {
-				there = "on its host "
-			}
-			line("", "to end the hold, end the process, or use %s%s", there, commandFor("force-release", v.Name))
+			explainAbsence(line, absence(h), commandFor("force-release", v.Name), v.isHere)
 		}
 		if !v.isHere && h.Waiting > 0 {
 			line("WAITING", "%d on the host of the holder", h.Waiting)
@@ -250,6 +274,17 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 	return b.String()
 }
 
+// explainAbsence describes a hold whose process is absent, and the command that ends it.
+func explainAbsence(line func(label, format string, args ...any), absence, command string, isHere bool) {
+	line("ABSENT", "%s", absence)
+	line("", "a program that is busy or idle comes back with its next use of a lock; one that has replaced the holder (exec) does not")
+	there := ""
+	if !isHere {
+		there = "on its host "
+	}
+	line("", "to end the hold, end the process, or use %s%s", there, command)
+}
+
 // state says in a few words who has the lock.
 func (v *whoView) state() string {
 	switch v.Key {
@@ -257,6 +292,9 @@ func (v *whoView) state() string {
 		return v.stateHere()
 	case locksidecar.KeyFree:
 		if v.Here != nil && v.Here.State == locksidecar.LockHeld {
+			if v.Here.Kind == locksidecar.KindPermits {
+				return fmt.Sprintf("free in Redis, although processes of this host have %s: the key was deleted, or is on its way", v.Here.permits())
+			}
 			return fmt.Sprintf("free in Redis, although pid %s of this host holds it: the key was deleted, or is on its way", pid(v.Here.PID))
 		}
 		return "free"
@@ -264,6 +302,8 @@ func (v *whoView) state() string {
 		return fmt.Sprintf("a read-write lock of a foreign client, in mode %s", v.Message)
 	case locksidecar.KeyOther:
 		return "no lock: Redis has " + v.Message + " under this name"
+	case locksidecar.KeyPermits:
+		return v.statePermits()
 	case locksidecar.KeyLock:
 	default:
 		return string(v.Key)
@@ -275,16 +315,7 @@ func (v *whoView) state() string {
 	if o.Sidecar == "" {
 		return fmt.Sprintf("held by a foreign client (or a sidecar of an old version that has ended), whose owner field is %s", o.Field)
 	}
-	where := "host " + o.Host
-	switch {
-	case v.isHere && o.Host == "":
-		where = "this host"
-	case v.isHere:
-		where = "this host, " + o.Host
-	case o.Host == "":
-		where = "a host whose name is not known"
-	}
-	where += " (sidecar " + o.Sidecar + ")"
+	where := o.where()
 	switch {
 	case v.Holder == nil:
 		return "held by " + where + "; by which process is not known"
@@ -296,6 +327,20 @@ func (v *whoView) state() string {
 	return "on its way: Redis has it for " + where + ", whose daemon has not granted it yet; ask again"
 }
 
+// where names the host of the sidecar of an owner.
+func (o *ownerView) where() string {
+	where := "host " + o.Host
+	switch {
+	case o.isHere && o.Host == "":
+		where = "this host"
+	case o.isHere:
+		where = "this host, " + o.Host
+	case o.Host == "":
+		where = "a host whose name is not known"
+	}
+	return where + " (sidecar " + o.Sidecar + ")"
+}
+
 // stateHere says what this host knows.
 func (v *whoView) stateHere() string {
 	h := v.Here
@@ -304,6 +349,8 @@ func (v *whoView) stateHere() string {
 		return "not known: no process of this host holds it or waits for it"
 	case h.state() == stateKept:
 		return fmt.Sprintf("kept on this host for another %s: %s", display.Duration(ms(h.KeepLeftMS)), keptCommand)
+	case h.HeldMS != nil && h.Kind == locksidecar.KindPermits:
+		return fmt.Sprintf("held on this host: %s; what other hosts have is not known", h.permits())
 	case h.HeldMS != nil:
 		user, cmd := h.holderOf()
 		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), namedUser(user), cmd)
@@ -321,7 +368,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 			if i == 0 {
 				label = "WAITING"
 			}
-			line(label, "here: pid %s, user %s, for %s: %s", pid(w.PID), namedUser(w.User), display.Duration(ms(w.WaitedMS)), w.Cmd)
+			line(label, "here: pid %s, user %s, %s: %s", pid(w.PID), namedUser(w.User), waits(ms(w.WaitedMS), w.Permits), w.Cmd)
 		}
 		switch more := v.Here.Waiting - len(v.Here.Waiters); {
 		case more > 0 && len(v.Here.Waiters) == 0:
@@ -335,7 +382,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 		if i == 0 {
 			label = "QUEUE"
 		}
-		line(label, "%s. %s, for %s", strconv.Itoa(i+1), placeName(&p), display.Duration(ms(p.WaitedMS)))
+		line(label, "%d. %s, %s", i+1, placeName(&p), waits(ms(p.WaitedMS), p.Permits))
 	}
 	if more := v.Queued - len(v.Queue); more > 0 {
 		line("", "… %s", display.Count(more, "more host"))

@@ -61,6 +61,43 @@ func someOwnerships(now time.Time) (names []string, all []locksidecar.Ownership)
 	unplaced.InCluster = true
 	add("in a Cluster", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &placed})
 	add("no master has the slot", locksidecar.Ownership{Redis: "no master of the Cluster has it", Lock: &unplaced})
+
+	const db8, db9 = "1f0c9d5e-0000-8000-8000-000000000008", "1f0c9d5e-0000-8000-8000-000000000009"
+	semaphore := locksidecar.LockInfo{
+		Name: "x", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, Hold: 30, Token: 40, Count: 1, Session: 6, PID: 902, UID: 1000, Cmd: "sync", Held: 192 * time.Second, Deadline: now.Add(24 * time.Second),
+		Holds: 7, Permits: 8, Of: 25, Holders: someHolders(5),
+		Waiting: 18, Waiters: []locksidecar.WaiterInfo{{PID: 812, UID: 0, Cmd: "run -- backup", Permits: 3, Waited: 1200 * time.Millisecond}},
+	}
+	theirs := someHolders(4)
+	for i := range theirs { // another host counts its holds itself
+		theirs[i].Token += 1000
+	}
+	theirs[2].Absent = true
+	shares := []locksidecar.LockOwner{
+		{Field: there + ":9", Sidecar: there, Host: "db-7", Permits: 8, Holds: 7, Holders: semaphore.Holders[:4]},
+		{Field: db8 + ":9", Sidecar: db8, Host: "db-8", Permits: 7, Holds: 6, Holders: theirs},
+		{Field: db9 + ":9", Sidecar: db9, Host: "db-9", Permits: 1},
+		{Field: here + ":9", Sidecar: here, Permits: 2, Holds: 2},
+	}
+	wanting := []locksidecar.LockOwner{{Field: here + ":3", Sidecar: here, Host: "db-10", Permits: 2, Waited: 1200 * time.Millisecond}, {Field: db9 + ":4", Sidecar: db9, Permits: 1, Waited: time.Second}}
+	add("permits", locksidecar.Ownership{
+		Key: locksidecar.KeyPermits, TTL: 24 * time.Second, Permits: 20, Of: 25, Owners: shares, Lock: &semaphore, Queue: wanting, Queued: 2,
+		Trouble: "the daemon of host db-9 did not answer within 800ms: it hangs",
+	})
+	add("more permits than there are", locksidecar.Ownership{Key: locksidecar.KeyPermits, TTL: 24 * time.Second, Permits: 7, Of: 5, Owners: shares[1:2]})
+	add("permits of an unknown number", locksidecar.Ownership{Key: locksidecar.KeyPermits, TTL: 24 * time.Second, Permits: 1, Owners: shares[2:3]})
+	add("permits that are not told apart", locksidecar.Ownership{Key: locksidecar.KeyPermits, TTL: 24 * time.Second, Permits: 8, Of: 25, Owners: []locksidecar.LockOwner{{Field: there + ":9", Sidecar: there, Host: "db-7", Permits: 8, Holds: 7}}, Lock: &semaphore})
+	add("permits of too many hosts", locksidecar.Ownership{Key: locksidecar.KeyPermits, TTL: 24 * time.Second, Permits: 300, Of: 400})
+	add("deleted permits", locksidecar.Ownership{Key: locksidecar.KeyFree, Lock: &semaphore})
+	lost := semaphore
+	lost.Absent, lost.Waiting, lost.Waiters, lost.Holds, lost.Permits, lost.Of = true, 0, nil, 1, 2, 0
+	lost.Holders = someHolders(1)
+	lost.Holders[0].Absent = true
+	add("no Redis, permits", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &lost})
+	wanted := locksidecar.LockInfo{Name: "x", Kind: locksidecar.KindPermits, State: locksidecar.LockRemote, Of: 25, Waiting: 1, Waiters: semaphore.Waiters}
+	add("no Redis, too few permits", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &wanted})
+	add("permits of what is a lock", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &hold, Lock: &wanted})
+	add("free permits", locksidecar.Ownership{Key: locksidecar.KeyFree, Queue: wanting[:1], Queued: 1})
 	return names, all
 }
 

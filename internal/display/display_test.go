@@ -48,3 +48,9 @@ func TestKeyWithoutExpiryIsShownAsSuch(t *testing.T) {
 		}
 	}
 }
+
+func TestPermitsAreCountedIfTheirNumberIsNotKnown(t *testing.T) {
+	if got := display.Permits(7, 10) + ", " + display.Permits(1, 0) + ", " + display.Permits(7, 0); got != "7 of 10, 1 permit, 7 permits" {
+		t.Error(got)
+	}
+}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,6 +41,91 @@ func TestRunsOfAllHostsShareThePermits(t *testing.T) {
 	all.AwaitOutput("api has 3, token ")
 	all.Write("\n")
 	all.Wait()
+}
+
+// Operators see on each host how many permits are free, who has the others, and what the hosts that wait want.
+func TestOperatorsSeeWhoHasThePermits(t *testing.T) {
+	t.Parallel()
+	d7, d1 := twoHosts(t)
+	for _, d := range []*harness.Daemon{d7, d1} {
+		awaitHosts(t, d, 2)
+	}
+	const script = `echo "ready"; read -r _`
+	start := func(d *harness.Daemon, permits int) *harness.RunProcess {
+		run := harness.StartRun(t, d, "api", script, fmt.Sprint("--permits=", permits), "--of=8")
+		run.AwaitOutput("ready")
+		return run
+	}
+	two, one, other := start(d7, 2), start(d7, 1), start(d1, 3)
+	waiter := harness.StartRun(t, d1, "api", script, "--permits=7", "--of=8")
+	harness.Eventually(t, "the next one waits", func() bool { return harness.Waiters(t, d1, "api") == 1 })
+
+	type owner struct {
+		Host    string `json:"host"`
+		Permits int    `json:"permits"`
+		Holds   int    `json:"holds"`
+		Holders []struct {
+			Hold    uint64 `json:"hold"`
+			Permits int    `json:"permits"`
+			PID     int    `json:"pid"`
+		} `json:"holders"`
+	}
+	var row struct {
+		Key     string  `json:"key"`
+		Permits int     `json:"permits"`
+		Of      int     `json:"of"`
+		Free    *int    `json:"free"`
+		Owners  []owner `json:"owners"`
+		Queue   []owner `json:"queue"`
+	}
+	hosts := make(map[string]owner)
+	harness.Eventually(t, "the host that waits is in the queue, and both hosts answer", func() bool {
+		got := d1.Run("who", "--json", "api")
+		row.Queue, row.Owners = nil, nil
+		decode(t, got.Stdout, &row)
+		for _, o := range row.Owners {
+			hosts[o.Host] = o
+		}
+		return got.Code == 0 && len(row.Queue) == 1 && len(hosts["db-7"].Holders) == 2
+	})
+	if row.Key != "permits" || row.Permits != 6 || row.Of != 8 || row.Free == nil || *row.Free != 2 || row.Queue[0].Permits != 7 || row.Queue[0].Host != "web-1" {
+		t.Errorf("who --json shows %+v", row)
+	}
+	of7, of1 := hosts["db-7"], hosts["web-1"]
+	if of7.Permits != 3 || of7.Holds != 2 || of7.Holders[0].PID != two.PID() || of7.Holders[0].Permits != 2 || of1.Permits != 3 || len(of1.Holders) != 1 || of1.Holders[0].PID != other.PID() {
+		t.Errorf("who --json shows the owners %+v", hosts)
+	}
+	var text string
+	harness.Eventually(t, "db-7 answers web-1", func() bool {
+		text = d1.Run("who", "api").Stdout
+		return strings.Contains(text, fmt.Sprintf(": 1 permit, pid %d, user ", one.PID()))
+	})
+	harness.CheckContains(t, text, "STATE   a semaphore: 6 of 8 permits held, 2 free\n", "HELD    3 on host db-7 (sidecar ", "HELD    3 on this host, web-1 (sidecar ",
+		fmt.Sprintf("hold %d: 2 permits, pid %d, user ", of7.Holders[0].Hold, two.PID()), fmt.Sprintf("permits, pid %d, user ", other.PID()),
+		fmt.Sprintf("WAITING here: pid %d, user ", waiter.PID()), "QUEUE   1. host web-1, for ", ", wants 7\n")
+
+	harness.CheckContains(t, d7.Run("ls").Stdout, "3 of 8", strconv.Itoa(two.PID()), "has 2, +1 more: ")
+	harness.CheckContains(t, d1.Run("ls").Stdout, "3 of 8", strconv.Itoa(other.PID()), "has 3: ", "wants 7: ")
+	harness.CheckContains(t, d7.Run("top").Stdout, "3 of 8", "has 2, +1 more: ")
+	harness.CheckContains(t, d1.Run("status").Stdout, `"api" is a semaphore, of which processes of this host have 3 of 8; the oldest holder, for `)
+	var shares []struct {
+		PID  int `json:"pid"`
+		Held int `json:"held"`
+	}
+	decode(t, d7.Run("ls", "--by=process", "--json").Stdout, &shares)
+	if len(shares) != 2 || shares[0].Held != 1 || shares[1].Held != 1 || shares[0].PID == shares[1].PID {
+		t.Errorf("ls --by process shows %+v", shares)
+	}
+
+	d7.Suspend()
+	harness.CheckContains(t, d1.Run("who", "api").Stdout, "6 of 8 permits held, 2 free", "HELD    3 on host db-7 (sidecar ", "); by which processes is not known\n", "TROUBLE the daemon of host db-7 did not answer")
+	d7.Signal(syscall.SIGCONT)
+	other.Write("\n")
+	other.Wait()
+	two.Write("\n")
+	two.Wait()
+	waiter.AwaitOutput("ready")
+	harness.CheckContains(t, d1.Run("events", "api").Stdout, "api  7 permits to pid "+strconv.Itoa(waiter.PID()))
 }
 
 // When the permits are lost, run ends its command.

@@ -255,6 +255,8 @@ var runbooks = []book{
 				i.end()
 				i.job(i.here)
 			}},
+			{command: "locksidecar who partner-api", words: []string{"STATE   a semaphore: 2 of 10 permits held, 8 free", "HELD    2 on this host, db-7", "hold 7: 2 permits, pid "}, before: func(i *incident) { i.holdPermits(7) }},
+			{command: "locksidecar force-release --hold 7 partner-api", words: []string{`ended hold 7 of "partner-api"`}},
 		},
 	},
 	{
@@ -361,6 +363,26 @@ func onAFullFileSystem(i *incident) {
 	i.here.AwaitRedis("ok")
 	if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 1<<20), 0o600); err == nil {
 		i.Fatal("the file system has more room than it should have")
+	}
+}
+
+// holdPermits holds two permits of a semaphore on this host, until the test ends, with the hold of that number.
+func (i *incident) holdPermits(number uint64) {
+	s := harness.Dial(i.T, i.here).Semaphore("partner-api", 10)
+	for {
+		p, err := s.Acquire(i.Context(), 2)
+		if err != nil {
+			i.Fatal(err)
+		}
+		switch hold := harness.Info(i.T, i.here, "partner-api").Hold; {
+		case hold == number:
+			return
+		case hold > number:
+			i.Fatalf("the hold has number %d: this host has had more than %d holds before", hold, number)
+		}
+		if err := p.Release(); err != nil {
+			i.Fatal(err)
+		}
 	}
 }
 

@@ -252,6 +252,20 @@ var commandMutants = []mutant{
 		by:   test("cmd/locksidecar", "TestHolderIsHereIfThisHostHasItsHold"),
 	},
 	{
+		rule: "the holds of two hosts with one number are two holds",
+		in:   "cmd/locksidecar (*whoView).viewPermits",
+		find: "from.Holders[0].Token == o.Lock.Holders[0].Token",
+		put:  "true",
+		by:   test("cmd/locksidecar", "TestWhoPrintsWhatAnOperatorAsks"),
+	},
+	{
+		rule: "ls --by counts the holds of a semaphore whose processes are not known",
+		in:   "cmd/locksidecar (*shares).addHolders",
+		find: "l.held() - len(holders)",
+		put:  "0",
+		by:   test("cmd/locksidecar", "TestLsByCountsHoldsAndWaiters"),
+	},
+	{
 		rule: "the event of a process that is not known does not name root",
 		in:   "cmd/locksidecar viewEvent",
 		find: `isForce(e.Kind) && e.RemoteHost != ""`,
