@@ -19,7 +19,7 @@ PYTHON      ?= python3
 export GOFLAGS := $(GOFLAGS) -trimpath
 
 # Everything that counts as Go source. .venv may hold foreign .go files.
-GO_DIRS := $(wildcard cmd internal packaging protocol sdk sidecar tests wheel)
+GO_DIRS := $(wildcard cmd examples/semaphores internal packaging protocol sdk sidecar tests wheel)
 # Each has a go.mod.
 GO_MODULES := . packaging tests/bench
 # Packages with benchmarks and fuzz targets.
@@ -247,7 +247,7 @@ test-inside: redis cc
 
 # The black-box tests. The daemon that they start has no race detector here; it has one in test-long.
 .PHONY: test-processes
-test-processes: redis cc venv redisson typescript readers promtool
+test-processes: redis cc .venv/.examples redisson typescript readers promtool
 	$(REQUIRE) go test $(TEST_FLAGS) -p 3 ./tests/...
 
 # A world of the simulation is one goroutine: the race detector finds nothing there, and takes most
@@ -371,7 +371,7 @@ lint: fmt-check venv .venv/.bench .venv/.examples ## gofmt, go vet, staticcheck,
 	.venv/bin/ruff format --check --config sdk/python/pyproject.toml examples internal tests
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	cd sdk/python && for system in darwin win32; do ../../.venv/bin/mypy --strict --platform $$system src; done
-	cd sdk/python && ../../.venv/bin/mypy --strict --allow-untyped-decorators ../../examples/compose/*.py ../../examples/python/*.py ../../tests/examples/*.py
+	cd sdk/python && ../../.venv/bin/mypy --strict --allow-untyped-decorators ../../examples/compose/*.py ../../examples/python/*.py ../../examples/semaphores/*/*.py ../../tests/examples/*.py
 	.venv/bin/mypy --strict internal/flashsale/till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	.venv/bin/mypy --strict tests/conform/driver.py

@@ -1,6 +1,6 @@
-// Package examples tests the client programs in examples/: each is compiled as its first lines
-// say, and runs against a real daemon and against a sidecar of the test, which sends what no
-// daemon sends. The shell library is tested in tests/cli.
+// Package examples runs the programs in examples/ with real daemons. The client in C is compiled as
+// its first lines say, and runs also against a sidecar of the test, which sends what no daemon
+// sends. The shell library is tested in tests/cli.
 package examples
 
 import (

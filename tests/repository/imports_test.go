@@ -266,6 +266,11 @@ var bans = []ban{
 		why:    "the tills lock as every program does: through the SDK",
 	},
 	{
+		from: "examples/...", to: []string{"./..."},
+		except: []string{"./examples/...", "./sdk/go", "./protocol", "./internal/rawio"},
+		why:    "a user copies an example: it locks through the SDK, and needs nothing else of this module",
+	},
+	{
 		from: "internal/conform", to: []string{"./..."},
 		except: []string{"./internal/conform", "./protocol", "./internal/rawio"},
 		why:    "the judge of clients knows the protocol, and neither the daemon nor a client",
