@@ -39,11 +39,14 @@ DIFF_FROM ?= $(SIM_FROM)
 MUTANTS   ?=
 # make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
 # CHAOS_KILL_EVERY=150ms kills each daemon that long after its start, and kills and stops clients.
+# CHAOS_PERMIT_KILLS=10000 kills clients that use permits of a semaphore, and daemons; CHAOS_HOST_KILLS=50 kills all processes of a host.
 # CHAOS_EXCHANGE_EVERY=1s exchanges the roles of master and replica, with faults that lose no data;
 # CHAOS_OLDER=2a7b845baf93 runs two more hosts with the daemon of that commit, which follow the master.
 CHAOS_TIME  ?= 10m
 CHAOS_SEED  ?= 1
 CHAOS_KILLS ?= 0
+CHAOS_PERMIT_KILLS ?= 0
+CHAOS_HOST_KILLS ?= 0
 CHAOS_KILL_EVERY ?= 0
 CHAOS_EXCHANGE_EVERY ?= 0
 CHAOS_OLDER ?=
@@ -428,7 +431,7 @@ conform: typescript ## break the rules of a client one at a time: does locksidec
 .PHONY: chaos
 chaos: redis venv build $(if $(CHAOS_OLDER),bin/older/$(CHAOS_OLDER)) ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times
 	go build -o bin/chaos ./tests/chaos
-	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) $(if $(filter-out 0,$(CHAOS_KILL_EVERY)),-kill-every $(CHAOS_KILL_EVERY) -lease 1s -py 1 -plain 1) $(if $(filter-out 0,$(CHAOS_EXCHANGE_EVERY)),-exchange-every $(CHAOS_EXCHANGE_EVERY) -go 1 -py 1 -think 5) $(if $(CHAOS_OLDER),-older bin/older/$(CHAOS_OLDER)) -daemon bin/locksidecar -python .venv/bin/python
+	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) -permit-kills $(CHAOS_PERMIT_KILLS) -host-kills $(CHAOS_HOST_KILLS) $(if $(filter-out 0,$(CHAOS_KILL_EVERY)),-kill-every $(CHAOS_KILL_EVERY) -lease 1s -py 1 -plain 1) $(if $(filter-out 0,$(CHAOS_EXCHANGE_EVERY)),-exchange-every $(CHAOS_EXCHANGE_EVERY) -go 1 -py 1 -think 5) $(if $(CHAOS_OLDER),-older bin/older/$(CHAOS_OLDER)) -daemon bin/locksidecar -python .venv/bin/python
 
 # The daemon of a commit.
 bin/older/%:

@@ -20,6 +20,8 @@ type settings struct {
 	seed          uint64
 	length        time.Duration // of the faults; after that the workers finish
 	kills         int           // instead of length: the number of kills of daemons, without other faults
+	permitKills   int           // instead of length: workers use permits alone, so many of them are killed, and daemons
+	hostKills     int           // instead of length: the same, and so many hosts die
 	killEvery     time.Duration // if above 0, the faults are a barrage of kills: the mean life of a daemon
 	exchangeEvery time.Duration // if above 0, the plan is exchanges of roles, this far apart, and faults that lose nothing
 	lease         time.Duration
@@ -31,6 +33,7 @@ type settings struct {
 	think         int // mean pause of an actor between two sections, ms
 	hot           int
 	cool          int
+	of            int // permits of the semaphore; 0: there is none
 
 	program string // the daemon
 	older   string // a daemon of an older version, on each second host; "": none
@@ -87,6 +90,7 @@ type conductor struct {
 	replica  *link // from the replica to its master
 	hosts    []*host
 	fleet    *fleet
+	takes    int // clients that took all permits
 
 	lastFault    atomic.Int64
 	activeFaults atomic.Int64 // faults with an effect that have not ended
@@ -151,26 +155,8 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 	if err := c.servers[1].replicate(ctx, c.replica); err != nil {
 		return c, err
 	}
-	for i := range set.hosts {
-		name := fmt.Sprintf("host%d", i)
-		l, err := newLink(c.servers[0].socket())
-		if err != nil {
-			return c, err
-		}
-		h := &host{
-			name: name, program: set.program, lease: set.lease, link: l,
-			socket: filepath.Join(c.dir, name+".sock"), log: filepath.Join(c.dir, name+".log"),
-		}
-		if set.older != "" && i%2 == 1 {
-			h.program, h.follows = set.older, true
-		}
-		c.hosts = append(c.hosts, h)
-		if err := h.start(); err != nil {
-			return c, err
-		}
-	}
-	for _, h := range c.hosts {
-		if _, err := h.awaitGrant(ctx); err != nil {
+	for range set.hosts {
+		if _, err := c.addHost(); err != nil {
 			return c, err
 		}
 	}
@@ -178,20 +164,50 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 		return c, err
 	}
 	for _, h := range c.hosts {
-		python := pythonKind
-		if set.python == "" {
-			python = goKind
-		}
-		for _, kind := range slices.Concat(
-			slices.Repeat([]workerKind{goKind}, set.goWorkers), slices.Repeat([]workerKind{python}, set.pyWorkers),
-			slices.Repeat([]workerKind{plainKind}, set.plain),
-		) {
-			if err := c.fleet.launch(h, kind); err != nil {
-				return c, err
-			}
+		if err := c.populate(ctx, h); err != nil {
+			return c, err
 		}
 	}
 	return c, nil
+}
+
+// addHost starts the daemon of one more host.
+func (c *conductor) addHost() (*host, error) {
+	name := fmt.Sprintf("host%d", len(c.hosts))
+	master, _ := c.pair()
+	l, err := newLink(master.socket())
+	if err != nil {
+		return nil, err
+	}
+	h := &host{
+		name: name, program: c.set.program, lease: c.set.lease, link: l,
+		socket: filepath.Join(c.dir, name+".sock"), log: filepath.Join(c.dir, name+".log"),
+	}
+	if c.set.older != "" && len(c.hosts)%2 == 1 {
+		h.program, h.follows = c.set.older, true
+	}
+	c.hosts = append(c.hosts, h)
+	return h, h.start()
+}
+
+// populate starts the clients of a host.
+func (c *conductor) populate(ctx context.Context, h *host) error {
+	if _, err := h.awaitGrant(ctx); err != nil {
+		return err
+	}
+	python := pythonKind
+	if c.set.python == "" {
+		python = goKind
+	}
+	for _, kind := range slices.Concat(
+		slices.Repeat([]workerKind{goKind}, c.set.goWorkers), slices.Repeat([]workerKind{python}, c.set.pyWorkers),
+		slices.Repeat([]workerKind{plainKind}, c.set.plain),
+	) {
+		if err := c.fleet.launch(h, kind); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // storm injects the faults of a plan, with a goroutine for each lane, and returns when all faults
@@ -230,13 +246,23 @@ func (c *conductor) storm(ctx context.Context, plan []fault) error {
 func (c *conductor) finish(ctx context.Context) error {
 	rules := c.set.rules()
 	// Workers end their sections early; their waiters are granted the locks in turn.
-	if err := c.fleet.finish(ctx, rules.Settle+rules.Wake+rules.Answer); err != nil {
+	if err := c.fleet.finish(ctx, min(rules.Settle, eventTimeout)+rules.Wake+rules.Answer); err != nil {
 		return err
 	}
 	for _, w := range c.fleet.problems {
 		c.addProblem(w)
 	}
-	for _, h := range c.hosts {
+	for _, h := range c.liveHosts() {
+		if c.set.of == 0 || h.hasCrashed() {
+			continue
+		}
+		if err := c.takeAllPermits(ctx, h); err == errInterrupted {
+			return err
+		} else if err != nil {
+			c.addProblem(err.Error())
+		}
+	}
+	for _, h := range c.liveHosts() {
 		if h.hasCrashed() {
 			c.addProblem(fmt.Sprintf("%s: the daemon crashed; its log: %s", h.name, h.log))
 			continue

@@ -29,8 +29,9 @@ type workerConfig struct {
 	Actors   int        `json:"actors"` // how many acquire locks at the same time
 	ThinkMS  int        `json:"think_ms"`
 	LeaseMS  int64      `json:"lease_ms"` // the daemon's
-	Hot      int        `json:"hot"`      // number of locks that all actors want, for short times
+	Hot      int        `json:"hot"`      // number of locks that all actors want, for short times; 0: the actors use permits alone
 	Cool     int        `json:"cool"`     // number of locks that are held for longer times
+	Of       int        `json:"of"`       // number of permits of the semaphore; 0: there is none
 }
 
 // A workerKind is the kind of client of a worker.
@@ -88,7 +89,7 @@ func (f *fleet) launch(h *host, kind workerKind) error {
 	config, err := json.Marshal(workerConfig{
 		Client: w.name, Kind: kind, Socket: h.socket, Logs: f.c.logs, Register: f.c.registerSocket(),
 		Seed: f.c.set.seed<<16 + uint64(n), Actors: f.c.set.actors, ThinkMS: f.c.set.think, LeaseMS: f.c.set.lease.Milliseconds(),
-		Hot: f.c.set.hot, Cool: f.c.set.cool,
+		Hot: f.c.set.hot, Cool: f.c.set.cool, Of: f.c.set.of,
 	})
 	if err != nil {
 		return err
@@ -126,8 +127,21 @@ func (f *fleet) pick(n uint64) *worker {
 	return f.workers[n%uint64(len(f.workers))]
 }
 
+// of returns the running workers of a host.
+func (f *fleet) of(h *host) []*worker {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.workers), func(w *worker) bool { return w.host != h })
+}
+
 // kill ends a worker by kill -9, and starts another one.
 func (f *fleet) kill(w *worker) error {
+	f.end(w)
+	return f.launch(w.host, w.kind)
+}
+
+// end ends a worker by kill -9.
+func (f *fleet) end(w *worker) {
 	f.mu.Lock()
 	f.workers = slices.DeleteFunc(f.workers, func(other *worker) bool { return other == w })
 	f.mu.Unlock()
@@ -140,7 +154,6 @@ func (f *fleet) kill(w *worker) error {
 		w.stdin.Close()
 		f.c.log.Write(history.Event{Kind: history.Kill, Before: before, At: protocol.Now(), Client: w.name})
 	}
-	return f.launch(w.host, w.kind)
 }
 
 // stop stops a worker with SIGSTOP for a while.

@@ -35,6 +35,7 @@ type host struct {
 	exited chan struct{}
 
 	shouldRun atomic.Bool // if it ends now, it has crashed
+	isDead    bool        // it died, and does not come back
 }
 
 // start runs the daemon and returns at once.

@@ -65,7 +65,7 @@ func (c *conductor) newLongHolder(ctx context.Context, h *host) (k *longHolder, 
 
 // newLocalClient makes a client in this process that writes a log like a worker.
 func (c *conductor) newLocalClient(ctx context.Context, h *host, what string) (*goWorker, error) {
-	w := &goWorker{workerConfig: workerConfig{Client: h.name + "-" + what, Socket: h.socket, Register: c.registerSocket()}, finishing: make(chan struct{})}
+	w := &goWorker{workerConfig: workerConfig{Client: h.name + "-" + what, Socket: h.socket, Register: c.registerSocket(), Of: c.set.of}, finishing: make(chan struct{})}
 	var err error
 	if w.log, err = history.Record(c.logs, w.Client); err != nil {
 		return nil, err

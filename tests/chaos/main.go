@@ -7,6 +7,8 @@
 //
 //	go build -o bin/chaos ./tests/chaos && bin/chaos -time 10m -seed 1
 //	bin/chaos -kills 500        # nothing but kill -9 of the daemons
+//	bin/chaos -permit-kills 10000 # workers use permits alone; kill -9 of them, and of the daemons
+//	bin/chaos -host-kills 50      # the same, of all processes of a host
 //	bin/chaos -exchange-every 1s -older bin/older -time 10m # roles of Redis, two hosts of a version before this
 //	bin/chaos -kill-every 150ms -plain 1 -lease 1s -time 30m # and kills and stops of workers
 package main
@@ -40,11 +42,13 @@ func main() {
 }
 
 func mainConductor() int {
-	set := settings{hosts: 2, lease: 4 * time.Second, hot: 6, cool: 40}
+	set := settings{hosts: 2, lease: 4 * time.Second, hot: 6, cool: 40, of: 10}
 	plan := flag.Bool("plan", false, "print the plan of faults and do nothing")
 	flag.DurationVar(&set.length, "time", time.Minute, "duration of the faults")
 	flag.Uint64Var(&set.seed, "seed", 1, "seed of the plan of faults and of the workers' actions")
 	flag.IntVar(&set.kills, "kills", 0, "instead of -time: kill the daemons this many times, without other faults")
+	flag.IntVar(&set.permitKills, "permit-kills", 0, fmt.Sprintf("instead of -time: workers use permits alone; kill this many, and one daemon for each %d", killsOfADaemon))
+	flag.IntVar(&set.hostKills, "host-kills", 0, "instead of -time: workers use permits alone; kill all processes of a host this many times")
 	flag.DurationVar(&set.killEvery, "kill-every", 0, "instead of the plan of faults: kill each daemon this long after its start on average, and kill and stop workers")
 	flag.DurationVar(&set.exchangeEvery, "exchange-every", 0, "instead of the plan of faults: exchange the roles of master and replica this long after each other on average, with faults that lose no data")
 	flag.StringVar(&set.older, "older", "", "an older locksidecar binary, for two hosts more")
@@ -58,8 +62,8 @@ func mainConductor() int {
 	flag.StringVar(&set.python, "python", "", "Python that can import locksidecar (default: search for it)")
 	keep := flag.Bool("keep", false, "keep the logs also of a run without violations")
 	flag.Parse()
-	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.plain < 0 || set.killEvery < 0 || set.kills > 0 && set.killEvery > 0 ||
-		set.exchangeEvery < 0 || set.exchangeEvery > 0 && (set.kills > 0 || set.killEvery > 0) || set.actors < 1 || set.think < 0 {
+	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.permitKills < 0 || set.hostKills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.plain < 0 || set.killEvery < 0 ||
+		set.exchangeEvery < 0 || set.modes() > 1 || set.actors < 1 || set.think < 0 {
 		flag.Usage()
 		return 2
 	}
@@ -71,8 +75,15 @@ func mainConductor() int {
 		// A lock that all hosts want all the time passes from host to host by transfers.
 		set.hot, set.cool = 3, 12
 	}
+	if set.permitKills > 0 {
+		set.usePermits(permitLease)
+	}
+	if set.hostKills > 0 {
+		set.usePermits(hostLease)
+	}
 	if set.older != "" {
 		set.hosts += 2
+		set.of = 0 // an older daemon has no permits
 	}
 	if *plan {
 		for _, f := range set.plan() {
@@ -104,6 +115,16 @@ func mainConductor() int {
 		fmt.Fprintln(os.Stderr, "error:", err)
 	}
 	return 0
+}
+
+// modes returns how many of the modes that take the place of the plan of faults are set.
+func (s settings) modes() (n int) {
+	for _, isSet := range []bool{s.kills > 0, s.permitKills > 0, s.hostKills > 0, s.killEvery > 0, s.exchangeEvery > 0} {
+		if isSet {
+			n++
+		}
+	}
+	return n
 }
 
 // prepare finds or builds the programs of a run.
@@ -168,6 +189,14 @@ func conduct(ctx context.Context, set settings, progress io.Writer) (*outcome, e
 				fmt.Fprintf(progress, "%d kills\n", done)
 			}
 		})
+	case set.permitKills > 0:
+		err = c.killPermitHolders(ctx, set.permitKills, func(done int) {
+			if done%1000 == 0 {
+				fmt.Fprintf(progress, "%d kills\n", done)
+			}
+		})
+	case set.hostKills > 0:
+		err = c.killHosts(ctx, set.hostKills)
 	case set.killEvery > 0:
 		err = c.barrage(ctx)
 	default:

@@ -35,6 +35,8 @@ const (
 
 	daemonBarrage faultKind = "daemons killed again and again"
 
+	hostDeath faultKind = "host dies"
+
 	workerKill faultKind = "worker kill -9"
 	workerStop faultKind = "worker SIGSTOP"
 )
@@ -45,6 +47,7 @@ var effects = map[faultKind][]history.Effect{
 	daemonTerm:    {history.Interrupts},
 	daemonBarrage: {history.Interrupts},
 	daemonStop:    {history.Interrupts},
+	hostDeath:     {history.Interrupts},
 	forced:        {history.Forces},
 	redisStop:     {history.Interrupts},
 	redisRestart:  {history.Interrupts, history.LosesData},

@@ -41,11 +41,16 @@ func (o *outcome) print(w io.Writer) {
 	if o.set.kills > 0 {
 		fmt.Fprintf(w, "chaos: seed %d, %d kill -9 of a daemon under load, %v in all\n", o.set.seed, o.kills.kills, o.took.Round(time.Second))
 	} else {
-		what := "faults"
-		if o.set.killEvery > 0 {
-			what = fmt.Sprintf("kills, of each daemon %v after its start", o.set.killEvery)
+		what := fmt.Sprintf("%v of faults", o.set.length)
+		switch {
+		case o.set.permitKills > 0:
+			what = "kills of workers that use permits, and of daemons"
+		case o.set.hostKills > 0:
+			what = "deaths of hosts that use permits"
+		case o.set.killEvery > 0:
+			what = fmt.Sprintf("%v of kills, of each daemon %v after its start", o.set.length, o.set.killEvery)
 		}
-		fmt.Fprintf(w, "chaos: seed %d, %v of %s, %v in all\n", o.set.seed, o.set.length, what, o.took.Round(time.Second))
+		fmt.Fprintf(w, "chaos: seed %d, %s, %v in all\n", o.set.seed, what, o.took.Round(time.Second))
 		total := 0
 		for _, n := range o.faults {
 			total += n
@@ -61,6 +66,7 @@ func (o *outcome) print(w io.Writer) {
 	line("  to another process", "%d", r.Handovers)
 	line("  to another host", "%d", r.Crossings)
 	line("  outlived an interruption", "%d", r.Outlived)
+	line("  of a worker that was killed", "%d", r.Killed)
 	line("lost, by reason", "%s", counts(r.Lost))
 	line("  of renewed locks", "%d", r.LostRenewed)
 	line("acquires that failed", "%s", counts(r.Refused))

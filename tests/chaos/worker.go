@@ -93,10 +93,16 @@ var activities = []struct {
 }{
 	{50, (*actor).short}, {3, (*actor).long}, {10, (*actor).reenter}, {15, (*actor).try}, {10, (*actor).tryFor},
 	{4, (*actor).fixedLease}, {3, (*actor).maxHold}, {5, (*actor).cancelled}, {3, (*actor).queue},
+	{10, (*actor).permits},
 }
 
+var permitActivities = activities[len(activities)-1:]
+
 func (a *actor) act() {
-	sum := 0
+	activities, sum := activities, 0
+	if a.Hot == 0 {
+		activities = permitActivities
+	}
 	for _, p := range activities {
 		sum += p.weight
 	}
@@ -147,22 +153,59 @@ func (a *actor) anyLock() string {
 type section struct {
 	*actor
 	op      int64
-	l       *locksidecar.Lock
+	l       handle
 	granted int64
 	lost    bool
 }
+
+// A handle is a lock, or permits.
+type handle interface {
+	Name() string
+	Token() uint64
+	Deadline() time.Time
+	Err() error
+	Done() <-chan struct{}
+	release() error
+}
+
+type lockHandle struct{ *locksidecar.Lock }
+
+func (h lockHandle) release() error { return h.Unlock() }
+
+type permitHandle struct{ *locksidecar.Permit }
+
+func (h permitHandle) release() error { return h.Release() }
 
 // acquire acquires a lock, and waits for it.
 func (a *actor) acquire(ctx context.Context, request history.Event, options ...locksidecar.Option) *section {
 	return a.acquireBy(a.client.Lock, ctx, request, options...)
 }
 
-// acquireBy acquires a lock with this function, and records the result; nil: not granted. The
-// request is an event of the history.
+// acquireBy acquires a lock with this function.
 func (a *actor) acquireBy(
 	acquire func(context.Context, string, ...locksidecar.Option) (*locksidecar.Lock, error),
 	ctx context.Context, request history.Event, options ...locksidecar.Option,
 ) *section {
+	return a.record(ctx, request, func(ctx context.Context) (handle, error) {
+		l, err := acquire(ctx, request.Lock, options...)
+		return lockHandle{l}, err
+	})
+}
+
+// semaphore is the name of the one of which workers acquire permits.
+const semaphore = "permits"
+
+// acquirePermits acquires n permits of the semaphore.
+func (a *actor) acquirePermits(ctx context.Context, n int, request history.Event) *section {
+	request.Lock, request.Permits, request.Of = semaphore, n, a.Of
+	return a.record(ctx, request, func(ctx context.Context) (handle, error) {
+		p, err := a.client.Semaphore(request.Lock, a.Of).Acquire(ctx, n)
+		return permitHandle{p}, err
+	})
+}
+
+// record records an acquire and its result; nil: not granted. The request is an event of the history.
+func (a *actor) record(ctx context.Context, request history.Event, acquire func(context.Context) (handle, error)) *section {
 	request.Kind = history.Invoke
 	if request.Op == 0 {
 		request.Op = a.lastOp.Add(1)
@@ -175,7 +218,7 @@ func (a *actor) acquireBy(
 	}
 	request.At = protocol.Now()
 	a.log.Write(request)
-	l, err := acquire(ctx, request.Lock, options...)
+	l, err := acquire(ctx)
 	now := protocol.Now()
 	if err != nil {
 		kind := kindOf(err)
@@ -191,7 +234,7 @@ func (a *actor) acquireBy(
 
 // deadline returns the deadline of a lock on CLOCK_BOOTTIME. It is too early by the time between
 // two readings of the clock.
-func deadline(l *locksidecar.Lock) int64 {
+func deadline(l handle) int64 {
 	d := l.Deadline()
 	now := protocol.Now()
 	return now + int64(time.Until(d))
@@ -217,7 +260,7 @@ func (s *section) check() bool {
 func (s *section) release() {
 	before := protocol.Now()
 	s.log.Write(history.Event{Kind: history.Release, At: before, Op: s.op})
-	err := s.l.Unlock()
+	err := s.l.release()
 	s.log.Write(history.Event{
 		Kind: history.Released, Before: before, At: protocol.Now(), Op: s.op,
 		Err: kindOf(err), Reason: reasonOf(err), Msg: errorText(kindOf(err), err),
@@ -356,12 +399,20 @@ func (a *actor) maxHold() {
 }
 
 func (a *actor) cancelled() {
-	ctx, cancel := context.WithCancel(context.Background())
-	timer := time.AfterFunc(a.randomTime(100*time.Millisecond), cancel)
-	defer timer.Stop()
+	ctx, cancel := a.cancelSoon()
 	defer cancel()
 	if s := a.acquire(ctx, history.Event{Lock: a.anyLock()}); s != nil {
 		s.runShort()
+	}
+}
+
+// cancelSoon returns a context that is cancelled within 100 ms, and a function that does it at once.
+func (a *actor) cancelSoon() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(a.randomTime(100*time.Millisecond), cancel)
+	return ctx, func() {
+		timer.Stop()
+		cancel()
 	}
 }
 
@@ -396,6 +447,44 @@ func (a *actor) queue() {
 	s.check()
 	s.release()
 	wg.Wait()
+}
+
+// mostPermits is how many permits an actor acquires at most.
+const mostPermits = 3
+
+// shortHold is for how long most of them are held at most.
+const shortHold = 40 * time.Millisecond
+
+// permits holds permits of the semaphore, now and then over several renewals.
+func (a *actor) permits() {
+	if a.Of == 0 {
+		a.short()
+		return
+	}
+	ctx, request := context.Background(), history.Event{}
+	switch a.dice.IntN(8) {
+	case 0:
+		request.WaitMS = 1 + a.randomTime(500*time.Millisecond).Milliseconds()
+	case 1:
+		cancelled, cancel := a.cancelSoon()
+		defer cancel()
+		ctx = cancelled
+	}
+	s := a.acquirePermits(ctx, 1+a.dice.IntN(mostPermits), request)
+	if s == nil {
+		return
+	}
+	d := a.randomTime(shortHold)
+	if a.dice.IntN(30) == 0 {
+		d = a.randomTime(min(3*time.Duration(a.LeaseMS)*time.Millisecond/2, 3*time.Second))
+	}
+	for end := time.Now().Add(d); ; {
+		s.hold(min(time.Until(end), 100*time.Millisecond))
+		if !s.check() || !time.Now().Before(end) || s.isFinishing() {
+			break
+		}
+	}
+	s.release()
 }
 
 // awaitWaiters waits until n waiters of this process are in the queue; false: not known.

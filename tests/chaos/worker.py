@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import locksidecar
@@ -148,14 +149,28 @@ class Choices:
     def max_hold_ms(self) -> int:
         return 100 + int(self.up_to(500))
 
+    def permits_request(self) -> Fields:
+        """What is recorded of a request for permits of the semaphore."""
+        return {"permits": 1 + self.random.randrange(MOST_PERMITS), "of": config["of"]}
+
+    def permits_time(self) -> float:
+        return self.up_to(min(1.5 * LEASE, 3)) if self.random.randrange(30) == 0 else self.up_to(0.04)
+
 
 LEASE = config["lease_ms"] / 1000
+MOST_PERMITS = 3
 
 
 def record_invoke(lock: str, **fields: Any) -> int:
     op = next(ops)
     record("invoke", now(), op, lock=lock, **fields)
     return op
+
+
+def usable(actions: tuple[tuple[int, str], ...]) -> tuple[list[int], list[str]]:
+    """Returns the actions that there are locks or permits for: their weights and names."""
+    usable = [(w, name) for w, name in actions if config["of" if name == "permits" else "hot"]]
+    return [w for w, _ in usable], [name for _, name in usable]
 
 
 # --- Threads ---
@@ -172,6 +187,7 @@ class Actor(Choices):
         (10, "limited"),
         (4, "fixed_lease"),
         (3, "max_hold"),
+        (10, "permits"),
     )
 
     def __init__(self, n: int, client: locksidecar.Client) -> None:
@@ -180,23 +196,30 @@ class Actor(Choices):
         self.register: socket.socket | None = None
 
     def run(self) -> None:
-        weights, names = [w for w, _ in self.ACTIONS], [name for _, name in self.ACTIONS]
+        weights, names = usable(self.ACTIONS)
         while not stopping.is_set():
             stopping.wait(self.think_time())
             action: Callable[[], None] = getattr(self, self.random.choices(names, weights)[0])
             action()
 
     def acquire(self, lock: locksidecar.Lock, timeout: float | None = None, **request: Any) -> Section | None:
-        op = record_invoke(lock.name, **request)
-        try:
+        def acquire() -> locksidecar.Held:
             if not lock.acquire(timeout=timeout):
                 raise locksidecar.LockTimeout("in time")
+            return lock.held
+
+        return self.record(acquire, lock.name, **request)
+
+    def record(self, acquire: Callable[[], locksidecar.Held], name: str, **request: Any) -> Section | None:
+        op = record_invoke(name, **request)
+        try:
+            held = acquire()
         except locksidecar.LocksidecarError as e:
             record("error", now(), op, **error_fields(e))
             if isinstance(e, locksidecar.Unavailable):
                 stopping.wait(0.05)
             return None
-        return Section(op, lock.held)
+        return Section(op, held)
 
     def write(self, s: Section) -> None:
         if self.register is None:
@@ -267,6 +290,24 @@ class Actor(Choices):
         s = self.acquire(self.client.lock(self.cool_lock(), max_hold=limit / 1000), maxhold=limit)
         self.use_for(s, self.up_to(1.5 * limit / 1000))
 
+    def permits(self) -> None:
+        request = self.permits_request()
+        semaphore = self.client.semaphore("permits", permits=request["of"])
+        limit: float | None = None
+        if self.random.randrange(8) == 0:
+            request["wait"] = self.wait_ms()
+            limit = request["wait"] / 1000
+        s = self.record(lambda: semaphore.acquire(request["permits"], timeout=limit), semaphore.name, **request)
+        if s is None:
+            return
+        end = time.monotonic() + self.permits_time()
+        while True:
+            left = end - time.monotonic()
+            stopping.wait(max(0.0, min(left, 0.1)))
+            if not s.check() or left <= 0 or stopping.is_set():
+                break
+        s.release()
+
 
 # --- Tasks ---
 
@@ -274,7 +315,7 @@ class Actor(Choices):
 class Task(Choices):
     """An asyncio task that runs one random action after the other. Its bodies are cancelled when a lock is lost."""
 
-    ACTIONS = ((60, "short"), (5, "long"), (20, "limited"), (5, "max_hold"), (10, "cancelled"))
+    ACTIONS = ((60, "short"), (5, "long"), (20, "limited"), (5, "max_hold"), (10, "cancelled"), (10, "permits"))
 
     def __init__(self, n: int, client: aio.Client) -> None:
         super().__init__(n)
@@ -282,7 +323,7 @@ class Task(Choices):
         self.register: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def run(self) -> None:
-        weights, names = [w for w, _ in self.ACTIONS], [name for _, name in self.ACTIONS]
+        weights, names = usable(self.ACTIONS)
         while not stopping.is_set():
             await asyncio.sleep(self.think_time())
             action: Callable[[], Coroutine[Any, Any, None]] = getattr(self, self.random.choices(names, weights)[0])
@@ -303,15 +344,24 @@ class Task(Choices):
         s.end_write(before, request, done)
 
     async def section(self, lock: aio.Lock, seconds: float, **request: Any) -> None:
-        op = record_invoke(lock.name, **request)
+        await self.record(lock, lock.name, lambda s: self.use_for(s, seconds), **request)
+
+    async def record(
+        self,
+        block: AbstractAsyncContextManager[aio.Held],
+        name: str,
+        use: Callable[[Section], Coroutine[Any, Any, None]],
+        **request: Any,
+    ) -> None:
+        op = record_invoke(name, **request)
         s: Section | None = None
         before = 0
         error: BaseException | None = None
         try:
-            async with lock as held:
+            async with block as held:
                 s = Section(op, held)
                 try:
-                    await self.use_for(s, seconds)
+                    await use(s)
                 finally:  # the body may have been cancelled
                     before = s.begin_release()
         except (locksidecar.LocksidecarError, asyncio.CancelledError) as e:
@@ -331,6 +381,25 @@ class Task(Choices):
             await asyncio.sleep(max(0.0, min(left, 0.05 + self.up_to(0.2))))
             if not s.check() or left <= 0 or stopping.is_set():
                 return
+
+    async def permits(self) -> None:
+        request, seconds = self.permits_request(), self.permits_time()
+        semaphore = self.client.semaphore("permits", permits=request["of"])
+
+        async def use(s: Section) -> None:
+            end = time.monotonic() + seconds
+            while True:
+                left = end - time.monotonic()
+                await asyncio.sleep(max(0.0, min(left, 0.1)))
+                if not s.check() or left <= 0 or stopping.is_set():
+                    return
+
+        held = asyncio.create_task(self.record(semaphore.acquire(request["permits"]), semaphore.name, use, **request))
+        if self.random.randrange(8) == 0:
+            await asyncio.sleep(self.up_to(0.1))
+            held.cancel()
+        await asyncio.wait([held])
+        held.result()
 
     async def short(self) -> None:
         await self.section(self.client.lock(self.any_lock()), self.up_to(0.005))

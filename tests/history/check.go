@@ -55,14 +55,15 @@ type Report struct {
 	MayHaveHappened int            // of both, those that may have taken effect nevertheless
 	Lost            map[string]int // holds that were lost, by reason
 	LostRenewed     int            // of those, without the ones that ended by a fixed lease or a max_hold
+	Killed          int            // holds whose client was killed
 	Outlived        int            // pairs of a hold and an interruption that it outlived
 	Writes          int
 	WritesDenied    int // of those, refused by the fence
-	Overlaps        int // two clients believed in a lock at once, and a fault excuses it
+	Overlaps        int // two clients believed in a lock at once, or more in permits than there are, and a fault excuses it
 	Regressions     int // a token was smaller than an earlier one, and a fault excuses it
 
 	LongestWait     time.Duration // from an acquire to its grant
-	LongestFreeWait time.Duration // the longest part of a wait with the lock free and no fault
+	LongestFreeWait time.Duration // the longest part of a wait with the lock free, or enough permits, and no fault
 	Calm            time.Duration // the time without a fault
 }
 
@@ -114,6 +115,9 @@ func (r *timeline) fillCounts(report *Report) {
 			}
 			if i > 0 && holds[i-1].client.host != h.client.host {
 				report.Crossings++
+			}
+			if h.isCertain() && h.believedUntil == h.client.killedFrom {
+				report.Killed++
 			}
 			for _, t := range r.faults {
 				if t.has(Interrupts) && h.granted <= t.from && h.believedUntil >= t.to {
@@ -178,6 +182,7 @@ func (e *Event) describe(begin int64) string {
 	field("lease_ms", e.LeaseMS, e.LeaseMS != 0)
 	field("max_hold_ms", e.MaxHoldMS, e.MaxHoldMS != 0)
 	field("behind", e.AfterOp, e.AfterOp != 0)
+	field("permits", fmt.Sprintf("%d of %d", e.Permits, e.Of), e.Of != 0)
 	field("token", e.Token, e.Token != 0)
 	field("until", stamp(e.Until, begin), e.Until != 0)
 	field("reason", e.Reason, e.Reason != "")

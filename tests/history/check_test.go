@@ -141,6 +141,24 @@ func TestCorrectHistoriesHaveNoViolation(t *testing.T) {
 				}
 			}),
 			releases("a", 1, 25), releases("a", 2, 35), releases("a", 3, 45))},
+		{"all permits are held, and then as many as the next request names", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000).with(permits(2, 3)), acquires("b", 1, 10, 21, 6, 3000).with(permits(1, 3)),
+			releases("a", 1, 30), acquires("c", 1, 15, 31, 7, 3000).with(permits(4, 5)),
+			releases("b", 1, 40), releases("c", 1, 41))},
+		{"two hosts have reserved tokens of a semaphore", clients().and(
+			acquires("a", 1, 10, 20, 9, 3000).with(permits(2, 3)), releases("a", 1, 30),
+			acquires("c", 1, 40, 50, 5, 3000).with(permits(2, 3)), releases("c", 1, 60))},
+		{"permits of a killed client are held by the next one", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000).with(permits(3, 3)), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"}},
+			acquires("b", 1, 15, 31, 6, 3000).with(permits(3, 3)), releases("b", 1, 40))},
+		{"after a flush a host hands permits on that Redis has lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 2900).with(permits(2, 2)), fault(100, 101, "flushall", LosesData), releases("a", 1, 200),
+			acquires("b", 1, 199, 201, 900, 2900).with(permits(2, 2)), acquires("c", 1, 150, 202, 901, 3100).with(permits(2, 2)),
+			loses("b", 1, 1000, Deleted), releases("c", 1, 1100))},
+		{"a large request waits for more permits than are free", clients().and(
+			acquires("a", 1, 10, 20, 5, 30000).with(permits(1, 3)), acquires("b", 1, 15, 9001, 6, 30000).with(permits(3, 3)),
+			acquires("c", 1, 16, 9011, 7, 30000).with(permits(1, 3)),
+			releases("a", 1, 9000), releases("b", 1, 9010), releases("c", 1, 9020))},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			for _, v := range Check(c.story, rules).Violations {
@@ -157,6 +175,9 @@ func fixed(e *Event) {
 }
 
 func owned(e *Event) { e.Owner = 7 }
+
+// permits makes an acquire one of n permits of a semaphore.
+func permits(n, of int) func(*Event) { return func(e *Event) { e.Permits, e.Of = n, of } }
 
 // Each of these histories breaks one rule, which the report names.
 func TestBrokenRuleIsReported(t *testing.T) {
@@ -191,6 +212,13 @@ func TestBrokenRuleIsReported(t *testing.T) {
 		{"a killed daemon's lock is granted again at once", "exclusion", clients().and(
 			acquires("a", 1, 10, 20, 5, 2900), fault(100, 150, "daemon killed", Interrupts),
 			acquires("b", 1, 15, 160, 6, 3100), checks("a", 1, 170, 2900), releases("a", 1, 180), releases("b", 1, 1100))},
+		{"more permits than there are", "exclusion", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000).with(permits(2, 4)), acquires("b", 1, 10, 21, 6, 3000).with(permits(2, 4)),
+			acquires("c", 1, 15, 30, 7, 3000).with(permits(1, 4)),
+			checks("a", 1, 60, 3000), releases("a", 1, 70), checks("b", 1, 60, 3000), releases("b", 1, 80), releases("c", 1, 80))},
+		{"more permits than there are, longer than a lease after a flush", "exclusion", clients().and(
+			fault(5, 6, "flushall", LosesData), acquires("a", 1, 10, 2990, 5, 6000).with(permits(2, 2)),
+			acquires("c", 1, 15, 3000, 6, 6000).with(permits(1, 2)), checks("a", 1, 3020, 6000), releases("a", 1, 3030), releases("c", 1, 3040))},
 		{"the same token twice", "tokens", clients().and(
 			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), acquires("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
 		{"the same token twice, after a flush", "tokens", clients().and(
@@ -206,6 +234,9 @@ func TestBrokenRuleIsReported(t *testing.T) {
 		{"a smaller token later, longer than a lease after the flush", "tokens", clients().and(
 			fault(5, 6, "flushall", LosesData), acquires("a", 1, 10, 20, 6, 3000), releases("a", 1, 30),
 			acquires("c", 1, 3040, 3050, 5, 6000), releases("c", 1, 3080))},
+		{"a smaller token later, of permits of one host", "tokens", clients().and(
+			acquires("a", 1, 10, 20, 6, 3000).with(permits(1, 3)), releases("a", 1, 30),
+			acquires("b", 1, 40, 50, 5, 3000).with(permits(1, 3)), releases("b", 1, 80))},
 		{"another token after a restart", "re-entry", clients().and(
 			acquires("a", 1, 10, 20, 5, 3000).with(owned), fault(21, 50, "daemon killed", Interrupts),
 			acquires("a", 2, 60, 70, 6, 3000).with(owned), releases("a", 2, 80), checks("a", 1, 85, 3000), releases("a", 1, 90))},
@@ -264,6 +295,9 @@ func TestBrokenRuleIsReported(t *testing.T) {
 		{"a dead client's lock is not freed", "wake-up", clients().and(
 			acquires("a", 1, 10, 20, 5, 30000), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"}},
 			acquires("b", 1, 15, 3000, 6, 30000), releases("b", 1, 3010))},
+		{"free permits are not granted", "wake-up", clients().and(
+			acquires("a", 1, 10, 20, 5, 30000).with(permits(1, 3)), acquires("b", 1, 15, 2100, 6, 30000).with(permits(2, 3)),
+			releases("a", 1, 9000), releases("b", 1, 9010))},
 		{"a waiter is never answered", "answer", clients().and(
 			acquires("a", 1, 10, 20, 5, 30000), story{{Kind: Invoke, At: ns(30), Client: "b", Op: 1, Lock: "L"}}, releases("a", 1, 1000), endsAt(1100))},
 		{"a limited wait takes longer", "answer", clients().and(

@@ -15,7 +15,7 @@ type Kind string
 
 // Events of clients. Each belongs to an Op: one acquire, with its hold and its release.
 const (
-	Invoke   Kind = "invoke"   // about to acquire: Lock, Owner, WaitMS, LeaseMS, MaxHoldMS, AfterOp
+	Invoke   Kind = "invoke"   // about to acquire: Lock, Owner, WaitMS, LeaseMS, MaxHoldMS, AfterOp; of a semaphore Permits, Of
 	Grant    Kind = "grant"    // acquired: Token, Until
 	Error    Kind = "error"    // not acquired: Err, Maybe, Msg
 	Checked  Kind = "check"    // a check returned that the lock is held: Until
@@ -77,6 +77,8 @@ type Event struct {
 	LeaseMS   int64  `json:"lease,omitempty"` // fixed lease; 0: renewed
 	MaxHoldMS int64  `json:"maxhold,omitempty"`
 	AfterOp   int64  `json:"behind,omitempty"` // Invoke: this Op of the same client is known to wait already
+	Permits   int    `json:"permits,omitempty"`
+	Of        int    `json:"of,omitempty"` // permits that the semaphore has; 0: Lock is a lock
 
 	Token           uint64 `json:"token,omitempty"`
 	Until           int64  `json:"until,omitempty"` // the deadline that the client knows, or a little earlier

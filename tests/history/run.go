@@ -42,6 +42,8 @@ type acquire struct {
 	lease   int64 // fixed; 0: renewed
 	maxHold int64 // longest; 0: none
 	afterOp int64
+	permits int // of a semaphore; of a lock 1
+	of      int // permits that there are; of a lock 1
 
 	invoked         int64
 	answered        int64 // never: it was not answered
@@ -61,12 +63,13 @@ type acquire struct {
 	events []*Event
 }
 
-// A hold is one lock held by one owner, over all its entries.
+// A hold is one lock held by one owner, over all its entries, or the permits of one acquire.
 type hold struct {
 	client        *client
 	owner         uint64
 	lock          string
 	token         uint64
+	permits, of   int
 	invoked       int64 // of its first entry
 	granted       int64
 	believedUntil int64 // the client certainly believed in it from granted until then; granted: perhaps never
@@ -149,7 +152,7 @@ func newTimeline(events []Event, rules Rules) *timeline {
 			if e.Kind == Invoke {
 				a = &acquire{
 					client: r.client(e.Client), op: e.Op, lock: e.Lock, owner: e.Owner, wait: e.WaitMS, lease: e.LeaseMS,
-					maxHold: e.MaxHoldMS, afterOp: e.AfterOp, invoked: e.At, answered: never, release: never, released: never,
+					maxHold: e.MaxHoldMS, afterOp: e.AfterOp, permits: max(e.Permits, 1), of: max(e.Of, 1), invoked: e.At, answered: never, release: never, released: never,
 				}
 				ops[key] = a
 				r.acquires = append(r.acquires, a)
@@ -256,7 +259,7 @@ func (r *timeline) collectHolds() {
 			key := holdKey{a.client, a.owner, a.token}
 			h := holds[key]
 			if h == nil || a.owner == 0 {
-				h = &hold{client: a.client, owner: a.owner, lock: lock, token: a.token, invoked: a.invoked, granted: a.answered}
+				h = &hold{client: a.client, owner: a.owner, lock: lock, token: a.token, permits: a.permits, of: a.of, invoked: a.invoked, granted: a.answered}
 				holds[key] = h
 				list = append(list, h)
 			}
@@ -279,6 +282,9 @@ func (h *hold) String() string {
 	holder := h.client.name
 	if h.owner != 0 {
 		holder = fmt.Sprintf("%s/%d", holder, h.owner)
+	}
+	if h.of > 1 {
+		return fmt.Sprintf("%s with token %d and %d permits of %d", holder, h.token, h.permits, h.of)
 	}
 	return fmt.Sprintf("%s with token %d", holder, h.token)
 }

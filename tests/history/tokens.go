@@ -11,18 +11,20 @@ import (
 // when that hold was granted. This is linearizability of a lock whose state is its last token:
 // the tokens give the order in which the grants took effect, so no search is needed.
 // checkExclusion checks whether two holds overlap.
+//
+// Each host reserves tokens of a semaphore, and grants them later: they increase on each host alone.
 func (r *timeline) checkTokens(report *Report) {
 	for lock, holds := range r.holds {
-		latest := int64(0) // when the last acquire of the holds before began
+		latest := map[string]int64{} // by order: when the last acquire of the holds before began
 		for i, h := range holds {
 			if i > 0 && holds[i-1].token == h.token {
 				report.violated("tokens", lock, h.granted, holdEvents(holds[i-1], h), "%v and %v have the same token", holds[i-1], h)
 				continue
 			}
-			if latest > h.granted {
+			if latest[h.order()] > h.granted {
 				// This is rare, so it may look at all of them.
 				for _, before := range holds[:i] {
-					if before.invoked <= h.granted {
+					if before.invoked <= h.granted || before.order() != h.order() {
 						continue
 					}
 					if r.mayPredateDataLoss(lock, before, h) {
@@ -33,9 +35,17 @@ func (r *timeline) checkTokens(report *Report) {
 						"%v began to acquire it after %v was granted", before, h)
 				}
 			}
-			latest = max(latest, h.invoked)
+			latest[h.order()] = max(latest[h.order()], h.invoked)
 		}
 	}
+}
+
+// order names the order in which the token of a hold is.
+func (h *hold) order() string {
+	if h.of > 1 {
+		return h.client.host
+	}
+	return ""
 }
 
 // mayPredateDataLoss reports whether the sidecar of a later hold may have drawn its smaller token

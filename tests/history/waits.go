@@ -2,6 +2,8 @@ package history
 
 import (
 	"cmp"
+	"maps"
+	"math"
 	"slices"
 	"time"
 )
@@ -68,21 +70,42 @@ func (r *timeline) calmSpans() []span {
 	return r.complement(wrong)
 }
 
-// freeSpans returns the times at which no client has the lock. A client that was stopped while it
-// waited may have the lock before it reads the answer.
+// freeSpans returns the times at which no client has the lock, or so few permits of the semaphore
+// that the largest request can be granted: others may wait for that one. A client that was stopped
+// while it waited may have the lock before it reads the answer.
 func (r *timeline) freeSpans(lock string) []span {
-	var held []span
-	for _, h := range r.holds[lock] {
-		held = append(held, span{h.granted, h.freeAt})
+	held := map[int64]int{} // by time: how many more are held from then on
+	add := func(s span, permits int) {
+		held[s.from] += permits
+		held[s.to] -= permits
 	}
+	room := math.MaxInt
 	for _, a := range r.locks[lock] {
+		room = min(room, a.of-a.permits)
 		for _, stop := range a.client.stops {
 			if stop.overlaps(span{a.invoked, a.answered}) {
-				held = append(held, span{max(stop.from, a.invoked), a.answered})
+				add(span{max(stop.from, a.invoked), a.answered}, a.permits)
 			}
 		}
 	}
-	return r.complement(held)
+	for _, h := range r.holds[lock] {
+		if h.freeAt > h.granted {
+			add(span{h.granted, h.freeAt}, h.permits)
+		}
+	}
+	var taken []span
+	n := 0
+	for _, at := range slices.Sorted(maps.Keys(held)) {
+		isFree := n <= room
+		n += held[at]
+		switch {
+		case isFree && n > room:
+			taken = append(taken, span{at, never})
+		case !isFree && n <= room:
+			taken[len(taken)-1].to = at
+		}
+	}
+	return r.complement(taken)
 }
 
 // complement returns the time of the run without the spans.

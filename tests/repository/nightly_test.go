@@ -28,7 +28,7 @@ func TestNightlyRunsEachStepAndReportsThoseThatFailed(t *testing.T) {
 		}
 		return string(text), cmd.ProcessState.ExitCode()
 	}
-	steps := []string{"sim", "orders", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "fuzz", "storm", "conform", "fence", "redisson", "topology", "failovers", "types", "release", "bench", "page", "systemd", "fresh"}
+	steps := []string{"sim", "orders", "diff", "long", "mutants", "chaos", "chaos-kills", "chaos-roles", "chaos-permits", "chaos-hosts", "fuzz", "storm", "conform", "fence", "redisson", "topology", "failovers", "types", "release", "bench", "page", "systemd", "fresh"}
 
 	out, status := run("case $1 in diff) echo a difference; exit 3;; fuzz) exit 124;; esac\n")
 	_, screen, _ := strings.Cut(out, "\nnightly of ")
