@@ -187,11 +187,13 @@ func headline(k Kind, runs []Run) string {
 		text = fmt.Sprintf("%.3g ms until the next grant", f[CrashToGrantMS])
 	case Contended:
 		text = fmt.Sprintf("%.0f changes/s, %.0f pairs/s, longest wait %.3g ms", f[OwnerChangesPerSecond], f[PairsPerSecond], f[WaitMaxMS])
+	case Permits:
+		text = fmt.Sprintf("%.3f of the ideal, %.0f pairs/s, longest wait %.3g ms, %.2g times the mean", f[IdealShare], f[PairsPerSecond], f[WaitMaxMS], f[WaitMaxOfMean])
 	default:
 		text = fmt.Sprintf("%.0f pairs/s, p99 %.3g ms", f[PairsPerSecond], f[PairP99MS])
 	}
 	if f[Violations] > 0 {
-		text += fmt.Sprintf("; TWO HAD THE LOCK, %.0f times", f[Violations])
+		text += fmt.Sprintf("; MORE HAD IT THAN MAY, %.0f times", f[Violations])
 	}
 	if f[Errors] > 0 {
 		text += fmt.Sprintf("; %.0f errors", f[Errors])

@@ -23,6 +23,7 @@ type spec struct {
 	LeaseMS   int64    `json:"lease_ms"`
 	Prefix    string   `json:"prefix,omitempty"`
 	Count     int      `json:"count,omitempty"`
+	Of        int      `json:"of,omitempty"`
 	Records   string   `json:"records,omitempty"`
 }
 

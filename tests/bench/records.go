@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"os"
 	"slices"
 )
@@ -108,6 +107,11 @@ func pairFigures(samples []sample, w window, workers int) (Figures, []Quantile) 
 		f[ReleaseP50MS], f[ReleaseP99MS] = quantile(releases, .5), quantile(releases, .99)
 	}
 	if len(waits) > 0 {
+		sum := 0.0
+		for _, d := range waits {
+			sum += d
+		}
+		f[WaitMeanMS] = sum / float64(len(waits))
 		f[WaitP50MS], f[WaitP99MS], f[WaitMaxMS] = quantile(waits, .5), quantile(waits, .99), quantile(waits, 1)
 	}
 	return f, quantiles(waits)
@@ -124,25 +128,27 @@ func (r record) waited(w window) (ns int64, ok bool) {
 	return end - r.asked, r.asked < w.to && end > w.from
 }
 
-// oneLockFigures are what the records of a window say if all were about one lock.
-func oneLockFigures(samples []sample, w window, processes int) Figures {
+// oneLockFigures are what the records of a window say if all were about one lock, or
+// each about one of so many permits.
+func oneLockFigures(samples []sample, w window, processes, permits int) Figures {
 	held := slices.DeleteFunc(slices.Clone(samples), func(s sample) bool { return s.granted == 0 })
 	slices.SortFunc(held, func(a, b sample) int { return cmp.Compare(a.granted, b.granted) })
 
 	grants := make([]int, processes)
 	var owners, hosts, overlaps int
 	var before *sample
-	until := int64(math.MinInt64) // when the last of those who had it so far left it
+	var having []int64 // when those who have it leave it
 	for i := range held {
 		s := &held[i]
+		having = slices.DeleteFunc(having, func(left int64) bool { return left <= s.granted })
 		// Who is stopped ends with the lock in hand, and the next may have it.
-		if s.granted < until && s.granted < w.stopped {
+		if len(having) >= permits && s.granted < w.stopped {
 			overlaps++
 		}
 		if s.leaving == 0 {
-			until = max(until, w.stopped)
+			having = append(having, w.stopped)
 		} else {
-			until = max(until, s.leaving)
+			having = append(having, s.leaving)
 		}
 		if !w.has(s.granted) {
 			continue
@@ -167,6 +173,16 @@ func oneLockFigures(samples []sample, w window, processes int) Figures {
 		f[Fairness] = f[GrantsMax] / f[GrantsMin]
 	}
 	return f
+}
+
+// permitFigures are what the figures of a run say of a semaphore.
+func (s Scenario) permitFigures(f Figures) Figures {
+	ideal := float64(s.Of) / (float64(s.WorkUS) / 1e6)
+	more := Figures{IdealShare: f[PairsPerSecond] / ideal}
+	if f[WaitMeanMS] > 0 {
+		more[WaitMaxOfMean] = f[WaitMaxMS] / f[WaitMeanMS]
+	}
+	return more
 }
 
 func ms(ns int64) float64 { return float64(ns) / 1e6 }

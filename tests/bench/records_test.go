@@ -70,12 +70,12 @@ func TestAChangeOfOwnerIsANextGrantToAnotherProcess(t *testing.T) {
 		pair(1, 1, 30, 31, 32), // 0 to 1
 		pair(2, 1, 50, 51, 52), // 1 to 0, then 0 to 2: another host
 		pair(1, 60, 1500, 1501, 1502),
-	}, win, 3)
+	}, win, 3, 1)
 	expect(t, f, Figures{OwnerChangesPerSecond: 3, HostChangesPerSecond: 1, GrantsMin: 1, GrantsMax: 3, Fairness: 3, Violations: 0})
 }
 
 func TestAProcessWithoutAGrantHasNoFairness(t *testing.T) {
-	f := oneLockFigures([]sample{pair(0, 1, 2, 3, 4), pair(1, 1, 0, 0, 0)}, win, 2)
+	f := oneLockFigures([]sample{pair(0, 1, 2, 3, 4), pair(1, 1, 0, 0, 0)}, win, 2, 1)
 	expect(t, f, Figures{GrantsMin: 0, GrantsMax: 1})
 	if v, ok := f[Fairness]; ok {
 		t.Errorf("fairness is %v", v)
@@ -98,7 +98,7 @@ func TestTwoWithOneLockAreAViolation(t *testing.T) {
 		{"waiting is not having", []sample{pair(0, 1, 10, 20, 21), pair(1, 1, 0, 0, 0)}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			expect(t, oneLockFigures(c.samples, win, 2), Figures{Violations: c.want})
+			expect(t, oneLockFigures(c.samples, win, 2, 1), Figures{Violations: c.want})
 		})
 	}
 }
@@ -140,4 +140,18 @@ func TestRecordsAreReadAsWorkersWriteThem(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestMorePermitsThanThereAreAreCounted(t *testing.T) {
+	samples := []sample{
+		pair(0, 1, 10, 30, 31), pair(1, 1, 11, 40, 41), // two at a time
+		pair(2, 1, 30, 50, 51), pair(3, 1, 39, 60, 61), // the second is a third one
+	}
+	expect(t, oneLockFigures(samples, win, 4, 2), Figures{Violations: 1, GrantsMin: 1})
+	expect(t, oneLockFigures(samples, win, 4, 3), Figures{Violations: 0})
+}
+
+func TestIdealIsThatNoPermitIsEverFree(t *testing.T) {
+	f := Scenario{Of: 10, WorkUS: 1000}.permitFigures(Figures{PairsPerSecond: 8000, WaitMaxMS: 15, WaitMeanMS: 6})
+	expect(t, f, Figures{IdealShare: 0.8, WaitMaxOfMean: 2.5})
 }

@@ -34,6 +34,7 @@ type Kind string
 const (
 	Uncontended Kind = "uncontended" // pairs of acquire and release, a lock for each worker
 	Contended   Kind = "contended"   // pairs, one lock for all workers of all processes
+	Permits     Kind = "permits"     // pairs, one permit each of one semaphore for all workers of all processes
 	Held        Kind = "held"        // many locks, taken once and kept
 	Crash       Kind = "crash"       // the holder is killed; how soon the waiter has the lock
 )
@@ -47,9 +48,11 @@ type Scenario struct {
 	Workers   int     `json:"workers"`         // of each process
 	WorkUS    int     `json:"work_us"`         // time spent with the lock held
 	Count     int     `json:"count,omitempty"` // locks held
+	Of        int     `json:"of,omitempty"`    // permits that there are
 	LeaseMS   float64 `json:"lease_ms"`
 	WAN       bool    `json:"wan"`               // Redis is behind the delaying proxy
 	Setting   string  `json:"setting,omitempty"` // a flag of our daemon, if it is not the default
+	Against   string  `json:"against,omitempty"` // another scenario: what we do there is compared with, in place of the peers
 }
 
 // A ScenarioResult is a scenario and how all who took part in it did.
@@ -109,7 +112,7 @@ type Figures map[Metric]float64
 type Metric string
 
 const (
-	// Uncontended and Contended. A pair is an acquire and its release; those
+	// Uncontended, Contended and Permits. A pair is an acquire and its release; those
 	// granted within the window count.
 	PairsPerSecond Metric = "pairs_per_s"
 	PairMS         Metric = "pair_ms"     // time of a worker per pair: workers / pairs per second
@@ -118,18 +121,23 @@ const (
 	PairMaxMS      Metric = "pair_max_ms"
 	WaitP50MS      Metric = "wait_p50_ms" // of acquire
 	WaitP99MS      Metric = "wait_p99_ms"
+	WaitMeanMS     Metric = "wait_mean_ms"
 	WaitMaxMS      Metric = "wait_max_ms" // the longest wait of any process, cut short by the end of the window or not
 	ReleaseP50MS   Metric = "release_p50_ms"
 	ReleaseP99MS   Metric = "release_p99_ms"
 	Errors         Metric = "errors" // of acquire and release, as the workers counted them
 
-	// Contended.
+	// Contended and Permits.
 	OwnerChangesPerSecond Metric = "owner_changes_per_s" // the next grant went to another process
 	HostChangesPerSecond  Metric = "host_changes_per_s"  // to a process of another host
 	GrantsMin             Metric = "grants_min"          // of the process that got fewest
 	GrantsMax             Metric = "grants_max"          // of the process that got most
 	Fairness              Metric = "fairness"            // max/min; absent if a process got none
-	Violations            Metric = "violations"          // two had the lock at one time
+	Violations            Metric = "violations"          // two had the lock at one time, or more a permit than there are
+
+	// Permits.
+	IdealShare    Metric = "ideal_share"      // of the pairs that there would be if no permit were ever free
+	WaitMaxOfMean Metric = "wait_max_of_mean" // the longest wait as a multiple of the mean
 
 	// CPU time. The client host is all worker processes and daemons; Redis and
 	// the proxy count on their own.

@@ -141,8 +141,11 @@ func (b *bench) pairs(ctx context.Context, st *stage, s Scenario, c contender) (
 	r.Figures, r.Waits = pairFigures(samples, w, workers)
 	r.Figures.add(used(from, to, r.Figures[PairsPerSecond]*w.seconds(), c))
 	r.Figures.add(size)
-	if s.Kind == Contended {
-		r.Figures.add(oneLockFigures(samples, w, s.Processes))
+	if s.Kind == Contended || s.Kind == Permits {
+		r.Figures.add(oneLockFigures(samples, w, s.Processes, max(1, s.Of)))
+	}
+	if s.Kind == Permits {
+		r.Figures.add(s.permitFigures(r.Figures))
 	}
 	for i, e := range done {
 		r.Figures[Errors] += float64(e.Errors)
@@ -158,7 +161,7 @@ func (b *bench) pairs(ctx context.Context, st *stage, s Scenario, c contender) (
 
 // pairsSpec is what process i of a pairs scenario does.
 func (s Scenario) pairsSpec(st *stage, i int) spec {
-	sp := spec{Mode: pairs, WorkUS: s.WorkUS, Records: filepath.Join(st.dir, fmt.Sprintf("records%d", i))}
+	sp := spec{Mode: pairs, WorkUS: s.WorkUS, Of: s.Of, Records: filepath.Join(st.dir, fmt.Sprintf("records%d", i))}
 	for j := range s.Workers {
 		name := "contended"
 		if s.Kind == Uncontended {

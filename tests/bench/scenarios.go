@@ -31,6 +31,8 @@ func scenarios() []Scenario {
 		}
 	}
 	all = append(all,
+		Scenario{Name: "permits 8x8", Kind: Permits, Hosts: 1, Processes: 8, Workers: 8, WorkUS: 1000, Of: 10},
+		Scenario{Name: "permits four hosts", Kind: Permits, Hosts: 4, Processes: 8, Workers: 8, WorkUS: 1000, Of: 10, Against: "permits 8x8"},
 		Scenario{Name: "held 10k", Kind: Held, Hosts: 1, Processes: 1, Count: 10_000},
 		Scenario{Name: "held 100k", Kind: Held, Hosts: 1, Processes: 1, Count: 100_000},
 		// 10 s for everybody, so that those who wait for its end are done some day.
@@ -54,6 +56,8 @@ func (s Scenario) lease() time.Duration {
 func (s Scenario) shrunk() Scenario {
 	s.Processes = min(s.Processes, 2)
 	s.Workers = min(s.Workers, 2)
+	s.Hosts = min(s.Hosts, s.Processes)
+	s.Of = min(s.Of, 2)
 	switch s.Kind {
 	case Held:
 		s.Count /= 200
@@ -95,11 +99,14 @@ const (
 )
 
 var contenders = []contender{
-	{name: "locksidecar", role: Ours, language: inGo, in: []Kind{Uncontended, Contended, Held, Crash}},
-	{name: "locksidecar-py", role: Sibling, language: inPython, in: []Kind{Uncontended, Contended}},
+	{name: "locksidecar", role: Ours, language: inGo, in: []Kind{Uncontended, Contended, Permits, Held, Crash}},
+	{name: "locksidecar-py", role: Sibling, language: inPython, in: []Kind{Uncontended, Contended, Permits}},
 	// 64 JVMs on a few cores have not compiled themselves when they are measured, and
 	// their figure would say nothing of Redisson.
 	{name: "redisson", role: Peer, language: inJava, in: []Kind{Uncontended, Contended, Held, Crash}, fleetAtMost: 16},
+	// Its permits end with a lease; those of its RSemaphore are gone for good with a process that dies.
+	{name: "redisson-expirable", role: Peer, language: inJava, in: []Kind{Permits}, fleetAtMost: 16},
+	{name: "redisson-semaphore", role: Peer, language: inJava, in: []Kind{Permits}, fleetAtMost: 16},
 	{name: "redsync", role: Peer, language: inGo, in: []Kind{Uncontended, Contended, Held, Crash}},
 	{name: "redsync-1ms", role: Peer, language: inGo, in: []Kind{Contended}},
 	{name: "redislock", role: Peer, language: inGo, in: []Kind{Uncontended, Contended, Held, Crash}},

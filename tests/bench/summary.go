@@ -27,6 +27,9 @@ var labels = map[Metric]struct {
 	OwnerChangesPerSecond: {"owner changes/s", 0},
 	HostChangesPerSecond:  {"host changes/s", 0},
 	Fairness:              {"max/min", 1},
+	IdealShare:            {"share of the ideal", 3},
+	WaitMaxOfMean:         {"longest wait / mean", 1},
+	WaitMeanMS:            {"mean", 3},
 	Violations:            {"overlaps", 0},
 	ClientCPUPerPairUS:    {"client µs/pair", 1},
 	ServerCPUPerPairUS:    {"Redis µs/pair", 1},
@@ -53,6 +56,7 @@ var labels = map[Metric]struct {
 var columns = map[Kind][]Metric{
 	Uncontended: {PairsPerSecond, PairP50MS, PairP99MS, PairMaxMS, ClientCPUPerPairUS, ServerCPUPerPairUS, CommandsPerPair, ScriptsPerPair, BytesPerPair, Connections, ClientRSSMB, ClientThreads, Errors},
 	Contended:   {OwnerChangesPerSecond, HostChangesPerSecond, PairsPerSecond, WaitP50MS, WaitP99MS, WaitMaxMS, Fairness, Violations, ClientCPUPerPairUS, ServerCPUPerPairUS, CommandsPerPair, Connections, Errors},
+	Permits:     {IdealShare, PairsPerSecond, HostChangesPerSecond, WaitP50MS, WaitMeanMS, WaitP99MS, WaitMaxMS, WaitMaxOfMean, Fairness, Violations, ClientCPUPerPairUS, ServerCPUPerPairUS, CommandsPerPair, ScriptsPerPair, Connections, Errors},
 	Held:        {LocksHeld, TakeSeconds, RenewalsPerSecond, ScriptsPerSecond, CommandsPerSecond, ServerCPUPerSecMS, ServerCPUPerRenewalUS, ClientCPUPerSecMS, ClientRSSMB, ClientThreads, Connections},
 	Crash:       {CrashToGrantMS},
 }

@@ -28,7 +28,12 @@ const (
 	ratioAtLeast
 	ratioAtMost
 	atMost
+	// ratioOrNearIdeal is ratioAtLeast, and a figure of ours above nearIdeal is enough.
+	ratioOrNearIdeal
 )
+
+// nearIdeal is a share of the ideal.
+const nearIdeal = 0.9
 
 func (b bound) String() string {
 	limit := strconv.FormatFloat(b.limit, 'g', -1, 64)
@@ -39,6 +44,8 @@ func (b bound) String() string {
 		return "≤ " + limit + "×"
 	case atMost:
 		return "≤ " + limit
+	case ratioOrNearIdeal:
+		return fmt.Sprintf("≥ %s× or %v", limit, nearIdeal)
 	}
 	return ""
 }
@@ -74,6 +81,10 @@ var goals = []goal{
 	{"two hosts 2x8x1 wan", WaitMaxMS, bound{}},
 	{"two hosts in order wan", OwnerChangesPerSecond, bound{}},
 	{"two hosts in order wan", WaitMaxMS, bound{}},
+	{"permits 8x8", IdealShare, bound{ratioOrNearIdeal, 2}},
+	{"permits 8x8", WaitMaxOfMean, bound{atMost, 3}},
+	{"permits four hosts", IdealShare, bound{ratioAtLeast, 0.6}},
+	{"permits four hosts", WaitMaxOfMean, bound{}},
 	{"held 10k", ServerCPUPerSecMS, bound{}},
 	{"held 100k", ServerCPUPerSecMS, bound{ratioAtMost, 0.95}},
 	// A thousandth of the lease of 10 s.
@@ -84,7 +95,7 @@ var goals = []goal{
 // moreIsBetter is true of what one wants much of.
 func (m Metric) moreIsBetter() bool {
 	switch m {
-	case PairsPerSecond, OwnerChangesPerSecond, HostChangesPerSecond, LocksHeld, GrantsMin:
+	case PairsPerSecond, OwnerChangesPerSecond, HostChangesPerSecond, LocksHeld, GrantsMin, IdealShare:
 		return true
 	}
 	return false
@@ -105,11 +116,35 @@ func judge(scenarios []ScenarioResult) []Verdict {
 		if i < 0 {
 			continue
 		}
-		if v, ok := g.judge(scenarios[i]); ok {
+		if v, ok := g.judge(scenarios[i].against(scenarios)); ok {
 			verdicts = append(verdicts, v)
 		}
 	}
 	return verdicts
+}
+
+// against returns the scenario with its peers, or with ours in the one that it is compared with.
+func (s ScenarioResult) against(all []ScenarioResult) ScenarioResult {
+	if s.Against == "" {
+		return s
+	}
+	var contenders []ContenderResult
+	add := func(of ScenarioResult, name string, role Role) {
+		for _, c := range of.Contenders {
+			if c.Role == Ours {
+				c.Name, c.Role = name, role
+				contenders = append(contenders, c)
+			}
+		}
+	}
+	add(s, s.Name, Ours)
+	for _, other := range all {
+		if other.Name == s.Against {
+			add(other, other.Name, Peer)
+		}
+	}
+	s.Contenders = contenders
+	return s
 }
 
 func (g goal) judge(s ScenarioResult) (v Verdict, ok bool) {
@@ -141,9 +176,11 @@ func (g goal) judge(s ScenarioResult) (v Verdict, ok bool) {
 	switch {
 	case g.want.kind == atMost:
 		met = v.Ours <= g.want.limit
+	case g.want.kind == ratioOrNearIdeal && v.Ours >= nearIdeal:
+		met = true
 	case g.want.kind == none || len(ratios) == 0:
 		return v, true
-	case g.want.kind == ratioAtLeast:
+	case g.want.kind == ratioAtLeast, g.want.kind == ratioOrNearIdeal:
 		met = v.Ratio >= g.want.limit
 	case g.want.kind == ratioAtMost:
 		met = v.Ratio <= g.want.limit

@@ -100,6 +100,39 @@ func TestAPeerThatHoldsFewerLocksIsNotCompared(t *testing.T) {
 	}
 }
 
+func TestNearTheIdealNoPeerCounts(t *testing.T) {
+	g := goal{"x", IdealShare, bound{ratioOrNearIdeal, 2}}
+	for _, c := range []struct {
+		ours, peer float64
+		met        bool
+	}{{0.9, 0.8, true}, {0.8, 0.4, true}, {0.8, 0.5, false}} {
+		s := ScenarioResult{Scenario: Scenario{Name: "x", Kind: Permits}, Contenders: []ContenderResult{
+			result("ours", Ours, IdealShare, c.ours), result("a", Peer, IdealShare, c.peer),
+		}}
+		if v, ok := g.judge(s); !ok || v.Met == nil || *v.Met != c.met || v.Ratio != c.ours/c.peer {
+			t.Errorf("%v: %+v", c, v)
+		}
+	}
+}
+
+func TestScenarioIsComparedWithAnotherOneOfOurs(t *testing.T) {
+	all := []ScenarioResult{
+		{Scenario: Scenario{Name: "one", Kind: Permits}, Contenders: []ContenderResult{
+			result("ours", Ours, IdealShare, 0.8, 0.4), result("a", Peer, IdealShare, 0.1, 0.1),
+		}},
+		{Scenario: Scenario{Name: "four", Kind: Permits, Against: "one"}, Contenders: []ContenderResult{
+			result("ours", Ours, IdealShare, 0.6, 0.3), result("a", Peer, IdealShare, 0.1, 0.1),
+		}},
+	}
+	g := goal{"four", IdealShare, bound{ratioAtLeast, 0.7}}
+	if v, ok := g.judge(all[1].against(all)); !ok || v.Best != "one" || math.Abs(v.Ratio-0.75) > 1e-9 || !*v.Met {
+		t.Errorf("%+v", v)
+	}
+	if v, ok := g.judge(all[1].against(all[1:])); !ok || v.Best != "" || v.Met != nil {
+		t.Errorf("without the other one: %+v", v)
+	}
+}
+
 func TestEveryGoalIsOfAScenarioThatIsRun(t *testing.T) {
 	all := scenarios()
 	for _, g := range goals {
@@ -108,6 +141,11 @@ func TestEveryGoalIsOfAScenarioThatIsRun(t *testing.T) {
 		}
 		if _, ok := labels[g.metric]; !ok {
 			t.Errorf("no label for %s", g.metric)
+		}
+	}
+	for _, s := range all {
+		if s.Against != "" && !slices.ContainsFunc(all, func(other Scenario) bool { return other.Name == s.Against }) {
+			t.Errorf("%s is compared with %q, which is no scenario", s.Name, s.Against)
 		}
 	}
 }

@@ -22,37 +22,71 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// The time from the kill of a holder to the grant of the next local waiter.
+// The time from the kill of a holder to the grant of the next waiter: of a lock, and of 3 of 10 permits, in turns.
 func TestMeasureCrashRelease(t *testing.T) {
 	measured(t)
-	kills := count(200)
-	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
-	c := harness.Dial(t, d)
-	var took []int64
-	for i := range kills {
-		name := fmt.Sprintf("crash %d", i)
-		victim := harness.StartGoWorker(t, d)
-		victim.Lock(name)
-		granted := make(chan int64, 1)
-		go func() {
-			l, err := c.Lock(context.Background(), name)
-			if err != nil {
-				t.Error(err)
-				granted <- 0
-				return
-			}
-			granted <- protocol.Now()
-			l.Unlock()
-		}()
-		harness.Eventually(t, "the waiter waits", func() bool { return harness.Waiters(t, d, name) == 1 })
-		killed := protocol.Now()
-		victim.Signal(syscall.SIGKILL)
-		took = append(took, <-granted-killed)
-		victim.Kill()
+	kills := count(100)
+	r := harness.StartRedis(t)
+	here, there := harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
+	for _, waiter := range []struct {
+		where string
+		on    *harness.Daemon
+	}{{"same host", here}, {"other host", there}} {
+		c := harness.Dial(t, waiter.on)
+		var locks, permits []int64
+		for i := range kills {
+			name := fmt.Sprintf("crash %d", i)
+			locks = append(locks, killHolder(t, here, waiter.on, name, func() bool {
+				return waiter.on == here || r.Exists(t.Context(), "locksidecar_queue:{"+name+"}").Val() == 1
+			}, func(ctx context.Context) (func() error, error) {
+				l, err := c.Lock(ctx, name)
+				return func() error { return l.Unlock() }, err
+			}))
+			name = fmt.Sprintf("crash of permits %d", i)
+			permits = append(permits, killHolder(t, here, waiter.on, name, func() bool {
+				return waiter.on == here || r.Exists(t.Context(), "locksidecar_wanted:{"+name+"}").Val() == 1
+			}, func(ctx context.Context) (func() error, error) {
+				p, err := c.Semaphore(name, 10).Acquire(ctx, 8) // seven are free
+				return func() error { return p.Release() }, err
+			}, "--permits=3", "--of=10"))
+		}
+		at := func(took []int64, percent int) int64 { return took[(kills-1)*percent/100] }
+		for _, c := range []struct {
+			kind string
+			took []int64
+		}{{"a lock", locks}, {"3 of 10 permits", permits}} {
+			slices.Sort(c.took)
+			row(fmt.Sprintf("kill -9 to grant: %s, %s", c.kind, waiter.where), "p50 %s  p99 %s  max %s of %d kills",
+				ms(at(c.took, 50)), ms(at(c.took, 99)), ms(at(c.took, 100)), kills)
+		}
+		row("kill -9 to grant: permits / lock, "+waiter.where, "p50 %.2f  p99 %.2f",
+			float64(at(permits, 50))/float64(at(locks, 50)), float64(at(permits, 99))/float64(at(locks, 99)))
 	}
-	slices.Sort(took)
-	row(fmt.Sprintf("kill -9 to next grant, %d kills", kills), "p50 %s  p99 %s  max %s",
-		ms(took[(kills-1)/2]), ms(took[(kills-1)*99/100]), ms(took[kills-1]))
+}
+
+// killHolder returns the time from the kill of a process that holds name on a host, with flags, to the grant of a waiter. Of a
+// waiter on another host, isQueued says whether Redis has it.
+func killHolder(t *testing.T, host, waiter *harness.Daemon, name string, isQueued func() bool, acquire func(context.Context) (func() error, error), flags ...string) int64 {
+	t.Helper()
+	victim := harness.StartProcess(t, host, harness.Program(t), append(append([]string{"lock"}, flags...), name)...)
+	victim.AwaitOutput("\n")
+	granted := make(chan int64, 1)
+	go func() {
+		release, err := acquire(context.Background())
+		granted <- protocol.Now()
+		if err == nil {
+			err = release()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	harness.Eventually(t, "the waiter waits", func() bool { return harness.Waiters(t, waiter, name) == 1 && isQueued() })
+	killed := protocol.Now()
+	victim.Signal(syscall.SIGKILL)
+	took := <-granted - killed
+	victim.Wait()
+	return took
 }
 
 // What 100,000 locks of one client cost.

@@ -43,6 +43,7 @@ class Spec:
     prefix: str = ""  # hold: the locks are prefix0, prefix1, …
     count: int = 0  # hold: how many
     records: str = ""  # pairs: the file for the samples
+    of: int = 0  # one permit each of semaphores with so many, in place of locks; 0: locks
 
 
 def parse(line: str) -> Spec:
@@ -58,6 +59,7 @@ def parse(line: str) -> Spec:
         prefix=fields.get("prefix", ""),
         count=fields.get("count", 0),
         records=fields.get("records", ""),
+        of=fields.get("of", 0),
     )
 
 
@@ -97,7 +99,22 @@ class Contender:
 def locksidecar_py(spec: Spec) -> Contender:
     import locksidecar
 
-    return Contender(locksidecar.connect(spec.socket).lock)
+    client = locksidecar.connect(spec.socket)
+
+    class Permit:
+        """One permit, as a lock."""
+
+        def __init__(self, name: str) -> None:
+            self._semaphore = client.semaphore(name, permits=spec.of)
+
+        def acquire(self) -> bool:
+            self._held = self._semaphore.acquire()
+            return True
+
+        def release(self) -> None:
+            self._held.release()
+
+    return Contender(Permit if spec.of else client.lock)
 
 
 def redis_py(spec: Spec, sleep: float = 0.1) -> Contender:

@@ -37,6 +37,8 @@ type spec struct {
 	Prefix string `json:"prefix"` // hold: the locks are this and a number from 0
 	Count  int    `json:"count"`  // hold: how many
 
+	Of int `json:"of"` // pairs: one permit each of semaphores with so many, in place of locks; 0: locks
+
 	Records string `json:"records"` // pairs: the file for the times of all pairs
 }
 
@@ -184,6 +186,9 @@ func (r *run) measurement() (measurement, error) {
 	connect, ok := contenders[r.Contender]
 	if !ok {
 		return nil, fmt.Errorf("no contender %q for mode %q: see contender.go for those there are", r.Contender, r.Mode)
+	}
+	if r.Of > 0 && (r.Contender != "locksidecar" || r.Mode != "pairs") {
+		return nil, fmt.Errorf("of %d in the spec: contender %q has no permits in mode %q", r.Of, r.Contender, r.Mode)
 	}
 	switch r.Mode {
 	case "pairs":

@@ -75,7 +75,7 @@ func TestDistinctLocks(t *testing.T) {
 	here := startServers(t)
 	for _, contender := range lockers {
 		t.Run(contender, func(t *testing.T) {
-			here.pairs(t, contender, 0, [][]string{{"a", "b"}, {"c"}}, func(all [][]pair) bool {
+			here.pairs(t, spec{Contender: contender}, [][]string{{"a", "b"}, {"c"}}, func(all [][]pair) bool {
 				return len(all[0]) > 0 && len(all[1]) > 0
 			})
 		})
@@ -87,7 +87,7 @@ func TestContendedLock(t *testing.T) {
 	here := startServers(t)
 	for _, contender := range lockers {
 		t.Run(contender, func(t *testing.T) {
-			here.pairs(t, contender, 1000, [][]string{{"a", "a"}, {"a"}}, func(all [][]pair) bool {
+			here.pairs(t, spec{Contender: contender, WorkUS: 1000}, [][]string{{"a", "a"}, {"a"}}, func(all [][]pair) bool {
 				merged := slices.Concat(all...)
 				slices.SortFunc(merged, func(a, b pair) int { return cmp.Compare(a[granted], b[granted]) })
 				for i := 1; i < len(merged); i++ {
@@ -106,15 +106,37 @@ func TestContendedLock(t *testing.T) {
 	}
 }
 
+func TestPermits(t *testing.T) {
+	t.Parallel()
+	here := startServers(t)
+	here.pairs(t, spec{Contender: "locksidecar", WorkUS: 1000, Of: 2}, [][]string{{"a", "a"}, {"a"}}, func(all [][]pair) bool {
+		merged := slices.Concat(all...)
+		slices.SortFunc(merged, func(a, b pair) int { return cmp.Compare(a[granted], b[granted]) })
+		together := 0
+		for i := 1; i < len(merged); i++ {
+			if merged[i-1][leaving] == 0 {
+				break // its process was stopped with the permit held
+			}
+			if merged[i][granted] < merged[i-1][leaving] {
+				together++
+			}
+			if i > 1 && merged[i-2][leaving] != 0 && merged[i][granted] < min(merged[i-1][leaving], merged[i-2][leaving]) {
+				t.Errorf("three have two permits at %d", merged[i][granted])
+			}
+		}
+		return together > 3
+	})
+}
+
 func TestLimits(t *testing.T) {
 	here := startServers(t)
 	some := func(all [][]pair) bool { return len(all[0]) > 0 }
 	t.Run("raw-evalsha", func(t *testing.T) {
-		here.pairs(t, "raw-evalsha", 0, [][]string{{"a", "b", "c"}}, some)
+		here.pairs(t, spec{Contender: "raw-evalsha"}, [][]string{{"a", "b", "c"}}, some)
 	})
 	t.Run("unix-echo", func(t *testing.T) {
 		server := here.start(t, spec{Contender: "unix-echo-server", Mode: "pairs"})
-		here.pairs(t, "unix-echo", 0, [][]string{{"a", "b"}, {"c"}}, some)
+		here.pairs(t, spec{Contender: "unix-echo"}, [][]string{{"a", "b"}, {"c"}}, some)
 		server.stop(t)
 	})
 }
@@ -173,6 +195,7 @@ func TestWrongSpecs(t *testing.T) {
 		{`{"contender":"nobody","mode":"pairs","lease_ms":1}`, `no contender "nobody"`},
 		{`{"contender":"redsync","mode":"dance","lease_ms":1}`, `mode "dance"`},
 		{`{"contender":"raw-evalsha","mode":"hold","lease_ms":1}`, "raw-evalsha"},
+		{`{"contender":"redsync","mode":"pairs","lease_ms":1,"of":2}`, `"redsync" has no permits`},
 		{`{"contender":"unix-echo","mode":"pairs","lease_ms":1,"names":["a"],"socket":"/nonexistent"}`, "/nonexistent"},
 	} {
 		p := launch(t)
@@ -207,12 +230,13 @@ func (s *servers) fresh(names []string) []string {
 
 // pairs has a process for each list of names take locks for a while, and hands
 // what they were granted to enough; if that says no, for a longer while.
-func (s *servers) pairs(t *testing.T, contender string, workUS int64, names [][]string, enough func([][]pair) bool) {
+func (s *servers) pairs(t *testing.T, sp spec, names [][]string, enough func([][]pair) bool) {
 	t.Helper()
 	for window := 200 * time.Millisecond; ; window *= 4 {
 		var processes []*process
 		for _, n := range names {
-			processes = append(processes, s.start(t, spec{Contender: contender, Mode: "pairs", Names: s.fresh(n), WorkUS: workUS}))
+			sp.Mode, sp.Names = "pairs", s.fresh(n)
+			processes = append(processes, s.start(t, sp))
 		}
 		for _, p := range processes {
 			p.tell(t, "go")

@@ -7,6 +7,7 @@ import org.json.JSONObject;
 /**
  * What the conductor asks of this process.
  *
+ * @param contender redisson: locks; the others: permits
  * @param mode pairs, hold or wait
  * @param names pairs: one worker for each; wait: the lock that is waited for
  * @param workNanos pairs: how long a lock is kept
@@ -14,8 +15,10 @@ import org.json.JSONObject;
  * @param prefix hold: the locks are prefix0, prefix1, …
  * @param count hold: how many
  * @param records pairs: the file for the samples
+ * @param of permits that each semaphore has
  */
 record Spec(
+        String contender,
         String mode,
         URI redis,
         List<String> names,
@@ -23,13 +26,15 @@ record Spec(
         long leaseMillis,
         String prefix,
         int count,
-        String records) {
+        String records,
+        int of) {
 
     static Spec parse(String json) {
         JSONObject o = new JSONObject(json);
         List<String> names =
                 o.isNull("names") ? List.of() : o.getJSONArray("names").toList().stream().map(String.class::cast).toList();
         return new Spec(
+                o.getString("contender"),
                 o.getString("mode"),
                 URI.create(o.getString("redis")),
                 names,
@@ -37,6 +42,7 @@ record Spec(
                 o.optLong("lease_ms", 30_000),
                 o.optString("prefix"),
                 o.optInt("count"),
-                o.optString("records"));
+                o.optString("records"),
+                o.optInt("of"));
     }
 }

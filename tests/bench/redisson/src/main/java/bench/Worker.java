@@ -15,14 +15,13 @@ import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.IntFunction;
 import org.redisson.Redisson;
-import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
  * A process of the benchmark that locks with Redisson.
  *
- * <p>It has one client with Redisson's defaults, and RLocks that Redisson's watchdog renews. The conductor writes a line
+ * <p>It has one client with Redisson's defaults, and RLocks that Redisson's watchdog renews, or semaphores. The conductor writes a line
  * of JSON that says what to do, then "go", then "stop"; the answers are lines of JSON too.
  */
 public final class Worker {
@@ -74,7 +73,7 @@ public final class Worker {
         for (int i = 0; i < spec.names().size(); i++) {
             samples.add(new Samples());
         }
-        start(samples.size(), WARMUP_PAIRS, i -> () -> pairs(client.getLock(spec.names().get(i)), spec.workNanos(), samples.get(i)));
+        start(spec, samples.size(), WARMUP_PAIRS, i -> () -> pairs(Guard.of(client, spec, spec.names().get(i)), spec.workNanos(), samples.get(i)));
 
         begin(in);
         awaitStop(in);
@@ -90,7 +89,7 @@ public final class Worker {
         }
     }
 
-    private void pairs(RLock lock, long workNanos, Samples samples) {
+    private void pairs(Guard lock, long workNanos, Samples samples) {
         while (!stopping) {
             samples.next();
             samples.now(Samples.ASKED);
@@ -114,9 +113,9 @@ public final class Worker {
         CountDownLatch taken = new CountDownLatch(takers);
         // No warm-up: each time that a client's last lock is released and another one taken within a third of the lease,
         // Redisson begins one more series of renewals beside those that go on. Here there shall be one.
-        start(takers, 0, i -> () -> {
+        start(spec, takers, 0, i -> () -> {
             for (int n = i; n < spec.count(); n += takers) {
-                if (locked(client.getLock(spec.prefix() + n))) {
+                if (locked(Guard.of(client, spec, spec.prefix() + n))) {
                     held.incrementAndGet();
                 }
             }
@@ -132,8 +131,8 @@ public final class Worker {
     }
 
     private void waitForOne(Spec spec, BufferedReader in) throws IOException, InterruptedException {
-        start(1, WARMUP_PAIRS, i -> () -> {
-            RLock lock = client.getLock(spec.names().get(0));
+        start(spec, 1, WARMUP_PAIRS, i -> () -> {
+            Guard lock = Guard.of(client, spec, spec.names().get(0));
             while (!locked(lock)) {
                 pause(RETRY_NANOS);
             }
@@ -147,20 +146,23 @@ public final class Worker {
     }
 
     /** Starts n workers and returns when all are warm; they go on when all may begin. */
-    private void start(int n, int warmup, IntFunction<Runnable> work) throws InterruptedException {
+    private void start(Spec spec, int n, int warmup, IntFunction<Runnable> work) throws InterruptedException {
         CountDownLatch warm = new CountDownLatch(n);
         AtomicReference<RuntimeException> failure = new AtomicReference<>();
         for (int i = 0; i < n; i++) {
             Runnable w = work.apply(i);
-            RLock lock = client.getLock("warm:" + ProcessHandle.current().pid() + ":" + i);
+            Guard lock = Guard.of(client, spec, "warm:" + ProcessHandle.current().pid() + ":" + i);
             Thread thread = new Thread(() -> {
                 try {
                     for (int pair = 0; pair < warmup; pair++) {
-                        lock.lock();
-                        lock.unlock();
+                        lock.acquire();
+                        lock.release();
                     }
                 } catch (RuntimeException e) {
                     failure.set(e);
+                    return;
+                } catch (InterruptedException e) {
+                    failure.set(new IllegalStateException(e));
                     return;
                 } finally {
                     warm.countDown();
@@ -193,19 +195,21 @@ public final class Worker {
         }
     }
 
-    private boolean locked(RLock lock) {
+    private boolean locked(Guard lock) {
         try {
-            lock.lock();
+            lock.acquire();
             return true;
         } catch (RuntimeException e) {
             failures.add(e);
             return false;
+        } catch (InterruptedException e) {
+            throw new IllegalStateException("nothing interrupts a worker", e);
         }
     }
 
-    private void unlock(RLock lock) {
+    private void unlock(Guard lock) {
         try {
-            lock.unlock();
+            lock.release();
         } catch (RuntimeException e) {
             failures.add(e);
         }
