@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -37,12 +38,13 @@ const (
 // batches are those of the store.
 var batches = pipeline.DefaultBatches
 
-// FleetPlan is what a fleet does. Its hosts either contend for one lock or hold locks of
-// their own.
+// FleetPlan is what a fleet does. Its hosts either contend for one lock, or for the permits of
+// one semaphore, or hold locks of their own.
 type FleetPlan struct {
 	Seed       uint64
 	Hosts      int
 	Clients    int           // of each host, that want the one lock again as soon as they have released it
+	Of         int           // permits of the semaphore, of which each client wants one; 0: clients want a lock
 	Held       int           // locks of its own that each host holds
 	Trip       time.Duration // to Redis and back
 	FarTrip    time.Duration // of the last host, if not Trip: those between are spread evenly in ratio
@@ -171,7 +173,7 @@ type fleetClient struct {
 // fleetCount is what is counted since the last Reset.
 type fleetCount struct {
 	since          int64
-	came           int // times that the lock came to a host: a transfer, or a take of a free lock
+	came           int // times that the lock came to a host: a transfer, or a take of a free lock; of a semaphore, grants
 	passed         int // of these: transfers
 	asked          int // takes of a host that waits already, which did not get the lock
 	ran            int // scripts
@@ -213,6 +215,9 @@ func NewFleet(p FleetPlan) *Fleet {
 	}
 	f.locks, f.names = make([]fleetLock, n), make([]string, n)
 	for i := range f.locks {
+		if p.Of > 0 {
+			f.locks[i].semaphore = new(redis.Semaphore)
+		}
 		f.locks[i].reset()
 		f.names[i] = fmt.Sprintf(format, i)
 	}
@@ -406,7 +411,12 @@ func (f *Fleet) acquire(host int16, c, lock int) {
 	k := &h.clients[c]
 	k.lastID++
 	k.askedAt = min(k.askedAt, f.now)
-	h.table.Acquire(h.clock(f.now), locktable.SessionID(c+1), protocol.Acquire{ID: k.lastID, Name: f.names[lock], WaitMS: protocol.Forever})
+	req := protocol.Acquire{ID: k.lastID, Name: f.names[lock], WaitMS: protocol.Forever}
+	if f.plan.Of > 0 {
+		h.table.AcquirePermits(h.clock(f.now), locktable.SessionID(c+1), protocol.AcquirePermits{Acquire: req, Permits: 1, Of: uint16(f.plan.Of)})
+	} else {
+		h.table.Acquire(h.clock(f.now), locktable.SessionID(c+1), req)
+	}
 	f.drain(host)
 }
 
@@ -464,6 +474,9 @@ func (f *Fleet) onGranted(host int16, e *locktable.Effect) {
 	}
 	if f.plan.Held > 0 {
 		return
+	}
+	if f.plan.Of > 0 {
+		f.came++
 	}
 	k := &h.clients[e.Session-1]
 	f.waits = append(f.waits, f.now-max(k.askedAt, f.since))

@@ -16,7 +16,9 @@ import (
 // for its receipt too: go test ./sidecar/store -run '^$' -bench BenchmarkRedis. Scripts
 // by their instructions (98,600 are 8.8 µs), which no neighbour on the machine changes; what
 // they do with queues by CPU time: one script that passes a lock on and queues again, with
-// its message, is 40 to 50 µs (BenchmarkRedisQueue), here 44. As two scripts it is 53.5.
+// its message, is 40 to 50 µs (BenchmarkRedisQueue), here 44. As two scripts it is 53.5. A script that
+// gives back a permit, for which a host waits, and one that queues again are 70 µs with the message
+// (BenchmarkRedisPermitsQueue).
 const (
 	costArrival   = 6500   // one connection has something: poll, read, write
 	costRun       = 3000   // a run of takes and drops
@@ -30,6 +32,10 @@ const (
 	costSkip      = 6000   // and each ticket whose sidecar cannot receive that
 	costRenew     = 2200   // a run of renewals
 	costKey       = 1600   // and each lock
+	costPermits   = 3000   // a run of operations of semaphores
+	costPermit    = 3000   // and one that gives or takes back permits,
+	costPlace     = 21000  // or that gives a host a place, or finds it
+	costAdmit     = 22000  // and each host that is admitted, without the message
 	costListener  = 5000   // of each connection that a message goes to
 	costSubscribe = 1500   // a SUBSCRIBE or UNSUBSCRIBE
 	costConnect   = 139000 // connection, greeting, probe, own channel
@@ -60,9 +66,16 @@ type fleetLock struct {
 	counter redis.Counter
 	channel redis.Channel // subscribers: hosts
 	queue   redis.Queue
+
+	semaphore *redis.Semaphore // in place of key and queue; nil: it is a lock
 }
 
-func (l *fleetLock) reset() { *l = fleetLock{key: redis.NoKey} }
+func (l *fleetLock) reset() {
+	isLock := l.semaphore == nil
+	if *l = (fleetLock{key: redis.NoKey}); !isLock {
+		l.semaphore = new(redis.Semaphore)
+	}
+}
 
 // restart is a restart of Redis, with the data or without.
 func (l *fleetLock) restart(lost bool) {
@@ -203,6 +216,18 @@ func (f *Fleet) execute(host int16, c *fleetConn, b *batch, at *int64) int {
 		f.bytes += int64(130 + 37*n)
 		return 126 + 33*n
 	}
+	if script == wire.Permits {
+		*at += costPermits
+		for i := range ops {
+			op := &ops[i]
+			reply := f.runPermits(host, op, *at)
+			*at += f.costOfPermits(&reply)
+			f.publish(c.shard, op, &reply, at)
+			b.addResult(op, &reply)
+		}
+		f.bytes += int64(170 + 83*n)
+		return 150 + 71*n
+	}
 	*at += costRun
 	var previous redis.Reply
 	for i := range ops {
@@ -253,14 +278,27 @@ func (f *Fleet) cost(op *redisop.Op, reply *redis.Reply) int64 {
 	return costTake
 }
 
+// costOfPermits is what an operation of a semaphore costs, without the messages.
+func (f *Fleet) costOfPermits(reply *redis.Reply) (cost int64) {
+	if cost = costPermit; reply.Outcome == redisop.HeldByOther {
+		f.bytes += 53
+		cost = costPlace
+	}
+	for i := range reply.Sent {
+		cost += int64(btoi(reply.Sent[i].Kind == redisop.Admitted)) * costAdmit
+	}
+	return cost
+}
+
 func (b *batch) addResult(op *redisop.Op, reply *redis.Reply) {
 	res := redisop.Result{
 		Kind: op.Kind, Name: op.Name, Shard: op.Shard, Outcome: reply.Outcome, Sent: b.sent,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Recall: reply.Recall,
 		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree,
+		Permits: reply.Permits, Arrived: reply.Arrived,
 	}
-	if res.Outcome == redisop.HeldByOther {
+	if res.Outcome == redisop.HeldByOther && op.Of == redisop.KindLock {
 		res.Field = uuidOf(1, false) + ":1" // of another host
 	}
 	b.results = append(b.results, res)
@@ -291,6 +329,14 @@ func (f *Fleet) run(host int16, op, next *redisop.Op, dropped *redis.Reply, at i
 			h.stands, h.standsAt = true, f.came
 		}
 	}
+	return reply
+}
+
+// runPermits is what the script does to one semaphore.
+func (f *Fleet) runPermits(host int16, op *redisop.Op, at int64) redis.Reply {
+	c := redis.Command{Op: op, Owner: redis.Owner(host), Now: at, Fresh: 1, Clock: at / µs, Receivers: f.receivers}
+	reply := c.RunPermits(f.locks[fleetIndex(op.Name)].semaphore)
+	f.asked += btoi(op.Ticket != 0 && reply.Outcome == redisop.HeldByOther)
 	return reply
 }
 

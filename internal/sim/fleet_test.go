@@ -102,6 +102,40 @@ func TestScaleGrantCostsTheSameForAnyNumberOfHosts(t *testing.T) {
 	}
 }
 
+// What a permit costs Redis does not depend on how many hosts wait. With as many permits as hosts it costs less: an
+// operation often finds one that is free, and no message is sent.
+//
+// Shows docs/kinds.md: Permits.
+func TestScalePermitCostsTheSameForAnyNumberOfHosts(t *testing.T) {
+	sizes := []int{10, 40, 200}
+	if *scale {
+		sizes = append(sizes, 1000)
+	}
+	for _, p := range []sim.FleetPlan{
+		{Of: 3, Clients: 1}, {Of: 3, Clients: 1, Work: time.Millisecond},
+		{Of: 10, Clients: 10}, {Of: 10, Clients: 10, Work: time.Millisecond},
+	} {
+		few := 0.0 // what a grant costs if hosts wait, and few do
+		for _, hosts := range sizes {
+			p.Seed, p.Hosts, p.Trip = 1, hosts, near
+			c := sim.Contend(p, max(4, 1000/hosts)).Contention()
+			t.Logf("%d permits: %v", p.Of, c)
+			if few == 0 && hosts > p.Of {
+				few = c.Cost
+			}
+			if hosts > p.Of && c.Cost > 1.2*few {
+				t.Errorf("%d hosts: a grant costs %.0f µs of Redis, with few hosts %.0f", hosts, c.Cost, few)
+			}
+			if most := 2.1 + c.Refreshes; c.Scripts > most || c.Messages > 1.2 {
+				t.Errorf("%d hosts: %.1f scripts and %.1f messages for a grant, more than %.1f and 1.2", hosts, c.Scripts, c.Messages, most)
+			}
+			if c.Never > 0 || c.Most > c.Least+c.Least/2+2 {
+				t.Errorf("%d hosts: %d to %d grants of a host, %d hosts never got a permit", hosts, c.Least, c.Most, c.Never)
+			}
+		}
+	}
+}
+
 // Hosts that are 200 times as far from Redis as others get the lock in the same order, however
 // long the lock is held, and however soon the hosts that had it want it again: also if it is
 // left free after each turn.

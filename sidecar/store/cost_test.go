@@ -497,3 +497,60 @@ func BenchmarkRedisPermits(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkRedisPermitsQueue measures what it costs Redis that permits pass from host to host by their queue: what the holder
+// gives back, its next place, and the message. So many hosts want one of three permits.
+func BenchmarkRedisPermitsQueue(b *testing.B) {
+	const of = 3
+	for _, hosts := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprint("hosts=", hosts), func(b *testing.B) {
+			s := startRedis(b)
+			admin := s.admin()
+			for _, script := range wire.Scripts {
+				admin.ScriptLoad(ctx, script.Text)
+			}
+			type queued struct {
+				*host
+				messages *host
+				num      uint64
+			}
+			crowd := make([]queued, hosts) // in the order of the queue
+			take := func(num uint64) redisop.Op {
+				op := permitsOp("permits", num, 0, 1)
+				op.Capacity = of
+				op.Set(redisop.Enqueue, true)
+				return op
+			}
+			for i := range crowd {
+				uuid := fmt.Sprintf("%08d-2222-3333-4444-555555555555", i)
+				messages := dialHost(b, s, uuid)
+				channel := sidecarChannel(uuid)
+				messages.write(fmt.Appendf(nil, "*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%s\r\n", len(channel), channel))
+				messages.reply()
+				crowd[i] = queued{dialHost(b, s, uuid), messages, 1}
+				crowd[i].ask(take(1))
+				if i == of {
+					for h := range of { // the first that waits calls idle permits back
+						crowd[h].messages.reply()
+					}
+				}
+			}
+			b.ResetTimer()
+			before := s.cpu(admin)
+			for turn := range b.N {
+				c := &crowd[turn%hosts]
+				c.num++
+				c.ask(permitsDrop("permits", c.num))
+				crowd[(turn+of)%hosts].messages.reply()
+				c.num++
+				c.ask(take(c.num))
+			}
+			b.ReportMetric((s.cpu(admin)-before)/float64(b.N), "redis-µs/grant")
+			b.ReportMetric(0, "ns/op")
+			b.StopTimer()
+			if n := admin.ZCard(ctx, "locksidecar_wanted:{permits}").Val(); n != int64(hosts-of) {
+				b.Fatalf("%d hosts wait, want %d", n, hosts-of)
+			}
+		})
+	}
+}
