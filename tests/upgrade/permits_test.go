@@ -35,7 +35,7 @@ func TestOlderDaemonGrantsNoLockOfASemaphore(t *testing.T) {
 	harness.CheckError(t, err, locksidecar.ErrHeld)
 }
 
-// A downgrade loses no lock, if no semaphore is in use. Otherwise the older daemon begins anew, and says why.
+// A downgrade loses no lock, if no semaphore is in use. Otherwise the older daemon starts without its state, and says why.
 //
 // Shows docs/guarantees.md: A downgrade by one version.
 func TestDowngradeWithASemaphore(t *testing.T) {
