@@ -228,6 +228,13 @@ func TestRestartKeepsPermits(t *testing.T) {
 	if err := s.Restart(); err != nil {
 		t.Fatal(err)
 	}
+	for waiting := 0; waiting == 0; { // the clients come back one by one, and a permit is free
+		info, _, err := c.Info(t.Context(), "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = info.Waiting
+	}
 	if _, err := theirs.TryAcquire(t.Context(), 1); !errors.Is(err, locksidecar.ErrHeld) {
 		t.Errorf("TryAcquire while another request waits returned %v", err)
 	}
