@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -273,10 +274,17 @@ def test_process_that_closes_a_cycle_gets_deadlock(daemon: Daemon) -> None:
     assert exit_code(pid) == 0
 
 
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[str]:
     command = ["redis-server", "--port", "0", "--unixsocket", str(tmp_path / "r"), "--save", ""]
     server = subprocess.Popen([*command, "--logfile", str(tmp_path / "log")])
+    while not listens(tmp_path / "r"):  # else a daemon that starts at once refuses a try with Unavailable
+        pass
     yield f"unix://{tmp_path / 'r'}"
     server.terminate()
     server.wait()
