@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -214,6 +215,23 @@ func (c *Cluster) AwaitAgreement() {
 	Eventually(c.t, "the nodes of the Cluster agree", func() bool {
 		why = c.disagreement()
 		return why == ""
+	})
+}
+
+// AwaitMessages waits until each of two nodes has a pong of the other one that came since. What they had sent before has come by
+// then, but for what a ping of that moment was answered with: an older claim of a slot hardly comes any more.
+func (c *Cluster) AwaitMessages() {
+	c.t.Helper()
+	since := time.Now().UnixMilli()
+	Eventually(c.t, "the nodes of the Cluster have answered each other", func() bool {
+		for _, n := range c.running() {
+			for _, row := range n.view() {
+				if about := c.byID(row.id); about != n && about != nil && about.running && row.pongAt <= since {
+					return false
+				}
+			}
+		}
+		return true
 	})
 }
 
@@ -576,6 +594,7 @@ type clusterRow struct {
 	id     string
 	flags  []string
 	master string // of a replica
+	pongAt int64  // when it answered last, ms
 	epoch  int64
 	link   string
 	slots  []string // "first-last", or one; without those that migrate
@@ -594,7 +613,10 @@ func (n *ClusterNode) view() (rows []clusterRow) {
 			n.t.Fatalf("CLUSTER NODES returns %q", line)
 		}
 		row := clusterRow{id: field[0], flags: strings.Split(field[2], ","), master: field[3], link: field[7]}
-		if row.epoch, err = strconv.ParseInt(field[6], 10, 64); err != nil {
+		var errs [2]error
+		row.pongAt, errs[0] = strconv.ParseInt(field[5], 10, 64)
+		row.epoch, errs[1] = strconv.ParseInt(field[6], 10, 64)
+		if errors.Join(errs[:]...) != nil {
 			n.t.Fatalf("CLUSTER NODES returns %q", line)
 		}
 		for _, slots := range field[8:] {
