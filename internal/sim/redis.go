@@ -531,6 +531,7 @@ func (w *world) execute(h *host, x nodeID, o *operation, conn *server.Conn, r *s
 		w.check.meet(CounterExpired)
 	}
 	counter := &shared.counter
+	c.Migrates = w.isOpen(n) && w.redis.owners[n] == x
 	if w.isOpen(n) && !r.Declares { // the script finds what is here
 		_, here := w.Slot(conn.Server, c.Op.Name)
 		if here&counterKey == 0 {

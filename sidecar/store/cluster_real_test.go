@@ -83,6 +83,30 @@ func TestRealCluster(t *testing.T) {
 		}
 	})
 
+	// The Drop deletes a key that its node can make no more, and the Take after it waits for the other node.
+	t.Run("a lock that is dropped and taken again while its slot is on its way", func(t *testing.T) {
+		name := c.Names(0, "again", 1)[0]
+		if res := r.do(takeOp(name, 2))[0]; res.Outcome != redisop.Done {
+			t.Fatalf("%+v", res)
+		}
+		keys := wire.NewKeyspace("")
+		masters[0].MustDo("ZADD", keys.Queue(name), time.Now().UnixMicro(), ourUUID+":1") // a ticket that was given up
+		masters[0].MustDo("HSET", keys.Ours(wire.SignsPrefix, name), ourUUID, time.Now().Unix())
+		m := c.OpenMigration(harness.Slot(name), masters[1])
+		drop, again := dropOp(name, 2), takeOp(name, 3)
+		drop.LeaseMS = again.LeaseMS // the lock may pass to a ticket, and there is none
+		again.Flags |= redisop.AfterPendingDrop
+		if all := r.do(drop, again); all[0].Outcome != redisop.Done || all[1].Outcome != redisop.Retryable || !strings.Contains(all[1].Msg, "on its way to another node") {
+			t.Errorf("%+v", all)
+		}
+		m.Close()
+		for res := r.do(again)[0]; res.Outcome != redisop.Done; res = r.do(again)[0] {
+			if res.Outcome != redisop.Retryable {
+				t.Fatalf("%+v", res)
+			}
+		}
+	})
+
 	// A Cluster brings messages to its nodes in another way than writes.
 	t.Run("a drop that finds nothing, and replicas that confirm", func(t *testing.T) {
 		name, m := c.Names(0, "gone", 1)[0], masters[0]

@@ -145,8 +145,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a lone drop deletes its field once",
 		in:   drop,
-		find: `gone or ask('HDEL'`,
-		put:  `ask('HDEL'`,
+		find: `gone or deleted and 1 or ask('HDEL'`,
+		put:  `deleted and 1 or ask('HDEL'`,
 		by:   test("sidecar/store", "TestLoneTakeAndDropAreLikeOthers"),
 	},
 	{
@@ -713,9 +713,16 @@ end`,
 	{
 		rule: "a drop without a lease passes nothing on",
 		in:   drop,
-		find: `local refused = given.lease == '0'`,
-		put:  `local refused = false`,
+		find: `local refused, deleted = given.lease == '0', false`,
+		put:  `local refused, deleted = false, false`,
 		by:   differential,
+	},
+	{
+		rule: "a drop to tickets that are all given up is done also while its slot is on its way",
+		in:   drop,
+		find: `refused, deleted = waiting, not waiting`,
+		put:  `refused = waiting`,
+		by:   test("sidecar/store", "TestRealCluster"),
 	},
 	{
 		rule: "only a take in order lets the first of the queue have a free lock",

@@ -571,6 +571,13 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestTryAgainSplitsARun"),
 	},
 	{
+		rule: "a key that is not local is asked for again",
+		in:   "sidecar/store/wire Reason",
+		find: "strings.HasPrefix(t, notLocal)",
+		put:  "false",
+		by:   test("sidecar/store", "TestRealCluster"),
+	},
+	{
 		rule: "the replies of several nodes are in the order of the commands",
 		in:   "sidecar/store (*Store).ask",
 		find: "replies[part[i]] = got[i]",

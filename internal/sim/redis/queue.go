@@ -156,10 +156,10 @@ func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int, ticket uint
 		}
 	}
 	sign := func() {
-		if q.SignsBroken || c.Denied.Signs {
+		existed := len(q.Signs) > 0
+		if q.SignsBroken || c.Denied.Signs || c.Migrates && !existed {
 			return
 		}
-		existed := len(q.Signs) > 0
 		if !existed {
 			q.Signs = make(map[Owner]int64)
 		}
@@ -181,7 +181,7 @@ func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int, ticket uint
 		}
 		return q.Rank(c.Owner, given), given
 	}
-	if c.NoMemory || c.Denied.ZAdd {
+	if c.NoMemory || c.Denied.ZAdd || c.Migrates && len(q.Tickets) == 0 {
 		return 0, 0
 	}
 	lives(&q.ExpireAt, len(q.Tickets) > 0)

@@ -26,6 +26,8 @@ type Command struct {
 	// as it would write.
 	ReadOnly bool
 
+	Migrates bool // the slot is on its way to another node: no command finds or makes a key that does not exist here
+
 	Confirms bool // replicas confirm operations, so that each writes something
 
 	SkipsLook bool // a Renew does not look for fields of others beside ours, as most do not
@@ -127,6 +129,8 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		reply := Reply{Outcome: redisop.HeldByOther, TTLMS: -1, LeftFree: true}
 		c.refuse(key, channel, op.Ticket, &reply)
 		return reply
+	case op.Kind == redisop.Take && c.Migrates && standing == Free: // since the Drop before it
+		return refusal("TRYAGAIN")
 	case op.Kind == redisop.Drop && (c.hasTickets() || c.hasNextArrived()):
 		notifies := op.Ticket == 0
 		if c.hasTickets() {
@@ -243,7 +247,7 @@ func (c *Command) hasCount(content *Content) bool {
 
 func refusal(code string) Reply {
 	reply := Reply{Outcome: redisop.Refused, Code: code}
-	if code == "OOM" || code == "READONLY" {
+	if code == "OOM" || code == "READONLY" || code == "TRYAGAIN" {
 		reply.Outcome = redisop.Retryable
 	}
 	return reply

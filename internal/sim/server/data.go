@@ -55,6 +55,8 @@ func (d Data) Execute(c *Conn, r *Run, i int, now, clock int64) (reply redis.Rep
 	l := d.Of(r.Ops[i].Name)
 	run := r.Command(i, owner, now, clock)
 	run.Prefixes, run.Queue, run.ReadOnly = s.Prefixes, &l.Queue, s.IsReplica
+	slot, _ := s.world.Slot(s, r.Ops[i].Name)
+	run.Migrates = slot.Place == Migrating
 	run.Receivers = func(sidecar redis.Owner) int32 { return s.Receivers(s.OwnChannel(sidecar)) }
 	if r.Ops[i].Of == redisop.KindPermits {
 		run.Confirms = r.Confirms

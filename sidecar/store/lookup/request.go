@@ -4,8 +4,6 @@
 package lookup
 
 import (
-	"strings"
-
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
 
@@ -44,7 +42,7 @@ const slotIsMoving = "its slot moves to another node of the Cluster at this mome
 // isMoving reports whether a node refused a command because the slot of its keys is on its way.
 func isMoving(text string) bool {
 	word := wire.Code(text)
-	return word == "ASK" || word == "TRYAGAIN" || strings.Contains(text, "non local key")
+	return word == "ASK" || word == "TRYAGAIN"
 }
 
 // Refusal returns the first error among replies, or nil.

@@ -32,13 +32,19 @@ func Unavailablef(format string, args ...any) error {
 
 // Reason is an error that Redis answered, with its code first. An error that is
 // raised inside of a script is told by Redis 6.2 as "@user_script: 64: -OOM command
-// not allowed…".
+// not allowed…". Of a key that a script deleted while its slot is on its way to another node of a
+// Cluster, Redis says without a code of its own that it is not local.
 func Reason(text string) string {
+	if t := strings.TrimPrefix(text, "ERR "); strings.HasPrefix(t, notLocal) || strings.HasSuffix(t, ": "+notLocal) {
+		return "TRYAGAIN " + notLocal
+	}
 	if where, rest, ok := strings.Cut(text, ": -"); ok && strings.HasPrefix(where, "@user_script: ") {
 		return strings.TrimSpace(rest)
 	}
 	return text
 }
+
+const notLocal = "Script attempted to access a non local key in a cluster node"
 
 // Code is the first word of an error that Redis answered: "WRONGTYPE".
 func Code(text string) string {

@@ -1,6 +1,6 @@
 -- drop: delete our field from the key of a lock, and pass the lock on or publish its release.
 --
--- release(lock, num, channel), and queues.drop for a lock that may have a queue, return a status:
+-- release(lock, num, channel, deleted), and queues.drop for a lock that may have a queue, return a status:
 --   0                                                   our field is gone, or was before; that was
 --                                                       published, and reached no client
 --   {code.dropped, how the subscribers were counted, n} the same. uncounted: the key has another
@@ -55,14 +55,14 @@ local function drop(op, lock, num, channel, again)
     local _, stands = enqueue(op + 1, tickets, again, '0')
     given.mine = stands
   end
-  local refused = given.lease == '0'
+  local refused, deleted = given.lease == '0', false
   if not pauses and not refused then
     local counter = 'redisson_lock_token:' .. string.sub(channel, #'redisson_lock__channel:' + 1)
     local field, waiting = pass(lock, counter, tickets, num, 'policy.passed_tokens', given)
     if field then return {code.passed, waiting}, true end
-    refused = waiting
+    refused, deleted = waiting, not waiting
   end
-  local status = release(lock, num, channel)
+  local status = release(lock, num, channel, deleted)
   if pauses then
     local counted, n = subscribers.counted, 0
     if status ~= 0 then counted, n = status[2], status[3] end
@@ -77,11 +77,11 @@ end
 
 -- ^ in define_queues ^
 
-local function release(lock, num, channel)
+local function release(lock, num, channel, deleted)
   -- A key that has only this field is gone after this. If another program has built
   -- another structure around our field, its fields stay, and a client that is woken by
   -- the message finds them.
-  local gone = gone or ask('HDEL', lock, prefix .. num)
+  local gone = gone or deleted and 1 or ask('HDEL', lock, prefix .. num)
   if gone ~= 1 then
     if gone == 0 then
       if given >= 4 then
