@@ -1359,21 +1359,24 @@ func TestSmallerCapacityCountsForPermitsOfThisHost(t *testing.T) {
 // Those of other hosts count for it, too: only Redis knows them.
 func TestSmallerCapacityCountsForPermitsOfOtherHosts(t *testing.T) {
 	r, a, b := newPermitsRig(t)
-	a.acquire(1, 1, 10)
-	a.acquire(2, 1, 10)
+	a.tb = connect(newTable(locktable.Config{Tokens: 64}, r.now))
+	a.begin()
+	for _, s := range []locktable.SessionID{1, 2, 4} { // with tokens for more
+		a.acquire(s, 1, 10)
+	}
 	r.settle()
-	b.acquire(1, 8, 10)
+	b.acquire(1, 7, 10)
 	r.settle()
 	a.acquire(3, 1, 3)
 	r.settle()
 	a.release(2)
 	r.pass(10 * time.Millisecond)
-	a.want("s1 granted", "s2 granted")
-	r.has(1, 8, 1)
+	a.want("s1 granted", "s2 granted", "s4 granted")
+	r.has(2, 7, 1)
 	b.release(1)
 	r.pass(10 * time.Millisecond)
 	a.want("s3 granted")
-	r.has(2, 0, 0)
+	r.has(3, 0, 0)
 }
 
 // A user may list the name of its own hold, though others have the sixteen that the row has.

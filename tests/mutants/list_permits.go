@@ -374,7 +374,7 @@ var permitsMutants = []mutant{
 		in:   "sidecar/store/wire number",
 		find: "n == math.MinInt64",
 		put:  "false",
-		by:   test("sidecar/store", "TestKeyHasTheClaimsOfASemaphore"),
+		by:   test("sidecar/store/wire", "TestReplies"),
 	},
 	{
 		rule: "a successor knows the capacity",
