@@ -361,7 +361,7 @@ func (w *world) onCanceled(h *host, e *locktable.Effect) {
 func (w *world) onForced(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqForce)
 	if q.name == semaphore {
-		w.onPermitsForced(e, &q)
+		w.onPermitsForced(h, e, &q)
 		return
 	}
 	c := &h.locks[q.name].hold

@@ -51,7 +51,7 @@ type permitHold struct {
 	isAway              bool  // its client has lost its sidecar, and may claim it
 	isClaimed           bool  // isAway: it has claimed it
 	isGone              bool  // its sidecar knows that it is lost, and could not send that
-	isDeleted           bool  // isGone: with what Redis had
+	isDestroyed         bool  // isGone: with what Redis had, or by an operator
 	restored            bool  // its sidecar was restarted since the grant
 	forcedAt            int64 // when it was forced with more than one step may end, world time; 0: it was not
 	deadline, endAt     int64 // host clock; endAt 0: none
@@ -69,7 +69,7 @@ func (c *permitHold) end() int64 {
 // isDestroyed reports whether a client believes in a hold of which its sidecar knows that it is lost, and what Redis had was
 // destroyed.
 func (w *world) isDestroyed(h *host, c *permitHold) bool {
-	return c.isDeleted || c.isGone && h.clock(w.permits.lostAt) >= c.granted
+	return c.isDestroyed || c.isGone && h.clock(w.permits.lostAt) >= c.granted
 }
 
 // ---- clients
@@ -213,10 +213,16 @@ func newestPermits(h *host) (num uint64) {
 	return num
 }
 
-// onPermitsForced judges the answer to a force_release.
-func (w *world) onPermitsForced(e *locktable.Effect, q *request) {
+// onPermitsForced judges the answer to a force_release. A client that could not be told that its hold is lost is not told of
+// the force either.
+func (w *world) onPermitsForced(h *host, e *locktable.Effect, q *request) {
 	if e.Count == 0 || q.target != 0 && (e.Hold != q.target || e.Count != 1) {
 		w.violation(invariant.Answers, semaphore, "force_release of hold %d ended %d holds, up to %d", q.target, e.Count, e.Hold)
+	}
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; c.isGone && (c.num == e.Hold || q.target == 0 && c.num < e.Hold) {
+			c.isDestroyed = true
+		}
 	}
 	w.check.meet(PermitsForced)
 }
@@ -698,7 +704,7 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received
 	}
 	w.check.meetIf(PermitsLost, e.Reason == protocol.Deleted)
 	if !received && e.Reason != protocol.ByForce && !c.isUnserved {
-		h.permits.holds[i].isGone, h.permits.holds[i].isDeleted = true, e.Reason == protocol.Deleted // its client finds that out when it claims it, or believes in it until its end
+		h.permits.holds[i].isGone, h.permits.holds[i].isDestroyed = true, e.Reason == protocol.Deleted // its client finds that out when it claims it, or believes in it until its end
 		return
 	}
 	w.endPermits(h, func(o *permitHold) bool { return o.num == e.Hold })
