@@ -160,6 +160,61 @@ func TestInvalidFrameReadByCallerEndsSession(t *testing.T) {
 	wantText(t, err, "cannot be understood")
 }
 
+// The danger: each of the callers that one read has woken pays for a write of its own.
+func TestCallersThatOneReadWokeWriteTogether(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // all of them are woken before the first one runs
+	const n = 8
+	c, p := listen(t).dial()
+	out, writes := c.current.Load().conn.out, 0
+	var callers sync.WaitGroup
+	for i := range n {
+		callers.Go(func() {
+			for _, name := range []string{"first", "second"} {
+				if _, err := c.Lock(context.Background(), fmt.Sprint(name, i)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for _, hold := range []uint64{1, 101} {
+		var grants []byte
+		for i := range uint64(n) {
+			grants = protocol.AcquireOK{ID: expect[protocol.Acquire](p).ID, Token: hold + i, Hold: hold + i, Count: 1, DeadlineNS: inOneHour()}.Append(grants)
+		}
+		out.mu.Lock()
+		if hold > 1 && writes > n/2 {
+			t.Errorf("%d requests took %d writes", n, writes)
+		}
+		writes = 0
+		out.w.OnWrite = func() { writes++ }
+		out.mu.Unlock()
+		if _, err := p.nc.Write(grants); err != nil {
+			t.Fatal(err)
+		}
+	}
+	callers.Wait()
+}
+
+func TestCallersThatHaveRunAreNotWaitedFor(t *testing.T) {
+	_, c := dialFakeSidecar(t)
+	var callers sync.WaitGroup
+	for i := range 8 {
+		callers.Go(func() {
+			for range 100 {
+				ctx, cancel := context.WithCancel(context.Background())
+				go cancel()
+				if l, err := c.Lock(ctx, fmt.Sprint("lock ", i/2)); err == nil {
+					_ = l.Unlock()
+				}
+			}
+		})
+	}
+	callers.Wait()
+	if n := c.current.Load().woken.Load(); n != 0 {
+		t.Errorf("%d callers are waited for, and all have run", n)
+	}
+}
+
 // While no caller reads, only the notifier reports that frames arrive.
 func TestEventsAreHandledWhileNoCallerReads(t *testing.T) {
 	s := listen(t)

@@ -163,6 +163,7 @@ func (s *session) onGrant(conn *connection, m *protocol.Answer) error {
 		_ = c.lock.release(asHandled)
 		return nil
 	}
+	s.woken.Add(1)
 	c.finish()
 	return nil
 }

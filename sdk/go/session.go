@@ -30,6 +30,7 @@ type session struct {
 	reconnectNow chan struct{} // wakes run while it waits to reconnect, when a call was made or the session was closed; room for one
 	byeFailed    chan struct{} // ends the wait of close: bye cannot be sent now; room for one
 	spares       sync.Pool     // of calls for locks
+	woken        atomic.Int32  // acquires that were granted, and whose callers have not run since; see yieldToWoken
 
 	// Owned by the goroutine that starts the session, then by run.
 	ticket string // of the newest answer to hello; resumes the session

@@ -260,4 +260,18 @@ var sdkGoMutants = []mutant{
 		put:  "false",
 		by:   test("sdk/go", "TestForceReleaseEndsOneHoldOrAll"),
 	},
+	{
+		rule: "callers that one read has woken write together",
+		in:   "sdk/go (*session).yieldToWoken",
+		find: "s.woken.Load() > 0",
+		put:  "false",
+		by:   test("sdk/go", "TestCallersThatOneReadWokeWriteTogether"),
+	},
+	{
+		rule: "callers that have run since are not waited for",
+		in:   "sdk/go (*session).acquire",
+		find: "s.woken.Add(-1)",
+		put:  "s.woken.Add(0)",
+		by:   test("sdk/go", "TestCallersThatHaveRunAreNotWaitedFor"),
+	},
 }
