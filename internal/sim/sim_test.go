@@ -243,6 +243,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"what a node told after the route of another is above no token of that one":     1129044994,
 		"permits whose shard is down end no hold of another shard":                      1128503051,
 		"permits of a request that is gone are for the next one of its host":            1128181588,
+		"a release is not confirmed before its slot has moved":                          3100036002,
 		"a force ends also permits whose loss could not be told to their client":        3000095606,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })

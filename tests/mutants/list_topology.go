@@ -571,6 +571,13 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestTryAgainSplitsARun"),
 	},
 	{
+		rule: "a release is not confirmed before its slot has moved",
+		in:   "sidecar/store/pipeline (*Machine).onRun",
+		find: "cl.isAsking && (r.Kind == redisop.Drop || r.Outcome == redisop.HeldByOther)",
+		put:  "r == nil",
+		by:   test("sidecar/store/pipeline", "TestReleaseIsNotConfirmedBeforeItsSlotHasMoved"),
+	},
+	{
 		rule: "a key that is not local is asked for again",
 		in:   "sidecar/store/wire Reason",
 		find: "strings.HasPrefix(t, notLocal)",

@@ -141,6 +141,10 @@ func (m *Machine) tooFewReplicas() string {
 		m.Server.Address, m.Replication.Replicas, m.cfg.Replicas)
 }
 
+// slotIsMoving says why a release is not synced that a node executed before it has the slot: replicas of the node that has it
+// may have the lock still, and one of them may become its master.
+const slotIsMoving = "the slot of the lock is on its way to another node of the Cluster, and replicas of the old one may have the lock still; it is released when the slot has moved"
+
 // NoWait is the sentence for a Redis that refused WAIT with text.
 func NoWait(s *wire.Server, text string) string {
 	text = wire.Clip(text)

@@ -104,6 +104,35 @@ func TestNoOperationIsSentWhileAWaitIsInFlight(t *testing.T) {
 	}
 }
 
+// The danger: a release is confirmed by the replicas of a node that never had the lock. Those of the node that has the slot may
+// have it, and one of them becomes its master.
+func TestReleaseIsNotConfirmedBeforeItsSlotHasMoved(t *testing.T) {
+	const held = "*5\r\n:4\r\n:9000\r\n$3\r\nx:1\r\n:0\r\n:0\r\n"
+	for name, c := range map[string]struct {
+		op       redisop.Op
+		answer   string
+		outcome  redisop.Outcome
+		unsynced bool
+	}{
+		"a release": {redisop.Op{Kind: redisop.Drop, Name: "a", HoldID: 1}, ":0\r\n", redisop.NotSynced, false},
+		"a refusal": {takeOp("a", 1), held, redisop.HeldByOther, true},
+		"a renewal": {redisop.Op{Kind: redisop.Renew, Name: "a", HoldID: 1, Count: 1, LeaseMS: 30_000}, "*1\r\n:0\r\n", redisop.Done, false},
+	} {
+		d := drive(t, durable, func(c *Config, _ *Greeting) { c.IsNode = true })
+		d.DoAsking(d.now, []redisop.Op{c.op})
+		if err := d.answer("+OK\r\n" + c.answer + ":1\r\n"); err != nil {
+			t.Fatal(name, err)
+		}
+		if err := d.Rest(d.now); err != nil {
+			t.Fatal(err)
+		}
+		all := d.TakeDeliveries(nil)
+		if len(all) != 1 || all[0].Results[0].Outcome != c.outcome || all[0].Results[0].Unsynced != c.unsynced {
+			t.Errorf("%s: %+v", name, all)
+		}
+	}
+}
+
 // A Take that is refused while Redis seems to serve, or served while it is degraded, has the next
 // probe sent a second after the last one, and not after the interval.
 func TestTakeThatTheLastProbeDoesNotExplainBringsTheNextForward(t *testing.T) {

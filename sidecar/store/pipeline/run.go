@@ -99,6 +99,9 @@ func (m *Machine) onRun(now int64, answer *wire.Reply) error {
 		notSynced(results, nil, why)
 	}
 	if m.cfg.Replicas > 0 {
+		if r := &results[0]; cl.isAsking && (r.Kind == redisop.Drop || r.Outcome == redisop.HeldByOther) {
+			notSynced(results, nil, slotIsMoving)
+		}
 		m.durability.withhold(m.flight.head(cl.ops), at, cl.isOwed)
 	}
 	m.calls.drop(1)
