@@ -135,6 +135,7 @@ type lockOnHost struct {
 	getsMessage bool   // a sidecar has the lock, and sends the first of the queue a message when it is free
 	pollerUntil int64  // host clock: it must know of a program that may poll
 	rivalUntil  int64  // host clock: until then it may count another host that has had the lock among those that wait
+	recalledAt  int64  // host clock: when another host last asked for it
 	mayYield    bool   // as of the last Take or Arrive
 	yielding    bool   // it released the lock for others, and backs off
 	yieldedAt   int64  // host clock: when it did so although a client waited here; 0: it did not

@@ -415,7 +415,8 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	switch e.Code {
 	case protocol.Timeout:
 		timedOut := min(now, q.arrived+q.acquire.WaitMS*ms) // its host may have been suspended since
-		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || timedOut < l.freedUntil
+		isRecalled := l.recalledAt > l.takenAt              // what the Take found may be from before
+		inTheWay := isRecalled || q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || timedOut < l.freedUntil
 		silent := h.connOf(n).up && h.connOf(n).silence(now) >= tryWithin
 		switch {
 		case q.waits(now):

@@ -84,9 +84,8 @@ func (w *world) onOperation(h *host, op redisop.Op) {
 		l.yielding = l.listeners != 0 || l.waiting > 0 || isLeftFree || isTired
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
 			l.yieldedAt = 0
-			first := h.first(n)
-			asksForOrder := first != nil && (!first.obstructed || h.worldTime(first.arrived) >= l.endedAt-1) && w.wantsOrder(h, n) // it came after all grants
-			if op.Ticket == 0 && !asksForOrder && l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) {                   // else it gives up a place, not the lock
+			asksForOrder := h.firstIsAlone(n) && w.wantsOrder(h, n)
+			if op.Ticket == 0 && !asksForOrder && l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) { // else it gives up a place, not the lock
 				l.yieldedAt = now
 			}
 		}
@@ -144,6 +143,12 @@ func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	w.check.meet(TakePipelined)
 }
 
+// firstIsAlone reports whether the first of those that wait came after all grants: also in the step in which the hold ended.
+func (h *host) firstIsAlone(n int) bool {
+	first := h.first(n)
+	return first != nil && (!first.obstructed || h.worldTime(first.arrived) >= h.locks[n].endedAt-1)
+}
+
 // checkQuietPause checks that a lock which is released although local clients wait stays
 // free for a moment.
 func (w *world) checkQuietPause(h *host, n int, op redisop.Op, now int64) {
@@ -151,7 +156,7 @@ func (w *world) checkQuietPause(h *host, n int, op redisop.Op, now int64) {
 	if op.Kind == redisop.Drop {
 		isForOrder := int64(op.PassedMS)*ms <= quietRun && w.wantsOrder(h, n) // it is released to ask who is first
 		// Of the inputs that a table takes in before it is killed, an acquire may come after the release.
-		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now) && !isForOrder && !h.dying
+		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now) && !isForOrder && !h.firstIsAlone(n) && !h.dying
 		l.pauseSince = now
 		return
 	}
@@ -469,7 +474,7 @@ func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message)
 		w.noteKnownAgain(h, n, math.MaxUint64) // the table gives back a lock of which it knows nothing
 		w.check.meet(Recalled)
 		w.check.meetIf(RecalledGhost, has && name.ghost && l.inFlight == noOp)
-		l.waiting = max(1, l.waiting)
+		l.waiting, l.recalledAt = max(1, l.waiting), h.clock(w.now)
 	}
 }
 
