@@ -40,7 +40,8 @@ func (w *world) keysOf(n int) (keys keySet) {
 	if shared.brokenCounter {
 		keys |= counterKey
 	}
-	l := server.Lock{Key: name.key, Queue: *name.queue}
+	name.semaphore.Expire(w.now)
+	l := server.Lock{Key: name.key, Queue: *name.queue, Semaphore: *name.semaphore}
 	if !shared.counter.HasExpired(w.now) {
 		l.Counter = shared.counter
 	}

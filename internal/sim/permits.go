@@ -360,7 +360,8 @@ func (w *world) executePermits(h *host, o *operation, conn *server.Conn, r *serv
 		w.check.meet(ExecutedAtReplica)
 		s, c.ReadOnly = s.Clone(), true
 	}
-	standing := s.PlaceOf(redis.Owner(h.index)) >= 0
+	standing, keysBefore := s.PlaceOf(redis.Owner(h.index)) >= 0, w.keysOf(semaphore)
+	c.Migrates = w.isOpen(semaphore) && w.redis.owners[semaphore] == x
 	reply := c.RunPermits(s)
 	if w.trace.on {
 		late := ""
@@ -371,6 +372,10 @@ func (w *world) executePermits(h *host, o *operation, conn *server.Conn, r *serv
 	}
 	if c.ReadOnly {
 		return reply
+	}
+	if w.isOpen(semaphore) {
+		w.setKeysThere(semaphore, w.keysOf(semaphore)&^keysBefore, w.redis.open[semaphore].to == x)
+		w.check.meetIf(PermitsWhileMoving, o.op.Kind == redisop.Take || o.op.Kind == redisop.Drop)
 	}
 	for i := range reply.Sent {
 		m := &reply.Sent[i]

@@ -279,7 +279,7 @@ const permitsStream = 0x7065726d
 func (p *plan) drawPermits(seed uint64) {
 	var r random
 	r.Seed(seed, permitsStream)
-	if r.oneIn(6) || p.openings > 0 || p.clocks != [worldNodes - 1]int64{} || p.olderHost || p.table.MaxLocks > 0 || p.journalRoom > 0 {
+	if r.oneIn(6) || p.clocks != [worldNodes - 1]int64{} || p.olderHost || p.table.MaxLocks > 0 || p.journalRoom > 0 {
 		return
 	}
 	p.permits, p.mixedPermits = int(r.magnitude(1, 12)), r.oneIn(4)

@@ -89,6 +89,7 @@ const (
 	PermitsGranted
 	PermitsGrantedHere   // by a host that has asked for nothing since others were released
 	PermitsInBatch       // for several waiters of a host
+	PermitsWhileMoving   // taken or given back while the slot of the semaphore is on its way, and all of its keys are at one node
 	PermitsAdmitted      // to a host that waited
 	PermitsNotReceived   // by a host that waited: no connection received the message
 	PermitsOfOwnPlace    // a host's own operation found that it was its turn
@@ -218,6 +219,7 @@ var situationNames = [situations]string{
 	PermitsGranted:       "permits-granted",
 	PermitsGrantedHere:   "permits-granted-here",
 	PermitsInBatch:       "permits-in-batch",
+	PermitsWhileMoving:   "permits-while-moving",
 	PermitsAdmitted:      "permits-admitted",
 	PermitsNotReceived:   "permits-not-received",
 	PermitsOfOwnPlace:    "permits-of-own-place",

@@ -107,6 +107,26 @@ func TestRealCluster(t *testing.T) {
 		}
 	})
 
+	// The danger: a host that waits loses its place to a release that could not admit it.
+	t.Run("the last permits that are released while the slot is on its way", func(t *testing.T) {
+		name, keys := c.Names(0, "permits", 1)[0], wire.NewKeyspace("")
+		if res := r.do(permitsOp(name, 1, 0, 3))[0]; res.Outcome != redisop.Done || res.Permits != 3 {
+			t.Fatalf("%+v", res)
+		}
+		wanted := keys.Ours(wire.WantedPrefix, name)
+		masters[0].MustDo("ZADD", wanted, time.Now().UnixMicro(), otherUUID)
+		masters[0].MustDo("HSET", keys.Ours(wire.WantsPrefix, name), otherUUID, fmt.Sprintf("7 9 10 30000 %d", time.Now().Unix()))
+		m := c.OpenMigration(harness.Slot(name), masters[1])
+		drop := redisop.Op{Kind: redisop.Drop, Of: redisop.KindPermits, Name: name, HoldID: 2}
+		if res := r.do(drop)[0]; res.Outcome != redisop.Done || res.Waiting != 1 {
+			t.Errorf("%+v", res)
+		}
+		m.Close()
+		if places, err := m.To.ZRange(t.Context(), wanted, 0, -1).Result(); err != nil || !slices.Equal(places, []string{otherUUID}) {
+			t.Errorf("%q wait, %v", places, err)
+		}
+	})
+
 	// A Cluster brings messages to its nodes in another way than writes.
 	t.Run("a drop that finds nothing, and replicas that confirm", func(t *testing.T) {
 		name, m := c.Names(0, "gone", 1)[0], masters[0]

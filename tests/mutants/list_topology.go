@@ -571,6 +571,13 @@ var topologyMutants = []mutant{
 		by:   test("sidecar/store", "TestTryAgainSplitsARun"),
 	},
 	{
+		rule: "a host that cannot be admitted while the slot is on its way keeps its place",
+		in:   "sidecar/store/wire/scripts/permits.lua",
+		find: "if not exists and type(ask('EXISTS', lock)) == 'table' then break end",
+		put:  "",
+		by:   test("sidecar/store", "TestRealCluster"),
+	},
+	{
 		rule: "a release is not confirmed before its slot has moved",
 		in:   "sidecar/store/pipeline (*Machine).onRun",
 		find: "cl.isAsking && (r.Kind == redisop.Drop || r.Outcome == redisop.HeldByOther)",

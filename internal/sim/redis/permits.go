@@ -92,6 +92,14 @@ func (r *permitsRun) write(needsMemory bool) {
 	r.wrote = true
 }
 
+// make writes something into the HASH, which may have been removed before.
+func (r *permitsRun) make() {
+	r.write(true)
+	if r.Migrates && !r.s.Exists {
+		panic(refused("TRYAGAIN"))
+	}
+}
+
 func (r *permitsRun) clockMS() int64 { return r.Clock / 1000 }
 
 // RunPermits carries out a command on a semaphore. Tokens are later than its clock, and than Fresh.
@@ -181,7 +189,7 @@ func (r *permitsRun) execute() {
 		r.leave(r.Owner)
 	}
 	if units == 0 && !hasClaim && at < 0 && !stands && r.Confirms {
-		r.write(true)
+		r.make()
 	}
 	if others > 0 && !(stands && s.PlaceOf(r.Owner) == 0 && op.Arrived == 0) {
 		if got := r.admit(); got > 0 {
@@ -245,7 +253,7 @@ func (r *permitsRun) give(to Owner, num uint64, had, units, leaseMS, expiry int6
 	if s.Exists {
 		r.outlive(leaseMS)
 	}
-	r.write(true)
+	r.make()
 	if !s.Exists {
 		s.Exists, s.Claims, s.Held, s.Due = true, make(map[Owner]PermitClaim), 0, math.MaxInt64
 		r.lasts(leaseMS)
@@ -358,7 +366,7 @@ func (r *permitsRun) admit() (got int64) {
 			r.send(p.Owner, redisop.Message{Kind: redisop.Requeue, Ticket: p.Num, NamesTicket: true}, &r.reply)
 			continue
 		}
-		if s.Held+p.Units > p.Capacity {
+		if s.Held+p.Units > p.Capacity || r.Migrates && !s.Exists {
 			break
 		}
 		last := int64(0)

@@ -41,6 +41,12 @@ func (l *Lock) Keys() (keys KeySet) {
 	if len(l.Queue.Signs) > 0 {
 		keys |= SignsKey
 	}
+	if l.Semaphore.Exists {
+		keys |= LockKey
+	}
+	if len(l.Semaphore.Places) > 0 {
+		keys |= QueueKey | SignsKey
+	}
 	return keys
 }
 

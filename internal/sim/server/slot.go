@@ -6,7 +6,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// KeySet is a set of the keys that a lock has in Redis.
+// KeySet is a set of the keys that a lock has in Redis. Of a semaphore, the HASH is the LockKey, and the places have the
+// QueueKey and the SignsKey.
 type KeySet uint8
 
 const (
@@ -56,10 +57,13 @@ func (s *Server) redirect(r *Run, wasAsking bool) string {
 			return "CROSSSLOT Keys in request don't hash to the same slot"
 		}
 		needs := LockKey
-		switch {
+		switch changes := op.Kind == redisop.Take || op.Kind == redisop.Drop; {
+		case op.Of == redisop.KindPermits && changes:
+			needs = LockKey | QueueKey | SignsKey
+		case op.Of == redisop.KindPermits:
 		case op.Kind == redisop.Take && !r.Declares:
 			needs = LockKey | CounterKey
-		case (op.Kind == redisop.Take || op.Kind == redisop.Drop) && r.Declares:
+		case changes && r.Declares:
 			needs = AllKeys
 		}
 		if slot.Place == Migrating || slot.Place == Importing {

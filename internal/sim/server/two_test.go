@@ -111,7 +111,7 @@ func TestModelAnswersAsRedis(t *testing.T) {
 		weight int
 	}{
 		{"one server", (*two).beginSingle, append(slices.Clone(calls), replies...), 16},
-		{"a Cluster", (*two).beginCluster, []string{"run", "asking", "subscribe", "time", "-MOVED", "-ASK", "-TRYAGAIN", "ssubscribe", "sunsubscribe by itself"}, 8},
+		{"a Cluster", (*two).beginCluster, []string{"run", "asking", "subscribe", "time", "-MOVED", "-ASK", "-TRYAGAIN", "permitted", "wanted", "ssubscribe", "sunsubscribe by itself"}, 8},
 		{"a replica that is paused", (*two).beginReplicated, []string{"run", "wait", "wait: 1", "wait: 0"}, 1}, // a WAIT takes its time
 	} {
 		t.Run(kind.name, func(t *testing.T) {
@@ -179,6 +179,7 @@ func (w *two) beginCluster() {
 	for i, name := range w.names {
 		w.owner[name] = i / 3
 	}
+	w.semaphore = w.cluster.Names(0, "semaphore", 1)[0]
 	for i, l := range w.links {
 		l.server.AsksUnsubscribe = w.asksUnsubscribe(l, i)
 		l.server.AsksForAny = isOlder(versionOf(l.redis), 7, 0)
@@ -540,7 +541,10 @@ func (w *two) permitsOperation() redisop.Op {
 
 // changePermitsByOther gives both hosts other claims, and another host a place.
 func (w *two) changePermitsByOther() {
-	l, keys := w.links[0], []any{"DEL", w.semaphore, w.keys.Ours(wire.WantedPrefix, w.semaphore), w.keys.Ours(wire.WantsPrefix, w.semaphore)}
+	if w.open[w.semaphore] != nil {
+		return
+	}
+	l, keys := w.links[w.owner[w.semaphore]], []any{"DEL", w.semaphore, w.keys.Ours(wire.WantedPrefix, w.semaphore), w.keys.Ours(wire.WantsPrefix, w.semaphore)}
 	l.redis.MustDo(keys...)
 	s := redis.Semaphore{}
 	now := time.Now()
@@ -681,6 +685,9 @@ func (w *two) changePermissions() {
 // moveSlots begins, goes on with or ends the migration of a slot.
 func (w *two) moveSlots() {
 	name := pick(w, w.names)
+	if w.oneIn(4) {
+		name = w.semaphore
+	}
 	lock, open := w.data.Of(name), w.open[name]
 	if open == nil {
 		to := 1 - w.owner[name]
@@ -703,9 +710,15 @@ func (w *two) moveSlots() {
 		set = server.AllKeys
 	}
 	w.did("keys of %s are moved: %d", name, set)
-	for key, of := range map[server.KeySet]string{
+	keys := map[server.KeySet]string{
 		server.LockKey: name, server.CounterKey: w.keys.Counter(name), server.QueueKey: w.keys.Queue(name), server.SignsKey: w.keys.Ours(wire.SignsPrefix, name),
-	} {
+	}
+	if name == w.semaphore {
+		keys = map[server.KeySet]string{
+			server.LockKey: name, server.QueueKey: w.keys.Ours(wire.WantedPrefix, name), server.SignsKey: w.keys.Ours(wire.WantsPrefix, name),
+		}
+	}
+	for key, of := range keys {
 		if set&key != 0 {
 			open.MoveKeys(of)
 			w.there[name] |= key & lock.Keys()

@@ -286,6 +286,7 @@ local function admit(tokens)
     else
       permits = permits + 0
       if held + permits > capacity + 0 then break end
+      if not exists and type(ask('EXISTS', lock)) == 'table' then break end -- its slot is on its way: the HASH can be made no more
       local before = exists and redis.call('HGET', lock, host)
       local _, had, expiry = claim_in(before)
       had = had or 0
