@@ -694,7 +694,7 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received
 		right = now >= c.deadline || !c.fixed && !w.isLossless(semaphore) && (c.deadline-now <= h.longest/4 || c.restored && h.longest > h.lease)
 		since, isInFlight := w.inFlightSince(l)
 		isSlow := isInFlight && w.now-since > h.lease/10 // as for locks
-		if w.isLossless(semaphore) && !c.fixed && !c.isUnserved && !isSlow && w.now-l.refusedAt > h.lease {
+		if w.isLossless(semaphore) && !c.fixed && !c.isUnserved && !isSlow && w.now-max(h.troubleOf(semaphore), l.refusedAt) > h.lease+h.lease/4+eps {
 			w.violation(invariant.HoldsLast, semaphore, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
 	case protocol.MaxHold:
