@@ -16,7 +16,7 @@ type actionKind uint8
 const (
 	// Of a client.
 	acquire     actionKind = iota
-	acquireFair            // it asks for strict order
+	acquireFair            // it asks for strict order; of a semaphore: for two permits
 	try
 	cancel
 	release
@@ -108,7 +108,7 @@ func (w *world) actions(to []action) []action {
 				switch cl.phase {
 				case idle:
 					to = append(to, actionOf(acquire, i, c))
-					if w.plan.Fair == someFair {
+					if w.plan.Fair == someFair || w.plan.Permits {
 						to = append(to, actionOf(acquireFair, i, c))
 					}
 					to = append(to, actionOf(try, i, c))

@@ -16,7 +16,7 @@ func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 		w.violated(invariant.Answers, "a client of host %d is granted what it did not ask for", h.index)
 	}
 	cl.excused = w.hasLost && h.route != w.owner
-	if e.Token <= w.granted && !cl.excused {
+	if e.Token <= w.granted && !cl.excused && !w.plan.Permits {
 		w.violated(invariant.TokensGrow, "a client of host %d is granted token %d after token %d", h.index, e.Token, w.granted)
 	}
 	w.granted = max(w.granted, e.Token)
@@ -73,6 +73,10 @@ func (w *world) checkOrder(h *host, cl *client) {
 // check checks what must be true in every state.
 func (w *world) check() {
 	w.endExcuses()
+	if w.plan.Permits {
+		w.checkPermits()
+		return
+	}
 	var holder *client
 	for _, h := range w.hosts {
 		for c := range h.clients {
@@ -127,6 +131,9 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 	start, within := n.now, settleWithin
 	if n.faults == 0 && n.jumps == 0 && !n.wasLate && !n.hasLost {
 		within = settleWithinFaultless
+	}
+	if w.plan.Permits && n.faults > 0 {
+		within += lease // of a claim that no table knows of
 	}
 	unused := int64(-1) // since when there is a key that no client has or waits for
 	for steps := 0; n.violation == ""; steps++ {
@@ -270,6 +277,9 @@ func (w *world) checkRest() {
 	// or expires.
 	if n := len(w.queue.Tickets); n > 0 && w.faults == 0 && !w.hasLost {
 		w.violated(invariant.NothingLeft, "%d tickets are left in the queue", n)
+	}
+	if s := w.semaphore; w.faults == 0 && (s.Exists || len(s.Places) > 0) {
+		w.violated(invariant.Leaks, "permits that no client has are left, or places: %+v", *s)
 	}
 	for i, h := range w.hosts {
 		for c := range h.clients {

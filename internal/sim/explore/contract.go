@@ -50,7 +50,7 @@ func (w *world) checkResult(h *host, c *contract.Conn, of *request, r *redisop.R
 	if r.Outcome != redisop.Done {
 		return
 	}
-	if r.Token != 0 {
+	if r.Token != 0 && of.op.Of != redisop.KindPermits { // these need no floor
 		w.checkContract(h, contract.Drawn(r.Token-uint64(of.op.Reserve)+1, of.told), r.Kind.String())
 		h.told = max(h.told, r.Token)
 	}

@@ -211,9 +211,12 @@ func (w *world) describe(d *description, h *host) {
 	}
 	d.Number(h.inherited)
 	w.describeData(d, &w.data, own)
+	if w.plan.Permits {
+		w.describeSemaphore(d, own)
+	}
 	if h.process != nil {
 		d.flags(h.process.listens)
-		locktable.Describe(h.process.table, d, w.now, lockName, w.plan.Fair != noneFair)
+		locktable.Describe(h.process.table, d, w.now, lockName, w.arrivalsMatter())
 	}
 	w.describeJournal(d, h)
 	w.describeConnection(d, &h.conns[0])
@@ -288,9 +291,11 @@ func bit(b bool) uint64 {
 	return 0
 }
 
-// describeArrivals describes arrivals, if any requests want strict order.
+// arrivalsMatter reports whether it matters when requests came to Redis: some may want strict order, or permits.
+func (w *world) arrivalsMatter() bool { return w.plan.Fair != noneFair || w.plan.Permits }
+
 func (w *world) describeArrivals(d *description, arrivals ...uint64) {
-	if w.plan.Fair == noneFair {
+	if !w.arrivalsMatter() {
 		return
 	}
 	for _, at := range arrivals {
@@ -308,11 +313,13 @@ func (w *world) ticksOf(at int64) uint64 {
 
 func (w *world) describeJournal(d *description, h *host) {
 	j := h.journal
-	d.flags(j.lock.Name != "", j.hold.ID != 0)
+	holds := j.inOrder()
+	d.flags(j.lock.Name != "", len(holds) > 1, len(holds) > 0)
 	if j.lock.Name != "" {
 		d.Number(j.lock.MaxHoldID)
 	}
-	if r := &j.hold; r.ID != 0 {
+	for i := range holds {
+		r := &holds[i]
 		d.Number(r.ID)
 		d.Session(r.Session)
 		d.Time(max(r.Granted, w.now-4*tick))
@@ -320,7 +327,7 @@ func (w *world) describeJournal(d *description, h *host) {
 		s := j.session(r.Session)
 		d.flags(r.InDoubt, s != nil, s != nil && s.LeaseSeq == r.LeaseSeq)
 		d.Value(uint64(r.Phase)<<32 | uint64(r.Entries))
-		d.Value(uint64(r.LeaseMS))
+		d.Value(uint64(r.LeaseMS)<<32 | uint64(r.Permits))
 		if s != nil {
 			d.Time(max(s.LeaseSent, w.now))
 		}
@@ -353,6 +360,9 @@ func (w *world) describeOp(d *description, r *request) {
 	d.flags(op.Has(redisop.RequireExisting), op.Has(redisop.AfterPendingDrop), op.Has(redisop.CountListeners), op.Has(redisop.Enqueue), op.Has(redisop.InOrder), op.Ticket != 0)
 	d.Value(uint64(op.Kind)<<48 | uint64(op.Reserve)<<32 | uint64(op.LeaseMS))
 	d.Value(uint64(op.Count)<<32 | uint64(min(op.PassedMS, 100)))
+	if op.Of == redisop.KindPermits {
+		d.Value(uint64(op.Want)<<32 | uint64(op.Times)<<16 | bit(op.Has(redisop.Yields)))
+	}
 	d.Number(op.HoldID)
 	if op.Ticket != 0 {
 		d.Number(op.Ticket)
@@ -367,7 +377,7 @@ func (w *world) describeFrame(d *description, f *frame) {
 	case resultFrame:
 		r := &f.result
 		d.flags(r.Passed, r.Paused, r.LeftFree, r.IsQueued, r.Ticket != 0, r.Token != 0)
-		d.Value(uint64(r.Kind)<<8 | uint64(r.Outcome))
+		d.Value(uint64(r.Permits)<<16 | uint64(r.Kind)<<8 | uint64(r.Outcome))
 		d.Value(uint64(uint32(r.Listeners.N))<<32 | uint64(r.Rank))
 		d.Value(uint64(r.Listeners.State)<<40 | uint64(r.Recall)<<32 | uint64(r.Waiting))
 		d.Time(max(r.Sent, w.now-lease))
@@ -383,8 +393,8 @@ func (w *world) describeFrame(d *description, f *frame) {
 		w.describeArrivals(d, r.Arrived, r.FirstArrived)
 	case messageFrame:
 		m := &f.message
-		d.Value(uint64(m.Kind)<<32 | uint64(m.PauseMS))
-		if m.Kind == redisop.Transferred {
+		d.Value(uint64(m.Units)<<48 | uint64(m.Kind)<<32 | uint64(m.PauseMS))
+		if m.Kind == redisop.Transferred || m.Kind == redisop.Admitted {
 			d.Number(m.Ticket)
 			d.Token(m.LastToken)
 			d.Value(uint64(m.LeaseMS)<<16 | uint64(m.Tokens))
@@ -416,6 +426,9 @@ func (w *world) describeClients(d *description, h *host) {
 	for _, c := range d.clients[:d.met] {
 		cl := &h.clients[c]
 		d.flags(cl.away, cl.dead, cl.isLost)
+		if cl.phase != idle {
+			d.Value(uint64(cl.permits))
+		}
 		d.Value(uint64(cl.phase) | bit(cl.excused && cl.phase == believes)<<8)
 		switch {
 		case cl.phase == believes:

@@ -28,6 +28,12 @@ func TestStatesWithOneDigestHaveTheSameSuccessors(t *testing.T) {
 			})
 		}
 	}
+	for _, root := range permitRoots {
+		t.Run(fmt.Sprintf("permits, from %s", root.name), func(t *testing.T) {
+			t.Parallel()
+			testDigests(t, &Plan{Prefix: root.steps, Budget: unlimited, Permits: true}, 4)
+		})
+	}
 	for _, root := range from("nothing", "queued", "crowd") {
 		t.Run(fmt.Sprintf("in a Cluster, from %s", root.name), func(t *testing.T) {
 			t.Parallel()
@@ -102,9 +108,12 @@ func TestCopiesOfATableBehaveAsTheTable(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		fair := fairness(seed % 3)
 		p := Plan{Budget: unlimited, Fair: fair}
-		if seed%4 == 0 {
+		switch seed % 4 {
+		case 0:
 			p.Cluster, p.Moves = true, 1
 			p.Failovers = int(seed / 4 % 2)
+		case 1:
+			p.Permits, p.Fair = true, noneFair
 		}
 		withoutCopies := p
 		withoutCopies.noCopies = true

@@ -39,6 +39,10 @@ var (
 	someFairBudgets = []Budget{{Clients: 3}, {Clients: 2, Ticks: 1}, {Clients: 1, Faults: 1}, {Clients: 2, Jumps: 1}}
 	largerFair      = []Budget{{Clients: 5}, {Clients: 3, Ticks: 1}, {Clients: 2, Ticks: 2}, {Clients: 3, Faults: 1}, {Clients: 1, Faults: 1, Ticks: 1}, {Clients: 3, Jumps: 1}, {Clients: 2, Ticks: 1, Jumps: 1}}
 
+	// A semaphore, whose clients ask for one permit or two.
+	permitBudgets = []Budget{{Clients: 4}, {Clients: 2, Ticks: 1}, {Clients: 2, Faults: 1}}
+	largerPermits = []Budget{{Clients: 6}, {Clients: 4, Ticks: 1}, {Clients: 3, Ticks: 2}, {Clients: 3, Faults: 1}, {Clients: 2, Faults: 1, Ticks: 1}, {Clients: 2, Faults: 2}}
+
 	// In a Cluster, with a migration or a failover. Most states follow from a transfer that is on the way, and from a lock that lingers.
 	clusterBudgets      = []Budget{{Clients: 1, Moves: 1}, {Failovers: 1}}
 	clusterFaultBudgets = []Budget{{Faults: 1, Moves: 1}, {Faults: 1, Failovers: 1}}
@@ -75,6 +79,11 @@ func TestExploreCluster(t *testing.T) {
 	explore(t, c, calm, clusterCalmBudgets)
 	explore(t, c, from("lingering"), clusterFaultBudgets)
 	explore(t, Plan{Cluster: true, Fair: allFair}, calm, clusterFairBudgets)
+}
+
+func TestExplorePermits(t *testing.T) {
+	t.Parallel()
+	explore(t, Plan{Permits: true}, permitRoots, longer(permitBudgets, largerPermits))
 }
 
 // longer returns the budgets of the long form if that is wanted, or the others.

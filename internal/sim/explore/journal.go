@@ -1,22 +1,23 @@
 package explore
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// journal is the state file of a host, in memory. It has one lock with one hold, in slot 1.
+// journal is the state file of a host, in memory. It has one lock, in slot 1.
 type journal struct {
-	lock     locktable.LockRecord // without a name: there is none
-	hold     locktable.HoldRecord // without an id: there is none
+	lock     locktable.LockRecord   // without a name: there is none
+	holds    []locktable.HoldRecord // by slot, from 1; without an id: the slot is free
 	lastHold uint64
 	sessions []locktable.RestoredSession
 }
 
 func (j *journal) clone() *journal {
 	c := *j
-	c.sessions = slices.Clone(j.sessions)
+	c.holds, c.sessions = slices.Clone(j.holds), slices.Clone(j.sessions)
 	return &c
 }
 
@@ -27,12 +28,26 @@ func (j *journal) PutLock(_ uint32, r *locktable.LockRecord) uint32 {
 
 func (j *journal) DeleteLock(uint32) { j.lock = locktable.LockRecord{} }
 
-func (j *journal) PutHold(_, _ uint32, r *locktable.HoldRecord) uint32 {
-	j.hold = *r
-	return 1
+func (j *journal) PutHold(slot, _ uint32, r *locktable.HoldRecord) uint32 {
+	if slot == 0 {
+		slot = uint32(1 + slices.IndexFunc(j.holds, func(r locktable.HoldRecord) bool { return r.ID == 0 }))
+	}
+	if slot == 0 {
+		j.holds = append(j.holds, locktable.HoldRecord{})
+		slot = uint32(len(j.holds))
+	}
+	j.holds[slot-1] = *r
+	return slot
 }
 
-func (j *journal) DeleteHold(uint32) { j.hold = locktable.HoldRecord{} }
+func (j *journal) DeleteHold(slot uint32) { j.holds[slot-1] = locktable.HoldRecord{} }
+
+// inOrder returns the holds that there are, by their numbers.
+func (j *journal) inOrder() []locktable.HoldRecord {
+	all := slices.DeleteFunc(slices.Clone(j.holds), func(r locktable.HoldRecord) bool { return r.ID == 0 })
+	slices.SortFunc(all, func(a, b locktable.HoldRecord) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
 
 func (j *journal) PutSession(r locktable.SessionRecord) {
 	if s := j.session(r.ID); s != nil {
@@ -63,8 +78,10 @@ func (j *journal) snapshot() locktable.Snapshot {
 	s := locktable.Snapshot{LastHoldID: j.lastHold, Sessions: slices.Clone(j.sessions)}
 	if j.lock.Name != "" {
 		s.Locks = []locktable.RestoredLock{{Slot: 1, LockRecord: j.lock}}
-		if j.hold.ID != 0 {
-			s.Holds = []locktable.RestoredHold{{Slot: 1, HoldRecord: j.hold}}
+		for i, r := range j.holds {
+			if r.ID != 0 {
+				s.Holds = append(s.Holds, locktable.RestoredHold{Slot: uint32(i + 1), HoldRecord: r})
+			}
 		}
 	}
 	return s

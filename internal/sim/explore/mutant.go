@@ -20,6 +20,7 @@ type Mutant struct {
 	Budget   Budget
 	Fair     fairness
 	Cluster  bool
+	Permits  bool
 
 	onResult  func(w *world, h *host, r *redisop.Result)
 	onMessage func(h *host, m *redisop.Message) (forward bool)
@@ -330,5 +331,26 @@ var Mutants = []Mutant{
 		Detected: "is granted token",
 		Root:     "transfer", Budget: Budget{Clients: 1, Failovers: 1}, Cluster: true,
 		keepsFloor: true,
+	},
+	{
+		Name:     "capacity-counts-double",
+		Rule:     "no more permits are taken than an acquire names",
+		Detected: "clients believe in 3 permits",
+		Root:     "taken", Budget: Budget{Clients: 1}, Permits: true,
+		onOp: func(op *redisop.Op) { op.Capacity *= 2 },
+	},
+	{
+		Name:     "admissions-are-lost",
+		Rule:     "a host is granted the permits that its place was for",
+		Detected: "does not come to rest",
+		Root:     "taken", Budget: Budget{Clients: 2}, Permits: true,
+		onMessage: func(_ *host, m *redisop.Message) bool { return m.Kind != redisop.Admitted },
+	},
+	{
+		Name:     "idle-permits-are-kept",
+		Rule:     "a host gives back what another one waits for",
+		Detected: "does not come to rest",
+		Root:     "nothing", Budget: Budget{Clients: 4}, Permits: true,
+		onMessage: func(_ *host, m *redisop.Message) bool { return m.Kind != redisop.Recalled },
 	},
 }

@@ -11,7 +11,11 @@ func TestEachMutantIsDetected(t *testing.T) {
 		m := &Mutants[i]
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			r := Explore(&Plan{Budget: m.Budget, Prefix: from(m.Root)[0].steps, Fair: m.Fair, Cluster: m.Cluster, Settle: 1, mutant: m})
+			all := roots
+			if m.Permits {
+				all = permitRoots
+			}
+			r := Explore(&Plan{Budget: m.Budget, Prefix: named(all, m.Root)[0].steps, Fair: m.Fair, Cluster: m.Cluster, Permits: m.Permits, Settle: 1, mutant: m})
 			switch v := r.Violation; {
 			case v == nil:
 				t.Fatalf("no violation of the rule %q in %d states, %d steps deep", m.Rule, r.States, r.Depth)

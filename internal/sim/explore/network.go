@@ -195,7 +195,7 @@ func (w *world) execute(i int, s side, old bool) {
 	}
 	w.key.Expire(w.tickNow())
 	defer w.noteWrite(w.data)
-	w.queue = w.queue.Clone()
+	w.queue, w.semaphore = w.queue.Clone(), w.semaphore.Clone()
 	var next *request
 	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.Has(redisop.AfterPendingDrop) && c.requests[0].batch == r.batch {
 		next = &c.requests[0]
@@ -224,6 +224,10 @@ func (w *world) run(h *host, s side, c *connection, r, next *request, dropped *r
 			}
 			return n
 		},
+	}
+	if r.op.Of == redisop.KindPermits {
+		w.runPermits(h, s, c, r, &cmd)
+		return nil
 	}
 	if next != nil {
 		cmd.Next = &next.op
@@ -293,7 +297,13 @@ func (w *world) tickNow() int64 { return w.now / tick * tick }
 func (w *world) clock() int64 { return w.order() + w.shift }
 
 // order is a clock that nothing sets, in µs. Each script takes some.
-func (w *world) order() int64 { return w.now/tick*clockPerTick + w.scripts }
+func (w *world) order() int64 {
+	perTick := int64(clockPerTick)
+	if w.plan.Permits {
+		perTick = tick / 1000 // claims expire by it
+	}
+	return w.now/tick*perTick + w.scripts
+}
 
 func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
 	res := redisop.Result{
@@ -301,6 +311,7 @@ func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Recall: reply.Recall, Waiting: reply.Waiting,
 		Passed: reply.Passed, Paused: reply.Paused, LeftFree: reply.LeftFree, Arrived: reply.Arrived, FirstArrived: reply.FirstArrived,
+		Permits: reply.Permits,
 	}
 	if reply.Outcome == redisop.HeldByOther && w.key.Exists() {
 		res.Field = "00000000-0000-8000-8000-000000000000:1" // of a sidecar: a message to it may be lost
@@ -393,6 +404,9 @@ func (w *world) nextTick() (int64, bool) {
 	if w.key.Exists() {
 		add(w.key.ExpireAt)
 	}
+	if w.semaphore.Exists {
+		add(w.semaphore.ExpireAt)
+	}
 	return at, ok
 }
 
@@ -409,6 +423,8 @@ func (w *world) advance() {
 	}
 	w.hasLapsed = w.hasLapsed || w.key.Exists() && w.key.ExpireAt <= w.now
 	w.key.Expire(w.tickNow())
+	w.semaphore = w.semaphore.Clone()
+	w.semaphore.Expire(w.tickNow())
 	for i := range w.hosts {
 		if !w.hosts[i].stalled {
 			w.fire(i)

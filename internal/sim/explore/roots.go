@@ -34,9 +34,20 @@ var roots = []root{
 	{"lingering", []action{a0, x0, d0, r0, x0, d0, a0, x0, d0, r0}},
 }
 
+// The roots of a semaphore.
+var permitRoots = []root{
+	{"nothing", nil},
+	// A client of each host has one of both permits.
+	{"taken", []action{a0, x0, d0, a1, x1, d1}},
+	// The same, and the second client of host 0 waits for one: its host has a place.
+	{"queued", []action{a0, x0, d0, a1, x1, d1, b0, x0, d0}},
+}
+
 // from returns the roots with these names.
-func from(names ...string) []root {
-	return slices.DeleteFunc(slices.Clone(roots), func(r root) bool { return !slices.Contains(names, r.name) })
+func from(names ...string) []root { return named(roots, names...) }
+
+func named(all []root, names ...string) []root {
+	return slices.DeleteFunc(slices.Clone(all), func(r root) bool { return !slices.Contains(names, r.name) })
 }
 
 // rootsOf returns the roots that there are. A lock that all want in strict order does not linger.

@@ -13,7 +13,8 @@ type Plan struct {
 	Settle int      // one in so many states is run fairly to its end; 0: none
 	States int      // the search ends when it has found so many; 0: when there are no more
 
-	Fair fairness
+	Fair    fairness
+	Permits bool // the lock is a semaphore: see permits.go
 
 	// There are two shards, and the slot of the lock is at the first one: see cluster.go.
 	Cluster bool

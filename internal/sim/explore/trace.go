@@ -63,6 +63,9 @@ func (w *world) traceChanges(b *strings.Builder, before *world) {
 	if w.key != before.key {
 		out("the key is now %s", keyText(w))
 	}
+	if is, was := fmt.Sprintf("%+v", *w.semaphore), fmt.Sprintf("%+v", *before.semaphore); is != was {
+		out("the semaphore is now %s", is)
+	}
 	if t, was := fmt.Sprint(w.queue.Tickets), fmt.Sprint(before.queue.Tickets); t != was {
 		out("the queue is now %s", queueText(w.queue))
 	}
@@ -97,6 +100,10 @@ func (r *request) text() string {
 		return [...]string{locktable.Subscribe: "subscribe", locktable.Unsubscribe: "unsubscribe"}[r.kind]
 	}
 	op := &r.op
+	if op.Of == redisop.KindPermits {
+		return fmt.Sprintf("%v(%d) keep=%d want=%d times=%d enqueue=%v yields=%v lease=%d", op.Kind, op.HoldID, op.Count, op.Want, op.Times, op.Has(redisop.Enqueue), op.Has(redisop.Yields), op.LeaseMS) +
+			arrivedText(" ", op.Arrived)
+	}
 	return fmt.Sprintf("%v(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", op.Kind, op.HoldID, op.Ticket, op.Has(redisop.Enqueue), op.Reserve, op.LeaseMS, op.Has(redisop.AfterPendingDrop), op.Has(redisop.RequireExisting), op.PassedMS) +
 		arrivedText(" ", op.Arrived)
 }
@@ -111,7 +118,7 @@ func (f *frame) text() string {
 		return "subscription moved"
 	case messageFrame:
 		m := &f.message
-		name := [...]string{"unlocked", "transferred", "recalled", "freed", "requeue"}[m.Kind]
+		name := [...]string{"unlocked", "transferred", "recalled", "freed", "requeue", "admitted"}[m.Kind]
 		if f.isCopy {
 			name = "a copy of " + name
 		}

@@ -107,11 +107,12 @@ type world struct {
 	violation string // of a rule, by the last step
 }
 
-// data is what Redis has under the names of the lock. A queue is not changed, but replaced.
+// data is what Redis has under the names of the lock. A queue and a semaphore are not changed, but replaced.
 type data struct {
-	key     redis.Key
-	counter redis.Counter
-	queue   *redis.Queue
+	key       redis.Key
+	counter   redis.Counter
+	queue     *redis.Queue
+	semaphore *redis.Semaphore
 }
 
 // host is a host: its sidecar, which may be dead, its connections to Redis and its clients.
@@ -222,6 +223,8 @@ type client struct {
 	reached, reachedFirst uint64
 	isArrivalKnown        bool // the table will know it
 
+	permits int64 // of the request or the hold; of a lock 0
+
 	hold     uint64 // of a client that believes
 	token    uint64
 	deadline int64
@@ -250,7 +253,7 @@ func wire(h int, s side, old bool) int32 {
 }
 
 func newWorld(p *Plan) *world {
-	w := &world{plan: p, now: startOfRun, data: data{key: redis.NoKey, queue: new(redis.Queue)}}
+	w := &world{plan: p, now: startOfRun, data: data{key: redis.NoKey, queue: new(redis.Queue), semaphore: new(redis.Semaphore)}}
 	w.initCluster()
 	for i := range w.hosts {
 		h := &host{index: i, journal: &journal{}}
@@ -349,7 +352,15 @@ func (w *world) acquire(i, c int, wait int64, fair bool) {
 	if wait == 0 {
 		cl.phase = trying
 	}
-	h.process.table.Acquire(w.now, cl.session, protocol.Acquire{ID: cl.request, Name: lockName, WaitMS: wait, Fair: fair})
+	req := protocol.Acquire{ID: cl.request, Name: lockName, WaitMS: wait, Fair: fair && !w.plan.Permits}
+	if w.plan.Permits {
+		if cl.permits = 1; fair {
+			cl.permits = 2
+		}
+		h.process.table.AcquirePermits(w.now, cl.session, protocol.AcquirePermits{Acquire: req, Permits: uint16(cl.permits), Of: capacity})
+	} else {
+		h.process.table.Acquire(w.now, cl.session, req)
+	}
 	w.drain(h)
 }
 
