@@ -342,6 +342,11 @@ def stop(daemon: Daemon) -> None:
     assert daemon.process.wait(30) == 0
 
 
+def await_waiters(client: locksidecar.Client, n: int) -> None:
+    while not (row := client.info("n")) or row.waiting < n:
+        pass
+
+
 @pytest.mark.parametrize("end", [Daemon.kill, stop])
 def test_locks_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable[[Daemon], None]) -> None:
     client, other = locksidecar.connect(restartable.socket), locksidecar.connect(restartable.socket)
@@ -352,24 +357,18 @@ def test_locks_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable[[
             order.append(i)
             held.check()
 
-    def waiting() -> int:
-        row = client.info("n")
-        return row.waiting if row else 0
-
     with client.lock("n") as held:
         token = held.token
         threads = [threading.Thread(target=wait, args=(i,)) for i in range(3)]
         for n, thread in enumerate(threads, 1):
             thread.start()
-            while waiting() < n:
-                pass
+            await_waiters(client, n)
         for _ in range(3):
             end(restartable)
             restartable.start()
             held.check()
             assert held.token == token
-            while waiting() < 3:
-                pass
+            await_waiters(client, 3)
             row = client.info("n")
             assert row is not None
             assert (row.token, row.absent) == (token, False)
@@ -389,25 +388,19 @@ def test_permits_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable
             order.append(permits)
             held.check()
 
-    def waiting() -> int:
-        row = client.info("n")
-        return row.waiting if row else 0
-
     with other.semaphore("n", permits=5).acquire() as kept:
         with client.semaphore("n", permits=5).acquire(3) as held:
             tokens = (kept.token, held.token)
             threads = [threading.Thread(target=wait, args=(permits,)) for permits in (4, 2, 3)]
             for n, thread in enumerate(threads, 1):
                 thread.start()
-                while waiting() < n:
-                    pass
+                await_waiters(client, n)
             for _ in range(3):
                 end(restartable)
                 restartable.start()
                 held.check()
                 kept.check()
-                while waiting() < 3:
-                    pass
+                await_waiters(client, 3)
                 row = client.info("n")
                 assert row is not None
                 assert (row.held, row.permits, row.of) == (2, 4, 5)
