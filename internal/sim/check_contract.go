@@ -24,7 +24,7 @@ func (w *world) checkContract(h *host, broken string, n int, what string) {
 // noteExecuted notes that a server has executed an operation.
 func (w *world) noteExecuted(h *host, o *operation, reply *redis.Reply) {
 	w.did++
-	o.fate.IsVain = reply.Change == redis.Nothing
+	o.fate.IsVain = reply.Change == redis.Nothing || reply.Change == redis.Pass && o.wasFree
 	if broken := o.fate.Executed(w.did, h.clock(w.now), reply.Outcome); broken != "" {
 		w.checkContract(h, broken, int(o.name), opString(o.op))
 	}

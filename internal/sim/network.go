@@ -43,6 +43,7 @@ type operation struct {
 	node       nodeID        // to which that leads
 	isAsking   bool          // it is behind ASKING
 	isRefused  bool          // the shard answered that it does not have the lock, or not all of its keys
+	wasFree    bool          // there was no key when Redis executed it
 	isOutdated bool          // the table was told since that another shard has its lock
 }
 

@@ -543,7 +543,8 @@ func (w *world) checkPermitsResult(h *host, o *operation) {
 	isExecuted := r.Outcome <= redisop.Differs && (r.Outcome != redisop.Done || r.Kind != redisop.Check)
 	// If another shard has it since, a table asserts what this one does not have.
 	isOfBefore := r.Outcome == redisop.KeyMissing && l.movedAt >= o.issuedAt
-	if isExecuted && !isOfBefore && o.at >= w.permits.lostAt {
+	// What no replica has confirmed says nothing of those.
+	if isExecuted && !isOfBefore && !r.Unsynced && o.at >= w.permits.lostAt {
 		h.permits.hasResult = true
 	}
 }

@@ -517,6 +517,7 @@ func (w *world) execute(h *host, x nodeID, o *operation, conn *server.Conn, r *s
 	w.expire(n)
 	name := &w.redis.names[n]
 	before, keysBefore := name.key, w.keysOf(n)
+	o.wasFree = !before.Exists()
 	channel := w.channelAt(conn.Server, n)
 	if w.redis.owners[n] != x {
 		w.check.meet(ExecutedAsking)

@@ -244,6 +244,8 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"permits whose shard is down end no hold of another shard":                      1128503051,
 		"permits of a request that is gone are for the next one of its host":            1128181588,
 		"a release is not confirmed before its slot has moved":                          3100036002,
+		"a drop that is late passes on what the take after it has no more":              3710003114,
+		"what no replica has confirmed ends no excuse":                                  3700008065,
 		"a recall says more than a take that was executed before it":                    3450056292,
 		"a lock is left free for no request that came after all grants":                 1240005327,
 		"a force ends also permits whose loss could not be told to their client":        3000095606,

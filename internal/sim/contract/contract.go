@@ -21,7 +21,7 @@ type Op struct {
 	Outcome redisop.Outcome
 	told    redisop.Outcome // by the result
 	IsLoose bool            // its result may come before replicas have confirmed it
-	IsVain  bool            // it changed nothing in Redis
+	IsVain  bool            // it deleted nothing in Redis
 }
 
 // Of returns an operation that the table has issued.
@@ -102,8 +102,8 @@ func (o *Op) Result(r *redisop.Result, c *Conn) (broken string) {
 }
 
 // Pair checks a Drop and the Take that was pipelined after it, when both have results. The Take is executed first if Redis
-// had forgotten the script for the Drop and knew it again for the Take. The Drop has the lower hold number, so it changes
-// nothing then.
+// had forgotten the script for the Drop and knew it again for the Take. The Drop has the lower hold number, so it deletes
+// nothing then; it may pass the lock on if the lease of the Take has ended.
 func Pair(drop, take *Op) (broken string) {
 	if take.Results > 0 && take.told == redisop.Done && drop.told == redisop.Done && take.Seq < drop.Seq && !drop.IsVain {
 		return "S9: the Take is pipelined after the Drop, was executed before it, and is gone"
