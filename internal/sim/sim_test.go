@@ -246,6 +246,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a release is not confirmed before its slot has moved":                          3100036002,
 		"a drop that is late passes on what the take after it has no more":              3710003114,
 		"what no replica has confirmed ends no excuse":                                  3700008065,
+		"a lock that has passed to a ticket is not that of a hold that ended":           3800066430,
 		"a recall says more than a take that was executed before it":                    3450056292,
 		"a lock is left free for no request that came after all grants":                 1240005327,
 		"a force ends also permits whose loss could not be told to their client":        3000095606,
