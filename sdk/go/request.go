@@ -36,8 +36,8 @@ func (s *session) send(c *call) (*connection, error) {
 }
 
 // yieldToWoken has the callers run first that the same read has woken as this one: what they send takes the request
-// of this one with it, so a write carries many, and the sidecar answers many at once. Who waits for an answer loses
-// nothing by it; a release is written at once.
+// of this one with it, so a write carries many, and the sidecar answers many at once. A request is written later by
+// what those callers compute first; a release is written at once.
 func (s *session) yieldToWoken() {
 	if s.woken.Load() > 0 {
 		runtime.Gosched()
