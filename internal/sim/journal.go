@@ -123,7 +123,11 @@ func (j *journal) tearLock(r *record, l *locktable.LockRecord) {
 	if stores == 0 {
 		return
 	}
-	if r.lock.MaxHoldID = l.MaxHoldID; r.hold.ID != 0 {
+	r.lock.MaxHoldID = l.MaxHoldID
+	if stores > 1 && l.Forced != 0 {
+		r.lock.Forced = l.Forced
+	}
+	if r.hold.ID != 0 {
 		j.stores = stores - 1 // and the next hold of a lock appears with its last store
 	}
 }

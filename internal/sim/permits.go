@@ -53,7 +53,8 @@ type permitHold struct {
 	isGone              bool  // its sidecar knows that it is lost, and could not send that
 	isDestroyed         bool  // isGone: with what Redis had, or by an operator
 	restored            bool  // its sidecar was restarted since the grant
-	forcedAt            int64 // when it was forced with more than one step may end, world time; 0: it was not
+	isForced            bool  // a force_release that is about it was answered
+	forcedAt            int64 // when it was forced with more than one step may end, or a successor began to end it, world time; 0: it was not
 	deadline, endAt     int64 // host clock; endAt 0: none
 	granted, crashDelay int64
 }
@@ -102,7 +103,7 @@ func (w *world) actOnPermits(h *host, s *session) bool {
 	switch {
 	case c != nil && r.below(1000) < 550:
 		w.releasePermits(h, s, c)
-	case w.plan.forces && r.oneIn(100):
+	case w.plan.forces && r.oneIn(100-80*btoi64(w.plan.table.MaxWork > 0)): // more where that takes several steps
 		w.forcePermits(h, s)
 	case len(s.requests) < 4:
 		w.acquirePermits(h, s)
@@ -136,21 +137,25 @@ func (w *world) acquirePermits(h *host, s *session) {
 	if p.crashDelay && r.oneIn(2) {
 		req.CrashDelayMS = r.magnitude(1, int64(p.table.Lease)/ms*3/2)
 	}
+	w.sendPermits(h, s, protocol.AcquirePermits{Acquire: req, Permits: uint16(permits), Of: uint16(of)})
+}
+
+func (w *world) sendPermits(h *host, s *session, req protocol.AcquirePermits) {
 	s.lastID++
 	req.ID = s.lastID
 	now := h.clock(w.now)
 	w.arrivals++
 	s.requests = append(s.requests, request{
-		id: req.ID, kind: reqPermits, name: semaphore, acquire: req, permits: uint16(permits), of: uint16(of), arrival: w.arrivals, arrived: now,
+		id: req.ID, kind: reqPermits, name: semaphore, acquire: req.Acquire, permits: req.Permits, of: req.Of, arrival: w.arrivals, arrived: now,
 	})
 	w.waiting++
 	h.noWait += btoi(req.WaitMS == 0)
-	w.permits.largest = max(w.permits.largest, of)
+	w.permits.largest = max(w.permits.largest, int64(req.Of))
 	w.permits.requests++
 	if w.trace.on {
-		w.trace.add(w, semaphore, h, "s%d acquire id=%d permits=%d of=%d wait=%d lease=%d max_hold=%d crash_delay=%d", s.id, req.ID, permits, of, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS)
+		w.trace.add(w, semaphore, h, "s%d acquire id=%d permits=%d of=%d wait=%d lease=%d max_hold=%d crash_delay=%d", s.id, req.ID, req.Permits, req.Of, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS)
 	}
-	h.table.AcquirePermits(now, s.id, protocol.AcquirePermits{Acquire: req, Permits: uint16(permits), Of: uint16(of)})
+	h.table.AcquirePermits(now, s.id, req)
 	w.drain(h)
 }
 
@@ -192,17 +197,22 @@ func (w *world) forcePermits(h *host, s *session) {
 	h.table.ForceRelease(now, s.id, req)
 	w.drain(h)
 	w.permits.forcing = nil
+	isLeft := false
 	for i := range h.permits.holds {
 		c := &h.permits.holds[i]
 		if req.Hold == 0 && c.num > newest || req.Hold != 0 && c.num != req.Hold {
 			continue
 		}
 		if c.forcedAt = w.now; !c.isUnserved && !c.isGone && now < c.end() {
-			if w.plan.table.MaxWork == 0 || req.Hold != 0 {
+			if !h.dying && (w.plan.table.MaxWork == 0 || req.Hold != 0) {
 				w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced, and its client was not notified", c.num, c.session)
 			}
 			w.check.meet(PermitsForcedInParts)
+			isLeft = true
 		}
+	}
+	if isLeft && !h.dying && w.plan.crashes > 0 && r.oneIn(2) {
+		w.crash(h)
 	}
 }
 
@@ -220,8 +230,8 @@ func (w *world) onPermitsForced(h *host, e *locktable.Effect, q *request) {
 		w.violation(invariant.Answers, semaphore, "force_release of hold %d ended %d holds, up to %d", q.target, e.Count, e.Hold)
 	}
 	for i := range h.permits.holds {
-		if c := &h.permits.holds[i]; c.isGone && (c.num == e.Hold || q.target == 0 && c.num < e.Hold) {
-			c.isDestroyed = true
+		if c := &h.permits.holds[i]; c.num == e.Hold || q.target == 0 && c.num < e.Hold {
+			c.isForced, c.isDestroyed = true, c.isDestroyed || c.isGone
 		}
 	}
 	w.check.meet(PermitsForced)
@@ -256,6 +266,29 @@ func (w *world) disconnectPermits(h *host, id locktable.SessionID) {
 		if c := &h.permits.holds[i]; c.session == id && !c.isUnserved {
 			c.isAway, c.isClaimed, c.restored = true, false, true
 		}
+	}
+}
+
+// restorePermits notes that a successor has what is in a journal. It ends what its predecessor was forced to end, if that was
+// stored.
+func (w *world) restorePermits(h *host, m *locktable.Snapshot) {
+	forced := uint64(0)
+	for i := range m.Locks {
+		forced = max(forced, m.Locks[i].Forced)
+	}
+	for i := range h.permits.holds {
+		c := &h.permits.holds[i]
+		if c.forcedAt == 0 || !slices.ContainsFunc(m.Holds, func(r locktable.RestoredHold) bool { return r.ID == c.num }) {
+			continue
+		}
+		if c.num > forced && c.isForced {
+			w.violation(invariant.Journal, semaphore, "the journal of host %d has hold %d, which was forced; it has %d as the last of these", h.index, c.num, forced)
+		}
+		c.forcedAt = w.now
+		if c.num > forced {
+			c.forcedAt = 0
+		}
+		w.check.meetIf(PermitsForcedLater, c.forcedAt != 0)
 	}
 }
 
@@ -587,7 +620,7 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 				if g == h {
 					here += o.permits
 				}
-				if g == h && o.forcedAt != 0 && !o.restored && !o.isUnserved && w.now-o.forcedAt > w.soon() { // no state file has that it is forced
+				if g == h && o.isForced && o.forcedAt != 0 && !o.isUnserved && w.now-o.forcedAt > w.soon() {
 					w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced at %s, and lasts", o.num, o.session, clockString(o.forcedAt))
 				}
 			}

@@ -22,7 +22,11 @@ func (w *world) crash(h *host) {
 		h.dying = false
 		w.drainDeferred(h)
 		h.dying = true
-		w.forceRelease(h, s)
+		if w.plan.permits > 0 && w.permits.random.oneIn(2) {
+			w.forcePermits(h, s)
+		} else {
+			w.forceRelease(h, s)
+		}
 		inputs, last = true, 0
 	}
 	for ; last > 0; last-- {
@@ -363,6 +367,7 @@ func (w *world) start(h *host) {
 	m := h.journal.snapshot()
 	h.table.Restore(now, &m)
 	h.troubleAt = w.now
+	w.restorePermits(h, &m)
 	believed := 0
 	for n := range w.plan.names {
 		c := &h.locks[n].hold

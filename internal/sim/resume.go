@@ -107,7 +107,7 @@ func (w *world) disconnect(h *host, s *session) {
 		}
 		for i := range s.requests {
 			q := &s.requests[i]
-			if q.kind != reqAcquire {
+			if q.kind != reqAcquire && q.kind != reqPermits {
 				continue
 			}
 			canceled := false
@@ -393,8 +393,13 @@ func (w *world) resendAll(h *host, s *session) {
 				continue
 			}
 		}
-		w.check.meet(AcquireResent)
-		w.sendAcquire(h, s, int(q.name), q.acquire)
+		if q.kind == reqPermits {
+			w.check.meet(PermitsResent)
+			w.sendPermits(h, s, protocol.AcquirePermits{Acquire: q.acquire, Permits: q.permits, Of: q.of})
+		} else {
+			w.check.meet(AcquireResent)
+			w.sendAcquire(h, s, int(q.name), q.acquire)
+		}
 		if w.phase == faulty && w.plan.crashes > 0 && w.random.oneIn(50) {
 			w.crash(h)
 		}

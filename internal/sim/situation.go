@@ -97,6 +97,8 @@ const (
 	PermitsLost          // with what Redis had
 	PermitsForced        // holds were ended by force
 	PermitsForcedInParts // more than one step may end
+	PermitsForcedLater   // what a process that was killed had not ended of them
+	PermitsResent        // a request, by a client that resumed its session
 	PermitsClaimed       // by a client that resumed its session
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
@@ -226,8 +228,8 @@ var situationNames = [situations]string{
 	PermitsRecalled:      "permits-recalled",
 	PermitsLost:          "permits-lost",
 	PermitsForced:        "permits-forced",
-	PermitsForcedInParts: "permits-forced-in-parts",
-	PermitsClaimed:       "permits-claimed",
+	PermitsForcedInParts: "permits-forced-in-parts", PermitsForcedLater: "permits-forced-later", PermitsResent: "permits-resent",
+	PermitsClaimed: "permits-claimed",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",

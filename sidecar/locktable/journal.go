@@ -62,9 +62,13 @@ func (t *Table) writeLock(j Journal, l *lock) {
 	switch {
 	case l.hasRemoteState():
 		d.lock = LockRecord{Name: l.name, MaxHoldID: l.claim.MaxHoldID(), Kind: l.kind()}
+		m := t.manyOf(l)
+		if m != nil {
+			d.lock.Forced = m.forced
+		}
 		l.slot = j.PutLock(l.slot, &d.lock)
 		isStored = l.slot != 0
-		if m := t.manyOf(l); m != nil {
+		if m != nil {
 			isStored = isStored && t.writeMany(j, l, m)
 			m.changed = m.changed[:0]
 		} else if h := l.holders.sole(); h != nil && isStored {

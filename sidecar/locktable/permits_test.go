@@ -1281,6 +1281,32 @@ func TestHoldThatIsToEndIsNotReleased(t *testing.T) {
 	r.has(1, 0, 0)
 }
 
+// The danger: an operator ends thousands of holds, the daemon is killed after its answer, and the others go on.
+func TestSuccessorEndsWhatWasForced(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.tb = connect(newTable(locktable.Config{MaxWork: 2, Tokens: 64, Journal: a.journal}, r.now))
+	a.begin()
+	for s := range locktable.SessionID(4) {
+		a.acquire(s+1, 1, 9)
+	}
+	r.pass(50 * time.Millisecond)
+	a.log = nil
+	if _, n := a.tb.EndHolds(r.now, "api", 0); n != 4 {
+		t.Errorf("%d holds are to end", n)
+	}
+	a.want("s1 lost forced", "s2 lost forced")
+	peers := map[locktable.SessionID]locktable.Peer{1: {PID: 100}, 2: {PID: 101}, 3: {PID: 102}, 4: {PID: 103}}
+	snapshot := a.journal.snapshot(peers)
+	if i := slices.IndexFunc(snapshot.Holds, func(h locktable.RestoredHold) bool { return h.ID == a.holds[4] }); i < 0 || snapshot.Locks[0].Forced != a.holds[4] {
+		t.Fatalf("the journal has %+v", snapshot)
+	}
+	a.tb = connect(newTable(locktable.Config{MaxWork: 2, Tokens: 64, Journal: a.journal}, r.now))
+	a.log = nil
+	a.tb.Restore(r.now, snapshot)
+	r.pass(50 * time.Millisecond)
+	a.want("s3 lost forced", "s4 lost forced")
+}
+
 // How many permits there are is what those who have some named, not what others did before.
 func TestCapacityIsThatOfTheHoldsThatLast(t *testing.T) {
 	r, a, _ := newPermitsRig(t)

@@ -41,6 +41,7 @@ type LockRecord struct {
 	Name      string
 	MaxHoldID uint64           // largest number that any hold of it, or operation on it, had
 	Kind      redisop.LockKind // of another than redisop.KindLock, each hold is in a slot of its own
+	Forced    uint64           // of another than redisop.KindLock: holds up to this number end by force
 }
 
 // HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, KeepUntil,

@@ -104,6 +104,7 @@ func (t *Table) forceHolds(now int64, l *lock, hold uint64) (num uint64, n uint3
 	}
 	n = uint32(len(m.holds) - m.gaps)
 	m.forced, m.dueAt = num, now
+	t.markDirty(l) // a successor ends what is left of them
 	t.expireHolds(now, l)
 	return num, n
 }

@@ -47,6 +47,11 @@ func (t *Table) Restore(now int64, m *Snapshot) {
 	for l, many := range t.many { // in any order: none depends on another
 		many.sort(l)
 	}
+	for i := range m.Locks {
+		if many := t.manyOf(t.locks[i]); many != nil && m.Locks[i].Forced != 0 {
+			many.forced, many.dueAt = m.Locks[i].Forced, now
+		}
+	}
 	for i := range m.Sessions {
 		if s := t.sessions[m.Sessions[i].ID]; len(s.deadlineBuckets) > 0 {
 			// From here on, each hold has what was sent of it: leases may be shorter now,

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 var _ locktable.Journal = (*File)(nil)
@@ -20,6 +21,7 @@ func (f *File) PutLock(slot uint32, r *locktable.LockRecord) uint32 {
 		panic(fmt.Sprintf("state: another lock than %q is stored in slot %d", r.Name, slot))
 	}
 	f.update(&c[lockMaxHoldID], r.MaxHoldID)
+	f.updateForced(c, r)
 	f.update(&c[0], withKind(c[0], kindOfLock(r.Kind)))
 	return slot
 }
@@ -38,8 +40,23 @@ func (f *File) addLock(r *locktable.LockRecord) uint32 {
 	f.write(&c[lockMaxHoldID], r.MaxHoldID)
 	f.write(&c[holdID], 0)
 	f.write(&c[holdFlags], pack(0, sum))
+	f.updateForced(c, r)
 	f.publish(&c[0], word)
 	return slot
+}
+
+// updateForced stores which holds of a lock end by force. A hold that a lock of kind redisop.KindLock gets later in its cell
+// takes the flag away.
+func (f *File) updateForced(c *cell, r *locktable.LockRecord) {
+	if r.Kind == redisop.KindLock {
+		return
+	}
+	flags := c[holdFlags] &^ flagForced
+	if r.Forced != 0 {
+		f.update(&c[lockForced], r.Forced)
+		flags |= flagForced
+	}
+	f.update(&c[holdFlags], flags)
 }
 
 // DeleteLock implements locktable.Journal.

@@ -146,6 +146,7 @@ const (
 // Words of a lock besides those of the hold in its cell. The text is its name.
 const (
 	lockMaxHoldID = 1
+	lockForced    = holdToken // of another kind than redisop.KindLock, which has no hold in its cell: Forced, if it has flagForced
 	lockName      = holdFlags + 1
 )
 
@@ -158,13 +159,13 @@ const (
 
 // Of holdFlags.
 const (
-	flagPhase    = 0xf // HoldPhase
-	flagInDoubt  = 1 << 4
-	flagFixed    = 1 << 5 // LeaseKind
-	flagMode     = 8      // from this bit, 8 bits
-	flagPermits  = 16     // from this bit, 16 bits
-	flagKeep     = 1 << 6 // it has a keep, and therefore a cell of its own
-	flagsUnknown = 1 << 7 // no hold has this
+	flagPhase   = 0xf // HoldPhase
+	flagInDoubt = 1 << 4
+	flagFixed   = 1 << 5 // LeaseKind
+	flagMode    = 8      // from this bit, 8 bits
+	flagPermits = 16     // from this bit, 16 bits
+	flagKeep    = 1 << 6 // it has a keep, and therefore a cell of its own
+	flagForced  = 1 << 7 // of the cell of a lock without a hold: it has lockForced
 )
 
 // Words of a session. The text is Cmd and Client.

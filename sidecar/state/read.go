@@ -350,6 +350,9 @@ func (im image) lock(slot uint32) (r locktable.LockRecord, ok bool) {
 	}
 	r.Name, r.MaxHoldID = string(name), c[lockMaxHoldID]
 	r.Kind, _ = lockKindOf(kindOf(c[0]))
+	if r.Kind != redisop.KindLock && c[holdFlags]&flagForced != 0 {
+		r.Forced = c[lockForced]
+	}
 	return r, protocol.CheckName(r.Name) == nil
 }
 
@@ -374,7 +377,7 @@ func (c *cell) hold() (r locktable.HoldRecord, ok bool) {
 		}
 	}
 	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept &&
-		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
+		flags&flagForced == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)
 	return r, ok

@@ -30,7 +30,8 @@
 //     word is 0 until the cell is whole again, so nothing of what it had comes back.
 //   - Deleted hold in the cell of its lock: one store, its number becomes 0.
 //   - A lock that stays: its largest hold number changes, before a hold with that number is
-//     stored, and before an operation with it is sent. Then its kind does, if it has no hold.
+//     stored, and before an operation with it is sent. Then what is to end by force does; an earlier version
+//     of the sidecar does not look at that. Then its kind does, if it has no hold.
 //   - A hold that stays: its fields change one by one, in this order: Deadline, End, LeaseSeq
 //     and LeaseMS in one, Entries and CrashDelayMS in one, Phase and InDoubt in one. So a
 //     hold that is not renewed any more never has an old deadline, and an orphan is never

@@ -335,7 +335,7 @@ func TestDamagedRecordResetsTheFile(t *testing.T) {
 		{"a hold with no entries", lock, 8 * holdEntries, []byte{0}},
 		{"a hold with a larger number than its lock", lock, 8 * holdID, []byte{99}},
 		{"a time before the boot", lock, 8*holdDeadline + 7, []byte{0x80}},
-		{"an unknown flag", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | flagsUnknown}},
+		{"an unknown flag", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | flagForced}},
 		{"a keep in the cell of a lock, which has no word for it", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | flagKeep}},
 		{"a kept hold without a keep", hold, 8 * holdFlags, []byte{byte(locktable.HoldKept) | flagInDoubt}},
 		{"a keep that ends never", hold, 8 * holdFlags, []byte{byte(locktable.HoldCrashDelayed) | flagInDoubt | flagKeep}},

@@ -23,6 +23,7 @@ type world struct {
 type lockOf struct {
 	maxHoldID uint64
 	kind      redisop.LockKind
+	forced    uint64
 }
 
 type heldLock struct {
@@ -108,7 +109,7 @@ func worldOf(r Recovered) (world, error) {
 		if _, isTwice := w.locks[l.Name]; isTwice {
 			return w, fmt.Errorf("lock %.40q is recovered twice", l.Name)
 		}
-		w.locks[l.Name] = lockOf{l.MaxHoldID, l.Kind}
+		w.locks[l.Name] = lockOf{l.MaxHoldID, l.Kind, l.Forced}
 	}
 	for _, h := range m.Holds {
 		if _, isTwice := w.holds[h.ID]; isTwice {
@@ -157,6 +158,7 @@ type call struct {
 	name    string // of a lock
 	id      uint64
 	kind    redisop.LockKind // of a lock
+	forced  uint64           // of a lock
 	hold    locktable.HoldRecord
 	session Session
 	redis   Redis
@@ -267,6 +269,11 @@ func (g *source) call(w world) call {
 	if c.kind = l.kind; len(holds) == 0 && g.IntN(3) == 0 {
 		c.kind = redisop.LockKind(g.IntN(3))
 	}
+	if c.forced = l.forced; c.kind == redisop.KindLock {
+		c.forced = 0
+	} else if g.IntN(3) == 0 {
+		c.forced = g.Uint64N(3) * g.Uint64()
+	}
 	if !isStored {
 		c.id = g.next()
 		return c
@@ -336,9 +343,12 @@ func (c call) steps(w world) (all []func(*world)) {
 	switch c.method {
 	case putLock:
 		if l, isStored := w.locks[c.name]; isStored {
-			then(func(w *world) { w.locks[c.name] = lockOf{c.id, l.kind} })
+			then(func(w *world) { w.locks[c.name] = lockOf{c.id, l.kind, l.forced} })
+			if l.kind != redisop.KindLock && c.kind != redisop.KindLock {
+				then(func(w *world) { w.locks[c.name] = lockOf{c.id, l.kind, c.forced} })
+			}
 		}
-		then(func(w *world) { w.locks[c.name] = lockOf{c.id, c.kind} })
+		then(func(w *world) { w.locks[c.name] = lockOf{c.id, c.kind, c.forced} })
 	case deleteLock:
 		then(func(w *world) { delete(w.locks, c.name) })
 	case putHold:
@@ -420,7 +430,7 @@ func (at slots) missing(w world) (n int) {
 // store stores a lock of a world and its holds, as a table does that stores again what found
 // no room. It reports whether there was room.
 func (at slots) store(f *File, w world, name string) bool {
-	slot := f.PutLock(at.locks[name], &locktable.LockRecord{Name: name, MaxHoldID: w.locks[name].maxHoldID, Kind: w.locks[name].kind})
+	slot := f.PutLock(at.locks[name], &locktable.LockRecord{Name: name, MaxHoldID: w.locks[name].maxHoldID, Kind: w.locks[name].kind, Forced: w.locks[name].forced})
 	if slot == 0 {
 		return false
 	}
@@ -441,7 +451,7 @@ func (at slots) store(f *File, w world, name string) bool {
 func (c call) on(f *File, at slots) bool {
 	switch c.method {
 	case putLock:
-		slot := f.PutLock(at.locks[c.name], &locktable.LockRecord{Name: c.name, MaxHoldID: c.id, Kind: c.kind})
+		slot := f.PutLock(at.locks[c.name], &locktable.LockRecord{Name: c.name, MaxHoldID: c.id, Kind: c.kind, Forced: c.forced})
 		if slot == 0 {
 			return false
 		}

@@ -2359,6 +2359,20 @@ var locktableMutants = []mutant{
 		put:  "",
 		by:   test("sidecar/locktable", "TestSubscribersOfARestoredLockAreNotKnown"),
 	},
+	{
+		rule: "the journal has which holds end by force",
+		in:   "sidecar/locktable (*Table).writeLock",
+		find: "d.lock.Forced = m.forced",
+		put:  "_ = m.forced",
+		by:   test("sidecar/locktable", "TestSuccessorEndsWhatWasForced"),
+	},
+	{
+		rule: "a successor ends by force what its predecessor had not",
+		in:   "sidecar/locktable (*Table).Restore",
+		find: "many.forced, many.dueAt = m.Locks[i].Forced, now",
+		put:  "many.dueAt = now",
+		by:   test("sidecar/locktable", "TestSuccessorEndsWhatWasForced"),
+	},
 
 	// Locks that may have many holds.
 	{

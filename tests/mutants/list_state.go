@@ -476,11 +476,11 @@ var stateMutants = []mutant{
 		rule: "a kept hold without a keep is damaged",
 		in:   "sidecar/state (*cell).hold",
 		find: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept &&
-		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
+		flags&flagForced == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)`,
 		put: `r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Phase <= locktable.HoldKept &&
-		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
+		flags&flagForced == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
 		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
 		hasKeep == (r.KeepUntil != 0)`,
 		by: test("sidecar/state", "TestDamagedRecordResetsTheFile"),
@@ -546,6 +546,27 @@ var stateMutants = []mutant{
 		in:   "sidecar/state (*File).addHold",
 		find: "kindOf(l[0]) != kindLock",
 		put:  "false",
+		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
+	},
+	{
+		rule: "what is to end by force is stored before it counts",
+		in:   "sidecar/state (*File).updateForced",
+		find: `if r.Forced != 0 {
+		f.update(&c[lockForced], r.Forced)
+		flags |= flagForced
+	}`,
+		put: `if r.Forced != 0 {
+		flags |= flagForced
+		f.update(&c[holdFlags], flags)
+		f.update(&c[lockForced], r.Forced)
+	}`,
+		by: test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
+	},
+	{
+		rule: "a word that was used for something else says nothing of force",
+		in:   "sidecar/state image.lock",
+		find: "r.Kind != redisop.KindLock && c[holdFlags]&flagForced != 0",
+		put:  "r.Kind != redisop.KindLock",
 		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
 	},
 	{
