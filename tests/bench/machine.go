@@ -42,7 +42,7 @@ func (b *bench) machine(ctx context.Context) Machine {
 	program("locksidecar", `(?:locksidecar )?(\S+)`, b.programs.daemon, "version")
 	program("java", `version "([^"]+)"`, b.programs.java, "-version")
 	program("python", `Python (\S+)`, b.programs.python, "--version")
-	for _, p := range []string{"redis", "python-redis-lock"} {
+	for _, p := range []string{"redis", "python-redis-lock", "redis-semaphore", "self-limiters"} {
 		program(p+" (Python)", `^(\S+)`, b.programs.python, "-c", "import importlib.metadata as m; print(m.version('"+p+"'))")
 	}
 	for _, path := range []string{b.programs.goWorker, b.programs.etcd} {

@@ -117,6 +117,8 @@ var contenders = []contender{
 	{name: "redis-py-1ms", role: Peer, language: inPython, in: []Kind{Contended}},
 	{name: "python-redis-lock", role: Peer, language: inPython, in: []Kind{Uncontended, Contended, Held, Crash},
 		heldAtMost: 5_000, heldWhy: "it has a thread for each lock, and of 10,000 it loses some"},
+	{name: "redis-semaphore", role: Peer, language: inPython, in: []Kind{Permits}},
+	{name: "self-limiters", role: Peer, language: inPython, in: []Kind{Permits}},
 	{name: "raw-evalsha", role: Limit, language: inGo, in: []Kind{Uncontended}, together: true},
 	{name: "unix-echo", role: Limit, language: inGo, in: []Kind{Uncontended}, noRedis: true, server: "unix-echo-server"},
 }

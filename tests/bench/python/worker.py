@@ -171,11 +171,57 @@ def python_redis_lock(spec: Spec) -> Contender:
     return Contender(lock)
 
 
+def redis_semaphore(spec: Spec) -> Contender:
+    """As its README has it: the permits of a process that dies are gone for good."""
+    import redis
+    from redis_semaphore import Semaphore  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    # It waits in BLPOP, without an end.
+    pool = redis.BlockingConnectionPool.from_url(spec.redis, max_connections=100, timeout=None, socket_timeout=None)
+    client = redis.Redis(connection_pool=pool)
+
+    def permit(name: str) -> Lock:
+        made: Lock = Semaphore(client, count=spec.of, namespace=name)
+        return made
+
+    return Contender(permit)
+
+
+def self_limiters(spec: Spec) -> Contender:
+    import asyncio
+
+    from self_limiters import Semaphore  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    class Permit:
+        """One permit, as a lock. Its library is asynchronous: each thread has a loop."""
+
+        def __init__(self, name: str) -> None:
+            self._semaphore = Semaphore(name, spec.of, expiry=math.ceil(spec.lease_s), redis_url=spec.redis)
+            self._loop = asyncio.new_event_loop()
+
+        def acquire(self) -> bool:
+            self._loop.run_until_complete(self._enter())
+            return True
+
+        def release(self) -> None:
+            self._loop.run_until_complete(self._exit())
+
+        async def _enter(self) -> None:
+            await self._semaphore.__aenter__()
+
+        async def _exit(self) -> None:
+            await self._semaphore.__aexit__(None, None, None)
+
+    return Contender(Permit)
+
+
 CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
     "locksidecar-py": locksidecar_py,
     "redis-py": redis_py,
     "redis-py-1ms": lambda spec: redis_py(spec, sleep=0.001),
     "python-redis-lock": python_redis_lock,
+    "redis-semaphore": redis_semaphore,
+    "self-limiters": self_limiters,
 }
 
 
