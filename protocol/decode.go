@@ -137,7 +137,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name(), Hold: o.uint(fieldHold)}
 		m = &d.hostForce
 	case "force_release_orphaned":
-		d.orphaned = ForceReleaseOrphaned{ID: id, Name: o.name()}
+		d.orphaned = ForceReleaseOrphaned{ID: id, Name: o.name(), Sidecar: o.text(fieldSidecar, MaxClient)}
 		m = &d.orphaned
 	case "who":
 		d.who = Who{ID: id, Name: o.name()}
@@ -565,6 +565,7 @@ func (m *ForceReleaseOrphanedOK) unpack(id uint64, o *object) {
 	o.require(fieldHold)
 	*m = ForceReleaseOrphanedOK{
 		ID: id, Sidecar: o.text(fieldSidecar, 0), Hold: o.uint(fieldHold), TTLMS: o.int(fieldTTLMS, 0, -1, math.MaxInt64), Passed: o.bool(fieldPassed, false),
+		Permits: int(o.int(fieldPermits, 0, 0, math.MaxInt32)),
 	}
 }
 

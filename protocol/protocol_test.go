@@ -43,6 +43,7 @@ var everyRequest = []Request{
 	&HostForceRelease{ID: 1, Host: "db-7", Name: "n"},
 	&HostForceRelease{ID: 1, Host: "db-7", Name: "n", Hold: 12},
 	&ForceReleaseOrphaned{ID: 1, Name: "n"},
+	&ForceReleaseOrphaned{ID: 1, Name: "n", Sidecar: "uuid"},
 	&Who{ID: 1, Name: "n"},
 	&Ping{ID: 12},
 	&Bye{ID: 14},
@@ -85,6 +86,7 @@ var everyReply = []Reply{
 	&HostListOK{ID: 1, Locks: []LockRow{fullRow}, Next: 2},
 	&HostForceReleaseOK{ID: 1, Hold: 2},
 	&ForceReleaseOrphanedOK{ID: 1, Sidecar: "uuid", Hold: 2, TTLMS: -1, Passed: true},
+	&ForceReleaseOrphanedOK{ID: 1, Sidecar: "uuid", Hold: 2, TTLMS: 3, Permits: 4},
 	&WhoOK{ID: 1, WhoRow: WhoRow{Redis: "ok", Key: KeyFree}},
 	&WhoOK{ID: 1, WhoRow: WhoRow{
 		Redis: "ok", Key: KeyPermits, TTLMS: 1, Permits: 7, Of: 10,

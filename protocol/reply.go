@@ -210,13 +210,14 @@ type (
 )
 
 // ForceReleaseOrphanedOK answers ForceReleaseOrphaned. Sidecar and Hold are what the owner field
-// was that Redis had.
+// was that Redis had; of permits, Hold is the number of its claim.
 type ForceReleaseOrphanedOK struct {
 	ID      uint64
 	Sidecar string // uuid
 	Hold    uint64
 	TTLMS   int64 // how much longer Redis would have had the lock; -1: for good
 	Passed  bool  // the lock passed to a sidecar that waited for it
+	Permits int   // of a semaphore: that the sidecar had; of a lock 0
 }
 
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. Degraded: Redis is
@@ -583,6 +584,7 @@ func (m ForceReleaseOrphanedOK) Append(dst []byte) []byte {
 	w.uint("hold", m.Hold)
 	w.intIf("ttl_ms", m.TTLMS)
 	w.boolIf("passed", m.Passed)
+	w.intIf("permits", int64(m.Permits))
 	return w.finish()
 }
 

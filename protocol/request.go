@@ -139,10 +139,12 @@ type HostForceRelease struct {
 	Hold uint64 // as in ForceRelease
 }
 
-// ForceReleaseOrphaned frees a lock whose sidecar is gone for good, on whatever host that was.
+// ForceReleaseOrphaned frees a lock whose sidecar is gone for good, on whatever host that was; or all permits that such a
+// sidecar has.
 type ForceReleaseOrphaned struct {
-	ID   uint64
-	Name string
+	ID      uint64
+	Name    string
+	Sidecar string // uuid of the one that is gone; "": the only one that has the lock, or permits, beside this sidecar
 }
 
 // Who requests who has a lock and who waits for it, on all hosts.
@@ -369,6 +371,7 @@ func (m HostForceRelease) Append(dst []byte) []byte {
 func (m ForceReleaseOrphaned) Append(dst []byte) []byte {
 	w := begin(dst, "force_release_orphaned", m.ID)
 	w.str("name", m.Name)
+	w.textIf("sidecar", m.Sidecar, MaxClient)
 	return w.finish()
 }
 

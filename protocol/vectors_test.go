@@ -612,7 +612,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	case "host_force_release":
 		return &HostForceRelease{m.ID, m.Host, m.Name, m.Hold}
 	case "force_release_orphaned":
-		return &ForceReleaseOrphaned{m.ID, m.Name}
+		return &ForceReleaseOrphaned{m.ID, m.Name, m.Sidecar}
 	case "who":
 		return &Who{m.ID, m.Name}
 	case "ping":
@@ -681,7 +681,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	case "host_force_release":
 		return &HostForceReleaseOK{m.ID, m.Hold, m.Count}
 	case "force_release_orphaned":
-		return &ForceReleaseOrphanedOK{m.ID, m.Sidecar, m.Hold, m.TTLMS, m.Passed}
+		return &ForceReleaseOrphanedOK{m.ID, m.Sidecar, m.Hold, m.TTLMS, m.Passed, m.permits()}
 	case "force_release":
 		return &ForceReleaseOK{m.ID, m.Hold, m.Count}
 	case "metrics":

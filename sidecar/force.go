@@ -19,8 +19,9 @@ import (
 type forceTarget struct {
 	name       string
 	host       string // the other host whose hold it is; "": this one, or an orphaned lock
-	sidecar    string // uuid of the sidecar that had an orphaned lock; "": none, or not known
+	sidecar    string // uuid of the sidecar that had an orphaned lock, or of which that was asked; "": none, or not known
 	isOrphaned bool
+	permits    int    // orphaned ones of a semaphore
 	hold       uint64 // the one that is to end; 0: all
 	ended      uint32 // so many have; 0 and 1: one
 }
@@ -86,6 +87,11 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 	line := "client forced the release of a lock on another host"
 	unknown := "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
 	switch {
+	case target.permits > 0:
+		row.Msg, row.Hold = "as orphaned permits", 0 // no number of a hold is known
+		row.Permits = uint16(min(target.permits, protocol.MaxPermits))
+		args = append(args, "orphaned", true, "permits", target.permits)
+		line = "client freed orphaned permits"
 	case target.isOrphaned:
 		row.Msg = "as an orphaned lock"
 		args = append(args, "orphaned", true)
@@ -95,12 +101,15 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 		row.Msg = "on host " + target.host
 		args = append(args, "on_host", target.host)
 	}
+	if target.sidecar != "" {
+		row.Msg += " of sidecar " + target.sidecar
+		args = append(args, "sidecar", target.sidecar)
+	}
 	if refusal == nil {
-		if target.sidecar != "" {
-			row.Msg += " of sidecar " + target.sidecar
-			args = append(args, "sidecar", target.sidecar)
+		if target.permits == 0 {
+			args = append(args, endedHolds(hold, target.ended)...)
 		}
-		l.lines.Audit(now, loglimit.Info(cl.peer.UID, line, ""), by, target.name, append(args, endedHolds(hold, target.ended)...)...)
+		l.lines.Audit(now, loglimit.Info(cl.peer.UID, line, ""), by, target.name, args...)
 		l.record(row)
 		return
 	}
@@ -151,7 +160,7 @@ func (l *loop) auditAnswered(now int64, cl *session, a *otherhosts.Answered) {
 	case *protocol.HostForceRelease:
 		target = forceTarget{name: r.Name, host: r.Host, hold: r.Hold}
 	case *protocol.ForceReleaseOrphaned:
-		target = forceTarget{name: r.Name, isOrphaned: true}
+		target = forceTarget{name: r.Name, isOrphaned: true, sidecar: r.Sidecar}
 	default:
 		return
 	}
@@ -160,7 +169,7 @@ func (l *loop) auditAnswered(now int64, cl *session, a *otherhosts.Answered) {
 		target.ended = m.Count
 		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.ForceReleaseOrphanedOK:
-		target.sidecar = m.Sidecar
+		target.sidecar, target.permits = m.Sidecar, m.Permits
 		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.Err:
 		// After unavailable, the hold may have ended.

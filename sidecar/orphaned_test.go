@@ -15,8 +15,14 @@ import (
 // orphaned asks to free an orphaned lock, and returns the answer, or why it is refused.
 func (c *wire) orphaned(name string) (ok protocol.ForceReleaseOrphanedOK, refusal *protocol.Err) {
 	c.Helper()
+	return c.orphanedOf(name, "")
+}
+
+// orphanedOf is orphaned for what a sidecar has that is named.
+func (c *wire) orphanedOf(name, sidecar string) (ok protocol.ForceReleaseOrphanedOK, refusal *protocol.Err) {
+	c.Helper()
 	c.id++
-	c.send(protocol.ForceReleaseOrphaned{ID: c.id, Name: name})
+	c.send(protocol.ForceReleaseOrphaned{ID: c.id, Name: name, Sidecar: sidecar})
 	switch m := c.next().(type) {
 	case *protocol.Err:
 		copied := *m

@@ -261,8 +261,16 @@ func (c *Client) ForceReleaseOn(ctx context.Context, host, name string, options 
 	})
 }
 
+// OrphanedOption changes what ForceReleaseOrphaned frees.
+type OrphanedOption struct{ sidecar string }
+
+// OfSidecar makes ForceReleaseOrphaned free what the sidecar with this uuid has. It is needed for a semaphore of which several
+// other hosts have permits. [Client.Who] shows the uuids.
+func OfSidecar(uuid string) OrphanedOption { return OrphanedOption{uuid} }
+
 // ForceReleaseOrphaned frees a lock whose sidecar is gone for good, because its host died. Otherwise
-// Redis has the lock until its lease or its keep ends. Root and the user of this sidecar may do this.
+// Redis has the lock until its lease or its keep ends. Of a semaphore it frees all permits that such a sidecar has. Root and
+// the user of this sidecar may do this.
 // The error is ErrNotHeld if no client has the lock, and ErrDenied if the lock is not orphaned: its
 // sidecar may be alive, or is this one, or it is the lock of a foreign client.
 //
@@ -270,18 +278,28 @@ func (c *Client) ForceReleaseOn(ctx context.Context, host, name string, options 
 // rely on the lock until their deadline, which is within the TTL of the OrphanedLock. After
 // ErrUnavailable the lock may be free. Requests of this client that are sent in the meantime wait for
 // the answer, for a second and a half at most.
-func (c *Client) ForceReleaseOrphaned(ctx context.Context, name string) (OrphanedLock, error) {
+func (c *Client) ForceReleaseOrphaned(ctx context.Context, name string, options ...OrphanedOption) (OrphanedLock, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return OrphanedLock{}, &clientError{text: err.Error()}
 	}
+	sidecar := ""
+	for _, o := range options {
+		sidecar = o.sidecar
+	}
 	var ok protocol.ForceReleaseOrphanedOK
 	err := c.ask(ctx, newCall(forceCall, task{"free the orphaned lock", name}, &ok, func(id uint64) protocol.Request {
-		return protocol.ForceReleaseOrphaned{ID: id, Name: name}
+		return protocol.ForceReleaseOrphaned{ID: id, Name: name, Sidecar: sidecar}
 	}))
 	if err != nil {
 		return OrphanedLock{}, err
 	}
-	return newOrphanedLock(&ok), nil
+	if sidecar != "" && ok.Sidecar != sidecar {
+		err = &clientError{
+			text: fmt.Sprintf("free the orphaned lock %q: the sidecar of this host is older than this client, and freed what sidecar %s had in the place of %s; upgrade it and restart it", name, ok.Sidecar, sidecar),
+			kind: ErrUnsupported,
+		}
+	}
+	return newOrphanedLock(&ok), err
 }
 
 // Who returns who has a lock and who waits for it, on all hosts. The sidecar reads Redis once and

@@ -475,6 +475,17 @@ func TestOperatorRequests(t *testing.T) {
 	if got, err := freed(); err != nil || !got.Persistent || got.TTL != 0 {
 		t.Errorf("force_release_orphaned: %+v, %v", got, err)
 	}
+	freed = async(func() (OrphanedLock, error) { return c.ForceReleaseOrphaned(ctx, "api", OfSidecar("uuid")) })
+	orphaned = expect[protocol.ForceReleaseOrphaned](p)
+	p.send(protocol.ForceReleaseOrphanedOK{ID: orphaned.ID, Sidecar: "uuid", Hold: 9, TTLMS: 2000, Permits: 3})
+	if got, err := freed(); err != nil || orphaned.Sidecar != "uuid" || got.Permits != 3 {
+		t.Errorf("%+v was answered with %+v, %v", orphaned, got, err)
+	}
+	freed = async(func() (OrphanedLock, error) { return c.ForceReleaseOrphaned(ctx, "a", OfSidecar("uuid")) })
+	p.send(protocol.ForceReleaseOrphanedOK{ID: expect[protocol.ForceReleaseOrphaned](p).ID, Sidecar: "another", Hold: 7}) // it does not know the field
+	_, err = freed()
+	wantKind(t, err, ErrUnsupported)
+	wantText(t, err, "older", "freed what sidecar another had in the place of uuid", "upgrade it")
 	freed = async(func() (OrphanedLock, error) { return c.ForceReleaseOrphaned(ctx, "a") })
 	p.send(protocol.Err{ID: expect[protocol.ForceReleaseOrphaned](p).ID, Code: protocol.Denied, Msg: "no"})
 	wantKind(t, errOf(freed()), ErrDenied)

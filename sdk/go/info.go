@@ -239,13 +239,14 @@ type Ownership struct {
 	Trouble string    // one sentence about why Holder is nil, although a sidecar owns the key
 }
 
-// OrphanedLock is a lock that ForceReleaseOrphaned has freed.
+// OrphanedLock is a lock that ForceReleaseOrphaned has freed, or the permits of one sidecar.
 type OrphanedLock struct {
 	Sidecar    string        // uuid of the sidecar that had it
-	Hold       uint64        // number of that sidecar's hold
+	Hold       uint64        // number of that sidecar's hold; of permits, of its claim
 	TTL        time.Duration // after which Redis would have freed it
 	Persistent bool          // the key had no time to live
 	Passed     bool          // it passed to a host that waited; false: it became free
+	Permits    int           // of a semaphore: those that became free, or passed to hosts that waited; of a lock 0
 }
 
 // KeyState is what Redis has for a lock. A newer sidecar may send other states.
@@ -403,7 +404,7 @@ func newOwnership(row *protocol.WhoRow, now clockReading) Ownership {
 
 func newOrphanedLock(ok *protocol.ForceReleaseOrphanedOK) OrphanedLock {
 	return OrphanedLock{
-		Sidecar: ok.Sidecar, Hold: ok.Hold, TTL: durationOf(max(ok.TTLMS, 0)), Persistent: ok.TTLMS < 0, Passed: ok.Passed,
+		Sidecar: ok.Sidecar, Hold: ok.Hold, TTL: durationOf(max(ok.TTLMS, 0)), Persistent: ok.TTLMS < 0, Passed: ok.Passed, Permits: ok.Permits,
 	}
 }
 

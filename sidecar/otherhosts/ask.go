@@ -146,7 +146,7 @@ func (h *Hosts) try(ctx context.Context, c *Client, req protocol.Request) (proto
 		ok.ID = r.ID
 		return ok, refusal
 	case *protocol.ForceReleaseOrphaned:
-		ok, refusal := h.releaseOrphaned(r.Name)
+		ok, refusal := h.releaseOrphaned(r)
 		if refusal != nil {
 			return nil, refusal
 		}

@@ -303,7 +303,7 @@ func TestQueryOfAKeyThatHasGoneAheadFollowsIt(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		drops := make(chan error, 1)
-		r.DropOrphaned(name, field(ourUUID, 1), time.Second, 0, func(_ lookup.OrphanOutcome, _ bool, err error) { drops <- err })
+		r.DropOrphaned(lookup.Orphan{Name: name, Sidecar: ourUUID, Hold: 1}, time.Second, 0, func(_ lookup.Dropped, err error) { drops <- err })
 		if err := recv(t, drops, "outcome"); err == nil {
 			t.Error("an orphaned lock of an open slot was dropped")
 		}

@@ -20,7 +20,12 @@ import (
 // listeners waits until the channel of name has n subscribers.
 func listeners(t *testing.T, c *redis.Client, name string, n int64) {
 	t.Helper()
-	ch := channelOf(name)
+	receivers(t, c, channelOf(name), n)
+}
+
+// receivers waits until a channel has n subscribers.
+func receivers(t *testing.T, c *redis.Client, ch string, n int64) {
+	t.Helper()
 	var got int64
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if got = must(c.PubSubNumSub(ctx, ch).Result())[ch]; got == n {

@@ -117,34 +117,32 @@ func (s *Store) Published(id string, done func(h lookup.Host, left time.Duration
 	})
 }
 
-// DropOrphaned releases a lock of another sidecar, whose daemon is gone for good, if Redis has
-// exactly the owner field that was examined, and no sign of that daemon. A waiter gets the lock as it
-// does after a Drop of that sidecar; lease is what the lock has then. passed: it has passed to the
-// first of its queue. The error is a sentence for people. latest: Redis is not sent the command after
+// DropOrphaned releases what a sidecar had whose daemon is gone for good, if Redis has
+// exactly what was examined, and no sign of that daemon. A waiter gets the lock as it
+// does after a Drop of that sidecar; lease is what the lock has then.
+// The error is a sentence for people. latest: Redis is not sent the command after
 // this time (protocol.Now), so that no lock is freed long after its client got an error.
 //
-// done is called once, from a goroutine of the store, and must not block. Precondition: lookup.ParseOwner
-// accepts the field.
-func (s *Store) DropOrphaned(name, field string, lease time.Duration, latest int64, done func(outcome lookup.OrphanOutcome, passed bool, err error)) {
-	id := lookup.UUIDOf(field)
+// done is called once, from a goroutine of the store, and must not block.
+func (s *Store) DropOrphaned(o lookup.Orphan, lease time.Duration, latest int64, done func(lookup.Dropped, error)) {
 	keys := &s.dial.Keys
 	drop := func(published string) {
-		s.runScript(lookup.AskDrop(name, field, published, lease, latest), func(answer wire.Reply, err error) {
+		s.runScript(lookup.AskDrop(o, published, lease, latest), func(answer wire.Reply, err error) {
 			if err != nil {
-				done(lookup.OrphanChanged, false, err)
+				done(lookup.Dropped{Outcome: lookup.OrphanChanged}, err)
 				return
 			}
-			done(lookup.ReadDropped(answer, name, s.serverOf(name)))
+			done(lookup.ReadDropped(answer, &o, s.serverOf(o.Name)))
 		})
 	}
-	if s.masters == nil || wire.SlotOf(keys.Key(name)) == wire.SlotOf(keys.Host(id)) {
-		drop(keys.Host(id))
+	if s.masters == nil || wire.SlotOf(keys.Key(o.Name)) == wire.SlotOf(keys.Host(o.Sidecar)) {
+		drop(keys.Host(o.Sidecar))
 		return
 	}
 	// A script has keys of one slot: another command looks first.
-	s.Published(id, func(_ lookup.Host, left time.Duration, err error) {
+	s.Published(o.Sidecar, func(_ lookup.Host, left time.Duration, err error) {
 		if err != nil || left > 0 {
-			done(lookup.OrphanPublished, false, err)
+			done(lookup.Dropped{Outcome: lookup.OrphanPublished}, err)
 			return
 		}
 		drop("")

@@ -2,11 +2,13 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -66,6 +68,34 @@ func TestForceReleaseOfAnOrphanedLock(t *testing.T) {
 	}
 	if got := d1.Run("force-release", "--orphaned", "nothing"); got.Code != 1 {
 		t.Errorf("of a free lock: exit code %d: %s", got.Code, got.Stderr)
+	}
+}
+
+// force-release --orphaned frees all permits of a host that died; --sidecar says which, if several have some.
+func TestForceReleaseOfOrphanedPermits(t *testing.T) {
+	t.Parallel()
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	const one, two = "285475da-9152-8c83-822a-67ee2f116a79", "6a8f1f3e-4f7f-8c2e-9a3c-2f6b8a1d0e5f"
+	until := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
+	r.MustDo("hset", "api", "mode", "permits 10 "+until+" "+until+" 1", one, "7 6 "+until, two, "9 4 "+until)
+	waiter := harness.StartRun(t, d, "api", "echo running; read line", "--permits=5", "--of=10")
+	harness.Eventually(t, "the run waits", func() bool { return harness.Waiters(t, d, "api") == 1 })
+	got := d.Run("force-release", "--orphaned", "api")
+	if got.Code != 1 {
+		t.Errorf("without --sidecar: exit code %d: %s", got.Code, got.Stderr)
+	}
+	harness.CheckContains(t, got.Stderr, "several other hosts have permits", one+" (6)", two+" (4)", "--sidecar")
+	got = d.Run("force-release", "--orphaned", "--sidecar", one, "api")
+	harness.CheckContains(t, got.Stdout, `freed orphaned permits of "api": 6 of sidecar `+one, "hosts that wait get what is free", "processes there may still use the permits, at most until ")
+	waiter.AwaitOutput("running")
+	if got := d.Run("who", "api").Stdout; strings.Contains(got, one) || !strings.Contains(got, two) {
+		t.Errorf("who says %s", got)
+	}
+	d.Log.AwaitWords(t, "client freed orphaned permits", "lock=api", "permits=6", "sidecar="+one)
+	harness.CheckContains(t, d.Run("events", "api").Stdout, "as orphaned permits of sidecar "+one)
+	if got := d.Run("force-release", "--sidecar", one, "api"); got.Code != 64 || !strings.Contains(got.Stderr, "--sidecar is for --orphaned") {
+		t.Errorf("without --orphaned: exit code %d: %s", got.Code, got.Stderr)
 	}
 }
 

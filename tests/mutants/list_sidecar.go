@@ -133,15 +133,15 @@ var sidecarMutants = []mutant{
 	{
 		rule: "an attempt to free an orphaned lock is an event",
 		in:   "sidecar (*loop).auditAnswered",
-		find: "target = forceTarget{name: r.Name, isOrphaned: true}",
+		find: "target = forceTarget{name: r.Name, isOrphaned: true, sidecar: r.Sidecar}",
 		put:  "_ = r; return",
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
 	},
 	{
 		rule: "a reserved name is no orphaned lock",
 		in:   "sidecar/otherhosts (*Hosts).releaseOrphaned",
-		find: `if why := wire.Reserved(h.cfg.KeyPrefix, name); why != "" {`,
-		put:  `if why := wire.Reserved(h.cfg.KeyPrefix, name); false && why != "" {`,
+		find: `if why := wire.Reserved(h.cfg.KeyPrefix, req.Name); why != "" {`,
+		put:  `if why := wire.Reserved(h.cfg.KeyPrefix, req.Name); false && why != "" {`,
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
 	},
 	{
@@ -150,6 +150,20 @@ var sidecarMutants = []mutant{
 		find: "case id == h.cfg.UUID:",
 		put:  "case false && id == h.cfg.UUID:",
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
+	},
+	{
+		rule: "permits of this sidecar are not orphaned",
+		in:   "sidecar/otherhosts (*Hosts).permitsOrphanOf",
+		find: `case o.Sidecar == h.cfg.UUID || o.Sidecar == "" && len(key.Owners) > 0:`,
+		put:  `case false:`,
+		by:   test("sidecar", "TestOwnPermitsAreNotOrphaned"),
+	},
+	{
+		rule: "permits of several other hosts are freed only if the request names one",
+		in:   "sidecar/otherhosts (*Hosts).permitsOrphanOf",
+		find: `case req.Sidecar == "" && len(others) != 1:`,
+		put:  `case false && req.Sidecar == "" && len(others) != 1:`,
+		by:   test("sidecar", "TestOrphanedPermitsAreFreed"),
 	},
 	{
 		rule: "the lock of a foreign client is not orphaned",

@@ -80,5 +80,14 @@ func TestClusterOrphanedLockIsReleased(t *testing.T) {
 		}
 		w.Await(waiting)
 		w.Unlock(name)
+
+		semaphore, until := c.Names(shard, "orphaned-permits", 1)[0], fmt.Sprint(time.Now().Add(time.Minute).UnixMilli())
+		client.HSet(t.Context(), semaphore, "mode", "permits 3 "+until+" "+until+" 1", gone, "7 3 "+until)
+		if out := d.Run("force-release", "--orphaned", semaphore); out.Code != 0 || !strings.Contains(out.Stdout, "3 of sidecar "+gone) {
+			t.Fatalf("%s%s", out.Stdout, out.Stderr)
+		}
+		if n := client.Exists(t.Context(), semaphore).Val(); n != 0 {
+			t.Error("the permits are still taken")
+		}
 	}
 }

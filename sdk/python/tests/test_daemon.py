@@ -736,6 +736,8 @@ def test_hosts_are_listed_and_asked(daemon: Daemon) -> None:
             client.force_release_orphaned("job")
         with pytest.raises(locksidecar.NotHeld, match="free in Redis"):
             client.force_release_orphaned("another")
+        with pytest.raises(locksidecar.LocksidecarError, match="no uuid of a sidecar"):
+            client.force_release_orphaned("job", sidecar="db-7")
         row = client.info("job")
         assert row is not None
         assert row.token == held.token

@@ -27,6 +27,7 @@ from locksidecar import (
     LockLost,
     LockTimeout,
     NotHeld,
+    OrphanedLock,
     Permits,
     Semaphore,
     Unconfirmed,
@@ -34,7 +35,7 @@ from locksidecar import (
     _sync,
     aio,
 )
-from locksidecar._calls import Options, acquire_call
+from locksidecar._calls import Options, acquire_call, check_freed
 
 
 @pytest.fixture
@@ -205,6 +206,13 @@ async def test_older_sidecar_that_ends_another_hold_is_named(
     await tasks.lock("n").acquire()
     with pytest.raises(Unsupported, match=r"ended hold [0-9]+ in the place of hold 7; upgrade it"):
         await tasks.force_release("n", hold=7)
+
+
+def test_older_sidecar_that_frees_what_another_had_is_named() -> None:
+    freed = OrphanedLock("a", 7)
+    assert check_freed("n", None, freed) is check_freed("n", "a", freed) is freed
+    with pytest.raises(Unsupported, match="freed what sidecar a had in the place of b; upgrade it"):
+        check_freed("n", "b", freed)
 
 
 def test_handle_is_released_once(sidecar: FakeSidecar, client: Client) -> None:

@@ -409,7 +409,7 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
         case {"op": "host_force_release", "id": id, "host": host, "name": name}:
             assert protocol.host_force_release(id, host, name, message.get("hold", 0)) == whole(vector)
         case {"op": "force_release_orphaned", "id": id, "name": name}:
-            assert protocol.force_release_orphaned(id, name) == whole(vector)
+            assert protocol.force_release_orphaned(id, name, message.get("sidecar")) == whole(vector)
         case {"op": "who", "id": id, "name": name}:
             assert protocol.who(id, name) == whole(vector)
         case {"op": "ping", "id": id}:

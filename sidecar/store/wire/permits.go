@@ -49,6 +49,14 @@ func (e *Encoder) permits(dst []byte, r Run, birth int64, ops []redisop.Op) []by
 	return dst
 }
 
+// DropPermitsArgs returns, of a run that takes all permits and the place of a sidecar away, the number of keys, the keys and the
+// arguments. prefix is the uuid of that sidecar, and a colon. Tokens are above birth, µs.
+func (e *Encoder) DropPermitsArgs(name, prefix string, birth int64) []string {
+	k := &e.Keys
+	return []string{"3", k.Key(name), k.Ours(WantedPrefix, name), k.Ours(WantsPrefix, name),
+		prefix, string(e.terms([4]byte{}, birth, 0, nil)), "d " + strconv.FormatUint(MaxScriptNumber, 10)}
+}
+
 // appendWhat appends what an operation does, as permits.lua has it.
 func appendWhat(dst []byte, op *redisop.Op) []byte {
 	switch op.Kind {

@@ -348,12 +348,22 @@ def check_forced(name: str, hold: int | None, ended: protocol.ForceReleaseOK) ->
         )
 
 
-def force_release_orphaned_call(name: str) -> Call[protocol.OrphanedLock]:
+def check_freed(name: str, sidecar: str | None, freed: protocol.OrphanedLock) -> protocol.OrphanedLock:
+    """Raises Unsupported if another sidecar had what was freed than sidecar: see check_forced."""
+    if sidecar and freed.sidecar != sidecar:
+        raise Unsupported(
+            f"force_release_orphaned {name!r}: the sidecar of this host is older than this client, and freed what "
+            f"sidecar {freed.sidecar} had in the place of {sidecar}; upgrade it and restart it"
+        )
+    return freed
+
+
+def force_release_orphaned_call(name: str, sidecar: str | None = None) -> Call[protocol.OrphanedLock]:
     return Call(
         "force_release_orphaned",
         name,
         protocol.force_release_orphaned_ok,
-        lambda id, _: protocol.force_release_orphaned(id, name),
+        lambda id, _: protocol.force_release_orphaned(id, name, sidecar),
     )
 
 

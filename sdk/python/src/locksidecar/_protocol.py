@@ -243,8 +243,9 @@ def host_force_release(id: int, host: str, name: str, hold: int = 0) -> bytes:
     return frame(_with_hold({"op": "host_force_release", "id": id, "host": check_host(host), "name": name}, hold))
 
 
-def force_release_orphaned(id: int, name: str) -> bytes:
-    return frame({"op": "force_release_orphaned", "id": id, "name": name})
+def force_release_orphaned(id: int, name: str, sidecar: str | None = None) -> bytes:
+    message: dict[str, Field] = {"op": "force_release_orphaned", "id": id, "name": name}
+    return frame({**message, "sidecar": sidecar} if sidecar else message)
 
 
 def who(id: int, name: str) -> bytes:
@@ -717,16 +718,18 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class OrphanedLock:
-    """A lock that force_release_orphaned() has freed.
+    """A lock that force_release_orphaned() has freed, or the permits of one sidecar.
 
-    sidecar is the uuid of the sidecar that had it, hold the number of its hold. Redis would have freed the lock after
-    ttl_ms; -1: never. passed: it passed to a host that waited.
+    sidecar is the uuid of the sidecar that had it, hold the number of its hold; of permits, of its claim. Redis would
+    have freed the lock after ttl_ms; -1: never. passed: it passed to a host that waited. permits: of a semaphore, those
+    that became free, or passed to hosts that waited; of a lock 0.
     """
 
     sidecar: str
     hold: int
     ttl_ms: int = 0
     passed: bool = False
+    permits: int = 0
 
     @property
     def ttl_seconds(self) -> float | None:
@@ -948,6 +951,7 @@ def force_release_orphaned_ok(f: Fields) -> OrphanedLock:
         hold=f.integer("hold"),
         ttl_ms=f.integer("ttl_ms", 0, least=-1),
         passed=f.flag("passed", False),
+        permits=f.integer("permits", 0),
     )
 
 

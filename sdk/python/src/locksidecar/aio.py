@@ -44,6 +44,7 @@ from ._calls import (
     Options,
     acquire_call,
     check_forced,
+    check_freed,
     confirm_call,
     connect_call,
     events_call,
@@ -1206,17 +1207,19 @@ class Client:
         """
         check_forced(name, hold, await self._call(force_release_call(self._whole(name), host, hold)))
 
-    async def force_release_orphaned(self, name: str) -> OrphanedLock:
-        """Frees a lock whose sidecar is gone for good, because its host died.
+    async def force_release_orphaned(self, name: str, *, sidecar: str | None = None) -> OrphanedLock:
+        """Frees a lock whose sidecar is gone for good, because its host died, or all permits of such a sidecar.
 
         Root and the user of this sidecar may do it.
+        sidecar: the uuid of the one that is gone, as in LockOwner; needed for a semaphore of which several other hosts
+        have permits.
 
         Raises NotHeld if no client has the lock, and Denied if it is not orphaned: its sidecar may be alive, or is this
         one, or the lock is that of a foreign client. A sidecar that is only cut off from Redis cannot be told from one
         that is gone: its processes then rely on the lock until their deadline, within ttl_ms of the result. Other calls
         of this client wait for the answer, for a second and a half at most.
         """
-        return await self._call(force_release_orphaned_call(self._whole(name)))
+        return check_freed(name, sidecar, await self._call(force_release_orphaned_call(self._whole(name), sidecar)))
 
     async def metrics(self) -> str:
         """Returns what the sidecar counts, in the text format of Prometheus."""
