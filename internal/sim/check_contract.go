@@ -58,8 +58,7 @@ func (w *world) checkTransfer(h *host, n int, s redisop.Shard, m *redisop.Messag
 		return
 	}
 	c := &h.conns[s]
-	by := w.redis.names[n].passedWith(m.LastToken).by
-	isOwn := by == nil || c.peer != nil && by == c.peer.Server
+	isOwn := c.peer != nil && w.redis.names[n].isPassedBy(m.LastToken, c.peer.Server)
 	w.checkContract(h, c.told.Transfer(m, isOwn), n, messageString(m))
 }
 

@@ -86,6 +86,19 @@ func (n *redisName) passedWith(last uint64) passed {
 	return passed{}
 }
 
+// isPassedBy reports whether a server made a pass of which the last one of these tokens was drawn, or none is known. A server
+// with older data than the one before may pass with the same number, if it draws none.
+func (n *redisName) isPassedBy(last uint64, by *server.Server) bool {
+	isKnown := false
+	for _, p := range n.passed {
+		if p.last == last && p.by == by {
+			return true
+		}
+		isKnown = isKnown || p.last == last
+	}
+	return !isKnown
+}
+
 func (w *world) initRedis() {
 	w.newProcess(0)
 	r := &w.redis
