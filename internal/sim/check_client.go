@@ -667,6 +667,12 @@ func (w *world) keepsOthersDown(h *host, s *session, n int) bool {
 		return true // until when these are confirmed is not known here
 	}
 	for i := range w.plan.names {
+		if h.dying && i != n { // the grant of another hold may be among what its client does not get
+			row, _ := h.table.Info(now, lockNames[i])
+			if row.State == protocol.StateHeld && row.Session == uint64(s.id) && row.LeaseMS == 0 && row.DeadlineNS-confirmed >= h.lease/8 {
+				return true
+			}
+		}
 		o := &h.locks[i].hold
 		isSharing := i != n && o.session == s.id && !o.fixed && (o.isBelieved() || o.state == unbelieved)
 		isLonger := o.confirmed-confirmed >= h.lease/8

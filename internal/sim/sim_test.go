@@ -250,6 +250,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a recall says more than a take that was executed before it":                    3450056292,
 		"a lock is left free for no request that came after all grants":                 1240005327,
 		"a force ends also permits whose loss could not be told to their client":        3000095606,
+		"a hold is given up for one whose grant its client does not get":                4200090640,
 		"a pass without tokens has the number of the one before":                        4200015576,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
