@@ -9,6 +9,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
 // wantPermits asks for permits of a semaphore, and returns the id of the request.
@@ -210,6 +211,33 @@ func TestOrphanedPermitsAreFreed(t *testing.T) {
 		if e, ok := back.next().(*protocol.LostEvent); !ok || e.Hold != held.Hold || e.Reason != protocol.Deleted {
 			t.Errorf("the client that comes back is told %+v", e)
 		}
+	}
+}
+
+// A client that comes back after a restart learns that its permits have ended by force, although the daemon that was forced died
+// before it ended them, and the client has nothing else.
+func TestForceThatASuccessorEndsIsToldToItsClient(t *testing.T) {
+	h := newHouse(t, nil)
+	c, hello := h.hello(true, "")
+	held := c.permits("api", 1, 2)
+	h.stop()
+	f, err := state.Open(h.cfg.Socket + ".state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := f.Recovered().Snapshot.Locks[0]
+	l.Forced = held.Hold
+	f.PutLock(l.Slot, &l.LockRecord)
+	f.Commit(0)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.start()
+	other := greeted(t, h.cfg.Socket)
+	other.permits("api", 2, 2)
+	back := h.resumed(hello.Ticket)
+	if lost := back.claim(protocol.ClaimedHold{Hold: held.Hold, Entries: 1}); lost[held.Hold] != protocol.ByForce {
+		t.Errorf("the client that comes back has lost %v", lost)
 	}
 }
 

@@ -111,6 +111,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	}
 	l.table.Restore(now, &recovered.Snapshot)
 	dead, unseen, unknown := 0, 0, 0
+	forced := recovered.Snapshot.Forced()
 	// A client that comes back needs two descriptors more, until the one of here is closed.
 	below := peers.ClientFDLimit() / 2
 	for i := range recovered.Sessions {
@@ -131,7 +132,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 			}
 			l.close(now, cl, why)
 			continue
-		case l.table.Holds(cl.id) == 0: // nothing to come back for
+		case l.table.Holds(cl.id) == 0 && !forced[cl.id]: // nothing to come back for
 			l.end(now, cl)
 			continue
 		}

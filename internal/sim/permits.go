@@ -51,6 +51,7 @@ type permitHold struct {
 	isAway              bool  // its client has lost its sidecar, and may claim it
 	isClaimed           bool  // isAway: it has claimed it
 	isGone              bool  // its sidecar knows that it is lost, and could not send that
+	goneIn              int   // isGone: which process of it
 	isDestroyed         bool  // isGone: with what Redis had, or by an operator
 	restored            bool  // its sidecar was restarted since the grant
 	isForced            bool  // a force_release that is about it was answered
@@ -207,7 +208,7 @@ func (w *world) forcePermits(h *host, s *session) {
 			if !h.dying && (w.plan.table.MaxWork == 0 || req.Hold != 0) {
 				w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced, and its client was not notified", c.num, c.session)
 			}
-			w.check.meet(PermitsForcedInParts)
+			w.check.meetIf(PermitsForcedInParts, !h.dying)
 			isLeft = true
 		}
 	}
@@ -278,17 +279,35 @@ func (w *world) restorePermits(h *host, m *locktable.Snapshot) {
 	}
 	for i := range h.permits.holds {
 		c := &h.permits.holds[i]
-		if c.forcedAt == 0 || !slices.ContainsFunc(m.Holds, func(r locktable.RestoredHold) bool { return r.ID == c.num }) {
+		at := slices.IndexFunc(m.Holds, func(r locktable.RestoredHold) bool { return r.ID == c.num })
+		if at < 0 {
+			continue
+		}
+		if !m.Holds[at].Phase.IsOrphan() { // its loss was not stored, so there was none
+			c.isGone, c.isDestroyed = false, false
+		}
+		if c.forcedAt == 0 {
 			continue
 		}
 		if c.num > forced && c.isForced {
 			w.violation(invariant.Journal, semaphore, "the journal of host %d has hold %d, which was forced; it has %d as the last of these", h.index, c.num, forced)
 		}
-		c.forcedAt = w.now
-		if c.num > forced {
+		if c.isForced = c.num <= forced; c.isForced {
+			c.forcedAt = w.now
+			w.check.meet(PermitsForcedLater)
+		} else {
 			c.forcedAt = 0
 		}
-		w.check.meetIf(PermitsForcedLater, c.forcedAt != 0)
+	}
+}
+
+// checkNothingToTell checks that a session that a successor closes, since it has no hold, has lost none that its client has to
+// be told of.
+func (w *world) checkNothingToTell(h *host, s *session) {
+	for i := range h.permits.holds {
+		if c := &h.permits.holds[i]; c.session == s.id && c.isGone && c.goneIn == h.life && c.isDestroyed {
+			w.violation(invariant.Losses, semaphore, "session %d is closed, and its client will not be told that hold %d is lost", s.id, c.num)
+		}
 	}
 }
 
@@ -742,8 +761,9 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received
 		w.violation(invariant.Losses, semaphore, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
 	}
 	w.check.meetIf(PermitsLost, e.Reason == protocol.Deleted)
-	if !received && e.Reason != protocol.ByForce && !c.isUnserved {
-		h.permits.holds[i].isGone, h.permits.holds[i].isDestroyed = true, e.Reason == protocol.Deleted // its client finds that out when it claims it, or believes in it until its end
+	if !received && !c.isUnserved { // its client finds that out when it claims it, or believes in it until its end
+		g := &h.permits.holds[i]
+		g.isGone, g.isDestroyed, g.goneIn = true, e.Reason == protocol.Deleted || e.Reason == protocol.ByForce, h.life
 		return
 	}
 	w.endPermits(h, func(o *permitHold) bool { return o.num == e.Hold })

@@ -405,6 +405,7 @@ func (w *world) start(h *host) {
 
 // takeOver does with the restored sessions what the loop does.
 func (w *world) takeOver(h *host, m *locktable.Snapshot) {
+	forced := m.Forced()
 	for _, r := range m.Sessions {
 		s := &h.sessions[slotOf(r.ID)]
 		switch {
@@ -413,7 +414,8 @@ func (w *world) takeOver(h *host, m *locktable.Snapshot) {
 		case s.diedWhileDown, h.table.Holds(r.ID) == 0 && s.detached:
 			w.close(h, s)
 			w.after(w.pause(), reopen(h, r.ID))
-		case h.table.Holds(r.ID) == 0:
+		case h.table.Holds(r.ID) == 0 && !forced[r.ID]:
+			w.checkNothingToTell(h, s)
 			s.open, s.closedBySidecar = false, true
 			w.closeInTable(h, r.ID)
 		case s.detached:

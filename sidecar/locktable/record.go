@@ -91,6 +91,17 @@ type Snapshot struct {
 	Holds      []RestoredHold
 }
 
+// Forced returns the sessions that had holds which end by force. Their clients cannot know of that by themselves.
+func (m *Snapshot) Forced() map[SessionID]bool {
+	sessions := make(map[SessionID]bool)
+	for i := range m.Holds {
+		if h := &m.Holds[i]; h.ID <= m.Locks[h.Lock].Forced {
+			sessions[h.Session] = true
+		}
+	}
+	return sessions
+}
+
 // RestoredSession is a session that was open.
 type RestoredSession struct {
 	SessionRecord

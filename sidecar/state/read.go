@@ -353,7 +353,7 @@ func (im image) lock(slot uint32) (r locktable.LockRecord, ok bool) {
 	if r.Kind != redisop.KindLock && c[holdFlags]&flagForced != 0 {
 		r.Forced = c[lockForced]
 	}
-	return r, protocol.CheckName(r.Name) == nil
+	return r, protocol.CheckName(r.Name) == nil && r.Forced <= r.MaxHoldID
 }
 
 func (c *cell) hold() (r locktable.HoldRecord, ok bool) {

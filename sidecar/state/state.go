@@ -89,7 +89,8 @@
 //   - The last word of the first cell of an optional record is its sum, so that no damaged cell passes
 //     for one. It is never changed: another one replaces it. Its text may have parts.
 //
-// Locks of another kind than redisop.KindLock are required records.
+// Locks of another kind than redisop.KindLock are required records. An earlier version leaves lockForced as it is: what it
+// does not end by force ends when a later one is back.
 //
 // # When the file system is full
 //

@@ -272,7 +272,7 @@ func (g *source) call(w world) call {
 	if c.forced = l.forced; c.kind == redisop.KindLock {
 		c.forced = 0
 	} else if g.IntN(3) == 0 {
-		c.forced = g.Uint64N(3) * g.Uint64()
+		c.forced = g.Uint64N(l.maxHoldID + 1)
 	}
 	if !isStored {
 		c.id = g.next()

@@ -152,6 +152,13 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestLockThatIsNotOrphanedIsNotFreed"),
 	},
 	{
+		rule: "what a successor ends by force is told to a client that comes back",
+		in:   "sidecar (*loop).restore",
+		find: "case l.table.Holds(cl.id) == 0 && !forced[cl.id]:",
+		put:  "case l.table.Holds(cl.id) == 0:",
+		by:   test("sidecar", "TestForceThatASuccessorEndsIsToldToItsClient"),
+	},
+	{
 		rule: "permits of this sidecar are not orphaned",
 		in:   "sidecar/otherhosts (*Hosts).permitsOrphanOf",
 		find: `case o.Sidecar == h.cfg.UUID || o.Sidecar == "" && len(key.Owners) > 0:`,
