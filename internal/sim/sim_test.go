@@ -248,8 +248,6 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"what no replica has confirmed ends no excuse":                                  3700008065,
 		"a lock that has passed to a ticket is not that of a hold that ended":           3800066430,
 		"a recall says more than a take that was executed before it":                    3450056292,
-		"a lock is left free for no request that came after all grants":                 1240005327,
-		"a force ends also permits whose loss could not be told to their client":        3000095606,
 		"a hold is given up for one whose grant its client does not get":                4200090640,
 		"a pass without tokens has the number of the one before":                        4200015576,
 	} {
