@@ -81,7 +81,7 @@ var goals = []goal{
 	{"two hosts 2x8x1 wan", WaitMaxMS, bound{}},
 	{"two hosts in order wan", OwnerChangesPerSecond, bound{}},
 	{"two hosts in order wan", WaitMaxMS, bound{}},
-	{"permits 8x8", IdealShare, bound{ratioOrNearIdeal, 2}},
+	{"permits 8x8", IdealShare, bound{ratioOrNearIdeal, 1.75}}, // of Redisson, which it was to be twice, it is seven times
 	{"permits 8x8", WaitMaxOfMean, bound{atMost, 3}},
 	{"permits four hosts", IdealShare, bound{ratioAtLeast, 0.6}},
 	{"permits four hosts", WaitMaxOfMean, bound{}},
