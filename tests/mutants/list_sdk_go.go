@@ -254,6 +254,13 @@ var sdkGoMutants = []mutant{
 		by:   test("sdk/go", "TestSidecarThatMayStillHavePermitsConfirmsNothing"),
 	},
 	{
+		rule: "a sidecar that freed what another one had is reported",
+		in:   "sdk/go (*Client).ForceReleaseOrphaned",
+		find: `sidecar != "" && ok.Sidecar != sidecar`,
+		put:  "false",
+		by:   test("sdk/go", "TestOperatorRequests"),
+	},
+	{
 		rule: "a sidecar that ended another hold is reported",
 		in:   "sdk/go (*Client).force",
 		find: "hold != 0 && forced.Hold != hold",

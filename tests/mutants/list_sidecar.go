@@ -155,7 +155,7 @@ var sidecarMutants = []mutant{
 		rule: "what a successor ends by force is told to a client that comes back",
 		in:   "sidecar (*loop).restore",
 		find: "case l.table.Holds(cl.id) == 0 && !forced[cl.id]:",
-		put:  "case l.table.Holds(cl.id) == 0:",
+		put:  "case l.table.Holds(cl.id) == 0 && (true || forced[cl.id]):",
 		by:   test("sidecar", "TestForceThatASuccessorEndsIsToldToItsClient"),
 	},
 	{
