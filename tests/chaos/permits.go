@@ -77,7 +77,7 @@ func (c *conductor) killUser(ctx context.Context, h *host, dice *rand.Rand) erro
 	workers := c.fleet.of(h)
 	victim := workers[dice.IntN(len(workers))]
 	if dice.IntN(4) > 0 {
-		if holders := c.holders(ctx, h, workers, 0); len(holders) > 0 {
+		if holders := c.holders(ctx, h, workers); len(holders) > 0 {
 			victim = holders[dice.IntN(len(holders))]
 		}
 	}
@@ -85,8 +85,8 @@ func (c *conductor) killUser(ctx context.Context, h *host, dice *rand.Rand) erro
 	return c.fleet.kill(victim)
 }
 
-// holders returns the workers of a host that have held permits for so long; none if the daemon does not answer.
-func (c *conductor) holders(ctx context.Context, h *host, workers []*worker, since time.Duration) []*worker {
+// holders returns the workers of a host that hold permits; none if the daemon does not answer.
+func (c *conductor) holders(ctx context.Context, h *host, workers []*worker) []*worker {
 	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	client, err := h.dial(ctx)
@@ -100,7 +100,7 @@ func (c *conductor) holders(ctx context.Context, h *host, workers []*worker, sin
 	}
 	return slices.DeleteFunc(slices.Clone(workers), func(w *worker) bool {
 		return !slices.ContainsFunc(row.Holders, func(held locksidecar.HolderInfo) bool {
-			return held.PID == w.cmd.Process.Pid && held.Held >= since
+			return held.PID == w.cmd.Process.Pid
 		})
 	})
 }
@@ -116,8 +116,17 @@ func (c *conductor) killHosts(ctx context.Context, n int) error {
 		live := c.liveHosts()
 		h := live[dice.IntN(len(live))]
 		workers := c.fleet.of(h)
-		isHolding := func() bool { return len(c.holders(ctx, h, workers, shortHold+shortHold/2)) > 0 } // and goes on
-		if err := waitUntil(ctx, eventTimeout, "a worker of the host holds permits for longer", isHolding); err != nil {
+		isHolding := func() bool { // stopped, it holds them until it is killed
+			for _, w := range c.holders(ctx, h, workers) {
+				_ = w.cmd.Process.Signal(syscall.SIGSTOP)
+				if len(c.holders(ctx, h, []*worker{w})) > 0 {
+					return true
+				}
+				_ = w.cmd.Process.Signal(syscall.SIGCONT)
+			}
+			return false
+		}
+		if err := waitUntil(ctx, eventTimeout, "a worker of the host holds permits", isHolding); err != nil {
 			return err
 		}
 		_, err := c.recordFault(fault{lane: h.name, kind: hostDeath}, "", func() (bool, error) {
