@@ -24,7 +24,7 @@ var (
 
 	// Base010PreKeep is base-0.1.0-pre-keep: its daemons keep locks. The holds of a host survive a
 	// downgrade to it, whatever they have.
-	Base010PreKeep = Base{"base-0.1.0-pre-keep", "04db5e208f2e047fbb8a26c06adf4c831fe9835e"}
+	Base010PreKeep = Base{"base-0.1.0-pre-keep", "c58a2fb548efc706ec764abb6a0ce0570a6c3661"}
 )
 
 // ProgramOf returns the path of the locksidecar of a base. Its source is in the history of the
