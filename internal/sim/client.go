@@ -19,6 +19,8 @@ type session struct {
 	ended     [4]uint64 // holds that have ended
 	endedNext int
 	endedAt   int64 // when it last lost or released a hold
+
+	renewedPermitsUntil int64 // when its sidecar last had some for it, of those that have ended, world time
 }
 
 // noteEnded notes a hold that has ended, so that the client can release it again.

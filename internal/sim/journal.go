@@ -204,6 +204,9 @@ func (j *journal) deleteMany(slot uint32) {
 		j.writes = killed
 	}
 	if j.writes != killed || isLast && j.w.random.oneIn(2) {
+		if r := j.holds[slot].hold; r.LeaseMS == 0 && slotOf(r.Session) < len(j.h.sessions) {
+			j.h.sessions[slotOf(r.Session)].renewedPermitsUntil = j.w.now
+		}
 		delete(j.holds, slot)
 	}
 }

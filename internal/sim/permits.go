@@ -257,6 +257,9 @@ func (w *world) hasRenewedPermits(h *host, s *session) bool {
 			return true
 		}
 	}
+	if s.renewedPermitsUntil == w.now { // in this step, as those that it does not claim
+		return true
+	}
 	return slices.ContainsFunc(h.permits.holds, func(c permitHold) bool { return c.session == s.id && !c.fixed && !c.isUnserved })
 }
 

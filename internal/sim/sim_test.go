@@ -249,6 +249,7 @@ func TestSeedsThatMetRareViolations(t *testing.T) {
 		"a lock that has passed to a ticket is not that of a hold that ended":           3800066430,
 		"a recall says more than a take that was executed before it":                    3450056292,
 		"a hold is given up for one whose grant its client does not get":                4200090640,
+		"a hold is given up for permits that end in the same step":                      4500061046,
 		"a pass without tokens has the number of the one before":                        4200015576,
 	} {
 		t.Run(rule, func(t *testing.T) { runOne(t, seed) })
