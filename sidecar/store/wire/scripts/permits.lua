@@ -78,7 +78,7 @@ do
     end
     takes = #hashes
     rest = #places > 0 and ask('EXISTS', unpack(places)) ~= 0
-    is_free = not rest and takes > 0 and ask('EXISTS', unpack(hashes)) == 0
+    is_free = not rest and takes > 0 and ask('EXISTS', hashes[1]) == 0 and ask('EXISTS', unpack(hashes)) == 0
     taken = {}
   end
   local time = timed and not rest and ask('TIME')
