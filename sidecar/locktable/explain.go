@@ -17,7 +17,8 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, mode Mode, 
 		}
 		return protocol.Timeout, "held by " + holder
 	}
-	if why := t.whyNoResult(l); why != "" {
+	isTooEarly := since == now && t.shardOf(l).phase == shardNeverReached // others come before it, whatever Redis will say
+	if why := t.whyNoResult(l); why != "" && !isTooEarly {
 		return protocol.Unavailable, why
 	}
 	// The result of an earlier operation may be out of date.

@@ -214,6 +214,21 @@ func TestTryIsAnsweredBeforeRedisIsReached(t *testing.T) {
 	r.refused(1, protocol.Unavailable, "has not been reached yet")
 }
 
+// A sidecar has been restarted, and a client has sent its request again. A try behind it is refused for
+// that one, and not because Redis has not been reached: who tries at each start of a sidecar would take
+// it for a failure.
+func TestTryBehindAWaiterIsRefusedForItBeforeRedisIsReached(t *testing.T) {
+	r := newRig(t)
+	r.tb = connect(newTable(locktable.Config{}, r.now))
+	r.tb.Open(r.now, 1, locktable.Peer{PID: 100})
+	r.acquire(1, "a")
+	r.acquire(1, "a", wait(0))
+	r.refused(1, protocol.Timeout, "others on this host wait for it")
+	r.acquire(1, "a", wait(time.Millisecond))
+	r.pass(tryWithinDefault + 2*time.Millisecond)
+	r.refused(1, protocol.Unavailable, "has not been reached yet") // it has waited for Redis
+}
+
 // The turn of this host is over, because Redis did not say how many subscribe to the lock's
 // channel. A try waits for the result of the Drop, which does: nothing is known to want the lock.
 func TestTryIsNotRefusedForRivalsThatAreNotKnown(t *testing.T) {

@@ -1730,6 +1730,13 @@ var locktableMutants = []mutant{
 		by:  tableTest("TestFreedLockIsNotKeptFromAnAcquireThatDoesNotWait"),
 	},
 	{
+		rule: "a try behind others is refused for them before Redis is reached",
+		in:   "sidecar/locktable (*Table).explain",
+		find: "since == now && t.shardOf(l).phase == shardNeverReached",
+		put:  "false",
+		by:   tableTest("TestTryBehindAWaiterIsRefusedForItBeforeRedisIsReached"),
+	},
+	{
 		rule: `hosts ask in their order when a lease ends`,
 		in:   "sidecar/locktable/contest (*Contest).OnHeldByOther",
 		find: "expiry += int64(r.Rank) * expirySpacing",
