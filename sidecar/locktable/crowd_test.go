@@ -70,6 +70,36 @@ func TestFirstOfQueueTakesLockThatWasLeftFree(t *testing.T) {
 	r.want("s1 granted hold=2 token=1 count=1")
 }
 
+// The first of the queue subscribes when it has waited for long. The sidecar that has the lock counts a
+// subscriber, and leaves the lock free for a program that there is not.
+func TestFirstOfQueueKnowsItsOwnSubscription(t *testing.T) {
+	for subscribers, pause := range map[int32]time.Duration{1: 4 * time.Millisecond, 2: 10 * time.Millisecond} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(0)
+		r.pass(110 * time.Millisecond) // more than WatchAfter
+		r.want("subscribe a")
+		r.tb.Subscribed(r.now, 0, "a")
+		r.others = subscribers
+		r.queued(0)
+		freed := r.now
+		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10})
+		for {
+			r.pass(200 * time.Microsecond)
+			if r.collect(); len(r.ops) == 0 {
+				continue
+			}
+			if !r.ops[0].Has(redisop.RequireExisting) {
+				break
+			}
+			r.answer(redisop.Take, redisop.Result{Outcome: redisop.KeyMissing, Listeners: listeners(subscribers)}) // a look for a program
+		}
+		if took := time.Duration(r.now - freed); took < pause || took > pause+3*time.Millisecond {
+			t.Errorf("with %d subscribers it asks for the lock after %v, want %v", subscribers, took, pause)
+		}
+	}
+}
+
 func TestTakeAfterExpiryOfLeaseTakesFreeLock(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")

@@ -1723,11 +1723,16 @@ var locktableMutants = []mutant{
 	{
 		rule: `an acquire that does not wait is not kept from a lock that was left free`,
 		in:   "sidecar/locktable/contest (*Contest).OnFreed",
-		find: `if noWait {
-		pause = 0
-	}`,
-		put: "_ = noWait",
-		by:  tableTest("TestFreedLockIsNotKeptFromAnAcquireThatDoesNotWait"),
+		find: "case noWait:",
+		put:  "case noWait && false:",
+		by:   tableTest("TestFreedLockIsNotKeptFromAnAcquireThatDoesNotWait"),
+	},
+	{
+		rule: "the first of a queue does not take its own subscription for a program's",
+		in:   "sidecar/locktable/contest (*Contest).OnFreed",
+		find: "c.sub == subscribed && c.others() == 0",
+		put:  "false",
+		by:   tableTest("TestFirstOfQueueKnowsItsOwnSubscription"),
 	},
 	{
 		rule: "a try behind others is refused for them before Redis is reached",

@@ -78,11 +78,15 @@ func (c *Contest) OnFirstRequest(now int64, noWait bool) {
 	c.nextTry = max(now, c.backoffUntil)
 }
 
-// OnFreed notes that another sidecar left the lock free for so long. A request that does not
-// wait is not kept from it.
+// OnFreed notes that another sidecar left the lock free for so long. If this host is the only one that is
+// subscribed to the lock's channel, the sidecar took it for a foreign client: a lock without one is
+// left free for QuietPause. A request that does not wait is not kept from it.
 func (c *Contest) OnFreed(s *Shared, now, pause int64, noWait bool) {
-	if noWait {
+	switch {
+	case noWait:
 		pause = 0
+	case c.sub == subscribed && c.others() == 0:
+		pause = min(pause, int64(s.cfg.QuietPause))
 	}
 	c.remote.isKnown = false
 	c.leaveFree(now, pause)
