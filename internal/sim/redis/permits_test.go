@@ -3,7 +3,6 @@ package redis_test
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +23,7 @@ import (
 //	go test ./internal/sim/redis -run 'TestPermitsBehaveAsTheirModel/redis' -diff.seed=4711                  one lap
 func TestPermitsBehaveAsTheirModel(t *testing.T) {
 	withBackends(t, func(t *testing.T, b backend) {
-		d := newPermitsDiff(t, b)
+		d := &permitsDiff{hostsDiff: newHostsDiff(t, b)}
 		laps, first := 600, uint64(1)
 		switch {
 		case *diffLaps > 0:
@@ -56,22 +55,10 @@ var permitsSituations = []string{
 	"nothing received an admission", "a silent place", "an expired claim", "lost", "got back", "late", "renewed", "OOM", "READONLY", "recalled",
 }
 
-// permitsDiff is one Redis, with what three sidecars have of a semaphore.
+// permitsDiff is one Redis, with what three sidecars have of semaphores.
 type permitsDiff struct {
-	backend
-	own   [3]*goredis.PubSub // subscribed to the channel of a sidecar, if isOn
-	isOn  [3]bool
-	marks int
-	seen  map[string]int
-
-	// Of the lap.
-	r          dice
-	log        []string
-	keys       wire.Keyspace
-	birth      int64     // µs: tokens are above it
-	clock      int64     // µs
-	last       [3]uint64 // numbers used
-	semaphores []*permitsOf
+	*hostsDiff
+	semaphores []*permitsOf // of the lap
 }
 
 // permitsOf is what the model has of one semaphore.
@@ -80,37 +67,11 @@ type permitsOf struct {
 	model *redis.Semaphore
 }
 
-func newPermitsDiff(t *testing.T, b backend) *permitsDiff {
-	d := &permitsDiff{backend: b, seen: make(map[string]int)}
-	for i := range d.own {
-		d.own[i] = b.admin.Subscribe(ctx, "nothing")
-		t.Cleanup(func() { d.own[i].Close() })
-		must(d.own[i].Receive(ctx))
-	}
-	return d
-}
-
-func (d *permitsDiff) note(format string, args ...any) {
-	d.log = append(d.log, fmt.Sprintf(format, args...))
-}
-
-func (d *permitsDiff) time() int64 { return must(d.admin.Time(ctx).Result()).UnixMicro() }
-
 func (d *permitsDiff) lap(seed uint64) error {
-	d.r = dice{rand.New(rand.NewPCG(seed, 0x7065726d))}
-	d.log = nil
-	must(d.admin.FlushAll(ctx).Result())
-	d.keys = wire.NewKeyspace(pick(d.r, keyPrefixes...))
-	d.clock = d.time()
-	d.birth = d.clock + pick(d.r, -int64(time.Hour/time.Microsecond), int64(time.Hour/time.Microsecond))
-	names := slices.Clone(lockNames)
-	d.r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	names := d.begin(seed, 0x7065726d)
 	d.semaphores = nil
 	for _, name := range names[:1+d.r.IntN(3)] {
 		d.semaphores = append(d.semaphores, &permitsOf{name, &redis.Semaphore{}})
-	}
-	for i := range d.last {
-		d.last[i] = 10
 	}
 	for range 1 + d.r.IntN(16) {
 		if d.r.oneIn(4) {
@@ -167,19 +128,7 @@ func (d *permitsDiff) change(p *permitsOf) {
 		}
 	}
 	p.model = s
-	for i, p := range d.own {
-		if on := d.r.oneIn(2); on != d.isOn[i] {
-			change := p.Subscribe
-			if !on {
-				change = p.Unsubscribe
-			}
-			if err := change(ctx, redis.SidecarChannel(uuids[i])); err != nil {
-				panic(err)
-			}
-			must(p.ReceiveTimeout(ctx, patience))
-			d.isOn[i] = on
-		}
-	}
+	d.connect()
 	d.note("after %s; connected %v", p, d.isOn)
 }
 
@@ -257,7 +206,7 @@ func (d *permitsDiff) run() error {
 		defer func() { must(d.admin.ReplicaOf(ctx, "no", "one").Result()) }()
 	}
 	d.clock = d.time()
-	statuses, err := d.execute(&e, ops)
+	statuses, err := d.execute(wire.Permits, &e, ops)
 	if err != nil {
 		return err
 	}
@@ -300,7 +249,7 @@ func (d *permitsDiff) run() error {
 // Tokens do not run ahead of Redis's clock, however many permits hosts pass on: a semaphore that was free remembers none.
 func TestTokensOfPermitsAreThoseOfTheClock(t *testing.T) {
 	withBackends(t, func(t *testing.T, b backend) {
-		d := newPermitsDiff(t, b)
+		d := &permitsDiff{hostsDiff: newHostsDiff(t, b)}
 		d.keys = wire.NewKeyspace("")
 		var hosts [2]wire.Encoder
 		for i := range hosts {
@@ -315,7 +264,7 @@ func TestTokensOfPermitsAreThoseOfTheClock(t *testing.T) {
 			if kind == redisop.Take {
 				op.Asked = redisop.Asked{Want: 40_000, Capacity: 65_535, Times: 1, Reserve: 1, Flags: redisop.Enqueue}
 			}
-			if _, err := d.execute(&hosts[host], []redisop.Op{op}); err != nil {
+			if _, err := d.execute(wire.Permits, &hosts[host], []redisop.Op{op}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -330,48 +279,6 @@ func TestTokensOfPermitsAreThoseOfTheClock(t *testing.T) {
 			t.Errorf("at %d, the last token is %d: %d later", clock, last, last-clock)
 		}
 	})
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// execute sends the command of a run, as the store makes it.
-func (d *permitsDiff) execute(e *wire.Encoder, ops []redisop.Op) ([]wire.Reply, error) {
-	made := e.AppendRun(nil, wire.Run{Script: wire.Permits, ByText: true}, 0, d.birth, ops)
-	command, err := wire.NewReplies(strings.NewReader(string(made))).Next()
-	if err != nil {
-		return nil, err
-	}
-	words := make([]any, len(command.List))
-	for i, word := range command.List {
-		words[i] = word.Text
-	}
-	answer, err := d.admin.Do(ctx, words...).Result()
-	if err != nil {
-		return nil, err
-	}
-	return replyOf(answer).List, nil
-}
-
-// replyOf is what go-redis returned, as the store has it.
-func replyOf(answer any) wire.Reply {
-	switch v := answer.(type) {
-	case int64:
-		return wire.Reply{Kind: ':', Num: v}
-	case string:
-		return wire.Reply{Kind: '$', Text: v}
-	case []any:
-		r := wire.Reply{Kind: '*'}
-		for _, item := range v {
-			r.List = append(r.List, replyOf(item))
-		}
-		return r
-	}
-	return wire.Reply{}
 }
 
 func comparePermits(want *redis.Reply, got *redisop.Result, refusal string, elapsed int64) error {
@@ -429,49 +336,6 @@ func (d *permitsDiff) observe(op *redisop.Op, before, after *redis.Semaphore, r 
 	for what, is := range meets {
 		d.seen[what] += btoi(is)
 	}
-}
-
-// compareSent compares the messages that sidecars received with those of the model.
-func (d *permitsDiff) compareSent(sent []redis.Sent, elapsed int64) error {
-	for i, p := range d.own {
-		if !d.isOn[i] {
-			continue
-		}
-		channel := redis.SidecarChannel(uuids[i])
-		d.marks++
-		mark := fmt.Sprint("mark ", d.marks)
-		must(d.admin.Publish(ctx, channel, mark).Result())
-		var got, want []redisop.Message
-		for {
-			m, isMessage := must(p.ReceiveTimeout(ctx, patience)).(*goredis.Message)
-			if !isMessage || m.Payload == mark {
-				break
-			}
-			text, origin, ok := d.keys.Message(m.Payload)
-			if !ok || origin.IsKnown && uuids[i][14] != '8' {
-				return fmt.Errorf("sidecar %d received %q", i, m.Payload)
-			}
-			got = append(got, text)
-		}
-		for _, s := range sent {
-			if int(s.To) == i {
-				m := s.Message
-				if m.Kind == redisop.Requeue && uuids[i][14] != '8' {
-					m.Ticket, m.NamesTicket = 0, false
-				}
-				want = append(want, m)
-			}
-		}
-		for i := range min(len(got), len(want)) {
-			if drawn := got[i].LastToken - want[i].LastToken; drawn <= uint64(elapsed) {
-				want[i].LastToken += drawn // it is that of a later moment
-			}
-		}
-		if !slices.Equal(got, want) {
-			return fmt.Errorf("sidecar %d received %+v, the model sends %+v", i, got, want)
-		}
-	}
-	return nil
 }
 
 // compareKeys compares what Redis has with the model, which has that afterwards.
