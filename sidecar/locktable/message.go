@@ -8,6 +8,9 @@ import (
 
 // Message notes what was published to this host.
 func (t *Table) Message(now int64, m redisop.Message) {
+	if m.Of == redisop.KindReadWrite {
+		return // no request is for one yet
+	}
 	l := t.byName[m.Name]
 	switch m.Kind {
 	case redisop.Unlocked:

@@ -16,6 +16,15 @@ const (
 	KindPermits
 )
 
+// Mode is how a host has a read/write lock, or wants it.
+type Mode uint8
+
+const (
+	NoMode Mode = iota
+	SharedMode
+	ExclusiveMode
+)
+
 // String is the kind as clients know it.
 func (k LockKind) String() string { return [...]string{"lock", "rw", "permits"}[k] }
 

@@ -63,7 +63,7 @@ type Op struct {
 	User     int64  // as whose the lock counts, by uid; NoUser: it counts for no user
 	HoldID   uint64 // hold number; only grows
 	Asked           // Take. Drop: a Ticket that is given up, and CanWait
-	Count    uint32 // entries of the hold; 1 or more. Of permits: that the host keeps
+	Count    uint32 // entries of the hold; 1 or more. Of permits: that the host keeps. Of a read/write lock: the Mode that it keeps
 	LeaseMS  uint32 // time to live of the key, ms
 	PassedMS uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 	Shard    Shard  // that has the lock
@@ -78,9 +78,9 @@ type Asked struct {
 	Reserve uint16 // tokens to draw; 0 draws none
 
 	// Of permits:
-	Want     uint16 // that the first waiter asks for; 0: there is none
+	Want     uint16 // that the first waiter asks for; 0: there is none. Of a read/write lock: the Mode that it asks for
 	Capacity uint16 // that its request names
-	Times    uint8  // how many waiters ask for as many; 1 or more
+	Times    uint8  // how many waiters ask for as many; 1 or more. Of a read/write lock: the queues in which the host waits: ReadersQueue, WritersQueue
 
 	Flags
 }
@@ -96,6 +96,12 @@ const (
 	CountListeners                     // Take: the subscribers of the lock's channel are counted, also if the lock is this sidecar's then
 	CanWait                            // Drop: it is not known that anything waits for the lock
 	Yields                             // Take of permits: what the host has beyond Count is for hosts that wait before it; with Ticket: if that stands, or Arrived is given
+)
+
+// The queues of a read/write lock. A host may wait in both.
+const (
+	ReadersQueue = uint8(1) << iota
+	WritersQueue
 )
 
 // ArrivesNow is later than all arrivals: a place that a host of a semaphore has moves behind all others.
@@ -233,10 +239,11 @@ type Result struct {
 	LeftFree     bool   // Take, HeldByOther: no other has it: it is left free for a moment, by the Drop before it
 	Unsynced     bool   // Take, HeldByOther: too few replicas confirmed what was executed before
 	IsQueued     bool   // Take, HeldByOther: Ticket stands in the queue
+	Queues       uint8  // of a read/write lock: HeldByOther: where the host waits: ReadersQueue, WritersQueue. Done: ReadersQueue: hosts in it may join this phase, and the operation is sent again
 	Recall       Recall // Take, HeldByOther with IsQueued
 	Rank         uint32 // Take, HeldByOther with IsQueued: tickets before it. Of permits, without: hosts that wait
 	Waiting      uint32 // Take, Done, and Drop with Passed: tickets in the queue. Drop of permits: hosts that wait
-	Permits      uint32 // of permits: Done: that the host has. HeldByOther: that all hosts have
+	Permits      uint32 // of permits: Done: that the host has. HeldByOther: that all hosts have. Of a read/write lock: Done: its Mode. HeldByOther: how many hosts share it
 	Ticket       uint64 // Take: HeldByOther with IsQueued: the ticket. Done: the number that the field has, 0: HoldID
 	Arrived      uint64 // Take, HeldByOther with IsQueued; and Arrive: Redis's clock when it was executed, µs
 	FirstArrived uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there

@@ -27,6 +27,12 @@ const (
 	// MaxOffers is how many tickets one operation looks at.
 	MaxOffers = 128
 
+	// MaxReaders is how many hosts one operation gives a share of a read/write lock.
+	MaxReaders = 64
+
+	// MaxRecalls is how many hosts one operation asks to give back what they have of a read/write lock.
+	MaxRecalls = 256
+
 	// QueueExpiry is how long a queue outlives its last use.
 	QueueExpiry = 10 * time.Minute
 )

@@ -498,6 +498,117 @@ func BenchmarkRedisPermits(b *testing.B) {
 	}
 }
 
+// BenchmarkRedisReadWrite measures what a pair of a read/write lock costs Redis: CPU of its main thread, also in relation to a pair of
+// kind lock and to what Redisson's read pair executes, in the same run. So many other sidecars share each lock, or as many
+// readers of Redisson.
+//
+//	go test ./sidecar/store -run '^$' -bench RedisReadWrite
+func BenchmarkRedisReadWrite(b *testing.B) {
+	for _, beside := range []int{0, 8, 100, 1000} {
+		b.Run(fmt.Sprint("beside=", beside), func(b *testing.B) {
+			s := startRedis(b)
+			admin := s.admin()
+			const first = 1000 // token, above the floor
+			admin.Set(ctx, counterOf("read"), first, 0)
+			scripts := []string{redissonRead, redissonReadUnlock}
+			for _, script := range wire.Scripts {
+				scripts = append(scripts, script.Text)
+			}
+			for _, text := range scripts {
+				admin.ScriptLoad(ctx, text)
+			}
+			for i := range beside {
+				dialHost(b, s, fmt.Sprintf("%08d-2222-8333-8444-555555555555", i)).ask(rwOp("read", 1, redisop.NoMode, redisop.SharedMode))
+				must(admin.Eval(ctx, redissonRead, []string{"redisson", fmt.Sprintf("{redisson}:c%d:1:rwlock_timeout", i)}, 3_600_000, fmt.Sprintf("c%d:1", i)).Result())
+			}
+			h := dialHost(b, s, ourUUID)
+			measure := func(first, then []byte) float64 {
+				before := s.cpu(admin)
+				for range b.N {
+					h.write(first)
+					h.reply()
+					h.write(then)
+					h.reply()
+				}
+				return (s.cpu(admin) - before) / float64(b.N)
+			}
+			bytes := func(op redisop.Op) []byte {
+				text, _ := h.bytes(op)
+				return text
+			}
+			program := func(script string, keys, args []string) []byte {
+				words := append([]string{"EVALSHA", wire.NewScript(script).SHA, strconv.Itoa(len(keys))}, append(keys, args...)...)
+				text := wire.AppendArray(nil, len(words))
+				for _, word := range words {
+					text = wire.AppendString(text, word)
+				}
+				return text
+			}
+			num := uint64(1)
+			pair := func(name string, mode redisop.Mode) float64 {
+				return measure(bytes(rwOp(name, num, redisop.NoMode, mode)), bytes(rwDrop(name, num)))
+			}
+			lock := measure(bytes(takeOp("lock", 1)), bytes(dropOp("lock", 1)))
+			read, write := pair("read", redisop.SharedMode), pair("write", redisop.ExclusiveMode)
+			if granted := must(admin.Get(ctx, counterOf("read")).Int()) - first; granted != b.N+beside {
+				b.Fatalf("%d shares were granted, want %d", granted, b.N+beside)
+			}
+			redisson := measure(
+				program(redissonRead, []string{"redisson", "{redisson}:c:1:rwlock_timeout"}, []string{"30000", "c:1"}),
+				program(redissonReadUnlock, []string{"redisson", "redisson_rwlock:{redisson}", "{redisson}:c:1:rwlock_timeout", "{redisson}", "redisson_unlock_latch:{redisson}:1"}, []string{"0", "c:1", "PUBLISH", "3000"}),
+			)
+			b.ReportMetric(lock, "lock-redis-µs/pair")
+			b.ReportMetric(read, "read-redis-µs/pair")
+			b.ReportMetric(write, "write-redis-µs/pair")
+			b.ReportMetric(redisson, "redisson-redis-µs/pair")
+			b.ReportMetric(read/redisson, "read/redisson")
+			b.ReportMetric(write/lock, "write/lock")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// The commands of a read lock of Redisson 4.7.0 and of its unlock, as MONITOR shows them. It deletes the latch with a
+// command of its own.
+const (
+	redissonRead = `local mode = redis.call('hget', KEYS[1], 'mode')
+if mode == 'write' then return redis.call('pttl', KEYS[1]) end
+if not mode then redis.call('hset', KEYS[1], 'mode', 'read') end
+local entry = KEYS[2] .. ':' .. redis.call('hincrby', KEYS[1], ARGV[2], 1)
+redis.call('set', entry, 1)
+redis.call('pexpire', entry, ARGV[1])
+local left = mode and redis.call('pttl', KEYS[1]) or 0
+redis.call('pexpire', KEYS[1], math.max(left, ARGV[1]))
+return 1`
+	redissonReadUnlock = `local latch = redis.call('get', KEYS[5])
+if latch ~= false then return tonumber(latch) end
+redis.call('hget', KEYS[1], 'mode')
+if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then return nil end
+local entries = redis.call('hincrby', KEYS[1], ARGV[2], -1)
+if entries == 0 then redis.call('hdel', KEYS[1], ARGV[2]) end
+redis.call('del', KEYS[3] .. ':' .. entries + 1)
+if redis.call('hlen', KEYS[1]) > 1 then
+  local longest = -3
+  for _, field in ipairs(redis.call('hkeys', KEYS[1])) do
+    local count = tonumber(redis.call('hget', KEYS[1], field))
+    if count then
+      for i = count, 1, -1 do longest = math.max(longest, redis.call('pttl', KEYS[4] .. ':' .. field .. ':rwlock_timeout:' .. i)) end
+    end
+  end
+  if longest > 0 then
+    redis.call('pexpire', KEYS[1], longest)
+    redis.call('set', KEYS[5], 0, 'px', 3000)
+    redis.call('del', KEYS[5])
+    return 0
+  end
+end
+redis.call('del', KEYS[1])
+redis.call('publish', KEYS[2], ARGV[1])
+redis.call('set', KEYS[5], 1, 'px', 3000)
+redis.call('del', KEYS[5])
+return 1`
+)
+
 // BenchmarkRedisPermitsQueue measures what it costs Redis that permits pass from host to host by their queue: what the holder
 // gives back, its next place, and the message. So many hosts want one of three permits.
 func BenchmarkRedisPermitsQueue(b *testing.B) {

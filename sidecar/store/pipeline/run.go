@@ -187,9 +187,12 @@ func (m *Machine) decodeStatus(op *redisop.Op, status *wire.Reply, r *redisop.Re
 	var refusal string
 	var silent bool
 	var err error
-	if op.Of == redisop.KindPermits {
+	switch op.Of {
+	case redisop.KindPermits:
 		refusal, err = wire.DecodePermits(*status, op, r)
-	} else {
+	case redisop.KindReadWrite:
+		refusal, err = wire.DecodeReadWrite(*status, op, r)
+	default:
 		refusal, silent, err = wire.Decode(*status, r)
 	}
 	if err != nil {

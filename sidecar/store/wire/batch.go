@@ -27,10 +27,7 @@ func SortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 		case redisop.Arrive:
 			return 2
 		}
-		if op.Of == redisop.KindPermits {
-			return 4
-		}
-		return 3
+		return 3 + int(op.Of)
 	}
 	var ofTake map[string]uint32 // leases of the Takes that are pipelined after a Drop
 	for i := range ops {
@@ -71,7 +68,7 @@ func SortForBatching(now int64, ops []redisop.Op, slot func(name string) uint16)
 // BatchPrefix returns how many of ops, at least one, one run of a script executes, and which
 // script: neighbours with the same script and one lease; and if they are renewed or checked,
 // with the same number of entries. Drops, which have a lease for what they pass on, go with
-// any lease of the others. Operations of semaphores have a lease each. slot: as in sortForBatching; one run has locks of one slot.
+// any lease of the others. Operations of semaphores and read/write locks have a lease each. slot: as in sortForBatching; one run has locks of one slot.
 func BatchPrefix(ops []redisop.Op, slot func(name string) uint16) (*Script, int) {
 	s := ScriptOf(&ops[0])
 	var first, drop *redisop.Op // of those with a lease
@@ -79,7 +76,7 @@ func BatchPrefix(ops []redisop.Op, slot func(name string) uint16) (*Script, int)
 		switch {
 		case ScriptOf(op) != s, slot != nil && op != &ops[0] && slot(op.Name) != slot(ops[0].Name):
 			return false
-		case s == Permits: // each has its own lease
+		case s == Permits, s == ReadWrite: // each has its own lease
 		case op.Kind == redisop.Drop && drop != nil:
 			return op.LeaseMS == drop.LeaseMS
 		case op.Kind == redisop.Drop:
@@ -116,6 +113,8 @@ func (e *Encoder) AppendRun(dst []byte, r Run, now, birth int64, ops []redisop.O
 		return e.arrivals(dst, r, ops)
 	case Permits:
 		return e.permits(dst, r, birth, ops)
+	case ReadWrite:
+		return e.readWrite(dst, r, birth, ops)
 	}
 	return e.takesAndDrops(dst, r, birth, ops)
 }

@@ -29,6 +29,8 @@ const (
 	CodePermitted
 	CodeWanted
 	CodeLater
+	CodeShares
+	CodeAway
 )
 
 // wait is how an operation waits in the queue of its lock.

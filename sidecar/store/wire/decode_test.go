@@ -87,13 +87,55 @@ func TestStatusesThatNoScriptOfPermitsMakes(t *testing.T) {
 		"a token":                   {redisop.Take, n(7), true, redisop.Result{Permits: 5, Token: 7}},
 		"a token of a renewal":      {redisop.Renew, n(7), false, redisop.Result{}},
 		"nothing for a take":        {redisop.Take, n(0), false, redisop.Result{}},
-		"an unknown code":           {redisop.Take, list(CodeLater + 1), false, redisop.Result{}},
+		"an unknown code":           {redisop.Take, list(CodeAway), false, redisop.Result{}},
 		"a text":                    {redisop.Renew, text("ERR x"), false, redisop.Result{}},
 		"an empty list":             {redisop.Renew, Reply{Kind: '*'}, false, redisop.Result{}},
 	} {
 		r := redisop.Result{Kind: c.kind}
 		c.want.Kind = c.kind
 		_, err := DecodePermits(c.status, &redisop.Op{Kind: c.kind, Of: redisop.KindPermits, HoldID: 4, Count: 3, Asked: redisop.Asked{Want: 2}}, &r)
+		if (err == nil) != c.ok || c.ok && r != c.want || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
+			t.Errorf("%s: %v, %+v, want %+v", what, err, r, c.want)
+		}
+	}
+}
+
+// The same of operations of read/write locks.
+func TestStatusesThatNoScriptOfReadWriteLocksMakes(t *testing.T) {
+	n, text, list := numberReply, textReply, statusReply
+	for what, c := range map[string]struct {
+		kind   redisop.OpKind
+		status Reply
+		ok     bool
+		want   redisop.Result // if ok
+	}{
+		"a share":                 {redisop.Take, list(CodeShares, n(1), n(70), n(1), n(2), n(0)), true, redisop.Result{Permits: 1, Token: 70, Made: true, Waiting: 2}},
+		"readers are left":        {redisop.Drop, list(CodeShares, n(0), n(0), n(0), n(9), n(1)), true, redisop.Result{Waiting: 9, Queues: redisop.ReadersQueue}},
+		"an unknown mode":         {redisop.Take, list(CodeShares, n(3), n(70), n(1), n(2), n(0)), false, redisop.Result{}},
+		"without the rest":        {redisop.Take, list(CodeShares, n(1), n(70), n(1), n(2)), false, redisop.Result{}},
+		"a place among readers":   {redisop.Take, list(CodeAway, n(2), n(0), n(7), text("a:1"), n(1), n(3), n(90), n(1)), true, redisop.Result{Outcome: redisop.HeldByOther, TTLMS: 7, Field: "a:1", IsQueued: true, Queues: 1, Ticket: 4, Rank: 3, Arrived: 90, Recall: 1}},
+		"both, and it is free":    {redisop.Take, list(CodeAway, n(0), n(0), n(-2), text(""), n(3), n(0), n(90), n(0)), true, redisop.Result{Outcome: redisop.HeldByOther, TTLMS: -1, IsQueued: true, Queues: 3, Ticket: 4, Arrived: 90}},
+		"none, and hosts share":   {redisop.Take, list(CodeAway, n(1), n(5), n(-1), text(""), n(0), n(2), n(90), n(0)), true, redisop.Result{Outcome: redisop.HeldByOther, Permits: 5, TTLMS: -1, Rank: 2, Arrived: 90}},
+		"an unknown queue":        {redisop.Take, list(CodeAway, n(1), n(5), n(-1), text(""), n(4), n(2), n(90), n(0)), false, redisop.Result{}},
+		"an unknown recall":       {redisop.Take, list(CodeAway, n(1), n(5), n(-1), text(""), n(0), n(2), n(90), n(3)), false, redisop.Result{}},
+		"a place of a drop":       {redisop.Drop, list(CodeAway, n(1), n(5), n(-1), text(""), n(0), n(2), n(90), n(0)), false, redisop.Result{}},
+		"permits":                 {redisop.Take, list(CodePermitted, n(5), n(70), n(2)), false, redisop.Result{}},
+		"a later number":          {redisop.Renew, list(CodeLater), true, redisop.Result{Outcome: redisop.Differs}},
+		"with a number":           {redisop.Renew, list(CodeLater, n(1)), false, redisop.Result{}},
+		"a claim that is gone":    {redisop.Renew, list(CodeMissing), true, redisop.Result{Outcome: redisop.KeyMissing}},
+		"a renewal":               {redisop.Renew, n(0), true, redisop.Result{Permits: 1}},
+		"a drop":                  {redisop.Drop, n(0), true, redisop.Result{}},
+		"a token of what is kept": {redisop.Take, n(7), true, redisop.Result{Permits: 1, Token: 7}},
+		"nothing for a take":      {redisop.Take, n(0), false, redisop.Result{}},
+		"a token of a renewal":    {redisop.Renew, n(7), false, redisop.Result{}},
+		"a text":                  {redisop.Renew, text("ERR x"), false, redisop.Result{}},
+		"an empty list":           {redisop.Renew, Reply{Kind: '*'}, false, redisop.Result{}},
+	} {
+		r := redisop.Result{Kind: c.kind}
+		c.want.Kind = c.kind
+		op := rwOp("a", 4, redisop.SharedMode, redisop.ExclusiveMode, 0)
+		op.Kind = c.kind
+		_, err := DecodeReadWrite(c.status, &op, &r)
 		if (err == nil) != c.ok || c.ok && r != c.want || err != nil && !strings.Contains(err.Error(), "unexpected reply") {
 			t.Errorf("%s: %v, %+v, want %+v", what, err, r, c.want)
 		}
@@ -111,7 +153,7 @@ func TestScriptsHaveNoNamesOfNumbers(t *testing.T) {
 		t.Errorf("the script is %q", text)
 	}
 	for name := range scriptNumbers {
-		if !strings.Contains(tokensText+queueText+takeText+dropText+mainText+renewText+arriveText+permitsText, name) {
+		if !strings.Contains(tokensText+queueText+takeText+dropText+mainText+renewText+arriveText+permitsText+rwText, name) {
 			t.Errorf("no script has %s", name)
 		}
 	}

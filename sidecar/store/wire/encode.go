@@ -234,6 +234,32 @@ func flagsOf(op *redisop.Op) string {
 	return ""
 }
 
+// appendWhat appends what an operation of another kind than a lock does, as permits.lua and rw.lua have it.
+func appendWhat(dst []byte, op *redisop.Op) []byte {
+	switch op.Kind {
+	case redisop.Drop:
+		return append(dst, 'd')
+	case redisop.Renew:
+		return append(dst, 'r')
+	case redisop.Check:
+		return append(dst, 'c')
+	}
+	dst = append(dst, 't')
+	if op.Has(redisop.Enqueue) {
+		dst = append(dst, 'q')
+	}
+	if op.Has(redisop.RequireExisting) {
+		dst = append(dst, 'm')
+	}
+	switch {
+	case op.Has(redisop.Yields) && op.Ticket != 0:
+		dst = append(dst, 'p')
+	case op.Has(redisop.Yields):
+		dst = append(dst, 'y')
+	}
+	return dst
+}
+
 // appendField appends the owner field of a hold as an argument of a command.
 func (e *Encoder) appendField(dst []byte, holdID uint64) []byte {
 	var digits [20]byte

@@ -10,7 +10,7 @@ import (
 // only.
 var floors = []string{
 	// What is sent, and what is answered.
-	"batch.go", "permits.go", "encode.go", "decode.go", "message.go", "redirect.go", "info.go",
+	"batch.go", "permits.go", "rw.go", "encode.go", "decode.go", "message.go", "redirect.go", "info.go",
 	// Sentences for people.
 	"sentences.go",
 	// What they are made of.

@@ -15,8 +15,9 @@ import (
 //
 //	transfer:<origin> <ticket> <last token> <tokens> <lease ms> <waiting> <passed ms> <key>
 //	admit:<origin> p <number> <units> <last token> <tokens> <lease ms> <waiting> <key>
+//	admit:<origin> r <number> <mode> <last token> <tokens> <lease ms> <waiting> <key>
 //	recall:<origin> <key>
-//	return:<origin> p <key>
+//	return:<origin> <p or r> <key>
 //	free:<origin> <pause ms> <key>
 //	requeue:<origin> <ticket> <key>
 //
@@ -58,9 +59,16 @@ func parseMessage(text string) (m redisop.Message, from Origin, ok bool) {
 	case "admit":
 		m.Kind, m.Of = redisop.Admitted, fields.kind()
 		m.Ticket = fields.number(1, MaxScriptNumber)
-		m.Units = uint16(fields.number(1, math.MaxUint16))
+		units, tokens := uint64(math.MaxUint16), uint64(maxTokens)
+		if m.Of == redisop.KindReadWrite {
+			units = uint64(redisop.ExclusiveMode)
+		}
+		m.Units = uint16(fields.number(1, units))
 		m.LastToken = fields.number(1, MaxScriptNumber)
-		m.Tokens = uint16(fields.number(1, min(uint64(m.Units), m.LastToken)))
+		if m.Of == redisop.KindPermits {
+			tokens = uint64(m.Units)
+		}
+		m.Tokens = uint16(fields.number(1, min(tokens, m.LastToken)))
 		m.LeaseMS = uint32(fields.number(1, maxLeaseMS))
 		m.Waiting = uint32(fields.number(0, maxWaiting))
 	case "recall":
@@ -103,7 +111,11 @@ func (f *messageFields) next() string {
 
 // kind removes the first field, which is a kind of locks.
 func (f *messageFields) kind() redisop.LockKind {
-	if f.next() != "p" {
+	switch f.next() {
+	case "p":
+	case "r":
+		return redisop.KindReadWrite
+	default:
 		f.broken = true
 	}
 	return redisop.KindPermits

@@ -33,12 +33,21 @@ var messageCases = []struct {
 	{"admit p 7 65535 1700000000000003 65535 30000 0 p a", redisop.Message{Kind: redisop.Admitted, Of: redisop.KindPermits, Name: "p a",
 		Ticket: 7, Units: 65535, LastToken: 1700000000000003, Tokens: 65535, LeaseMS: 30000}, ""},
 
+	{"admit:0123abcd r 7 1 1700000000000003 1 30000 5 catalog", redisop.Message{Kind: redisop.Admitted, Of: redisop.KindReadWrite, Name: "catalog",
+		Ticket: 7, Units: 1, LastToken: 1700000000000003, Tokens: 1, LeaseMS: 30000, Waiting: 5}, "0123abcd"},
+	{"admit:- r 7 2 1700000000000003 128 30000 0 r a", redisop.Message{Kind: redisop.Admitted, Of: redisop.KindReadWrite, Name: "r a",
+		Ticket: 7, Units: 2, LastToken: 1700000000000003, Tokens: 128, LeaseMS: 30000}, "-"},
+	{"return:0123abcd r p a", redisop.Message{Kind: redisop.Recalled, Of: redisop.KindReadWrite, Name: "p a"}, "0123abcd"},
+
 	{"return:0123abcd p p a", redisop.Message{Kind: redisop.Recalled, Of: redisop.KindPermits, Name: "p a"}, "0123abcd"},
 
 	{text: ""},
 	{text: "return:0123abcd w a"},
 	{text: "return:0123abcd a"},
-	{text: "admit:0123abcd w 7 3 1700000000000003 3 30000 5 api"}, // of a lock of another kind
+	{text: "admit:0123abcd w 7 3 1700000000000003 3 30000 5 api"},     // of a lock of another kind
+	{text: "admit:0123abcd r 7 3 1700000000000003 1 30000 5 catalog"}, // a mode that there is not
+	{text: "admit:0123abcd r 7 0 1700000000000003 1 30000 5 catalog"},
+	{text: "admit:0123abcd r 7 2 1700000000000003 129 30000 5 catalog"},
 	{text: "admit:0123abcd p 7 0 1700000000000003 3 30000 5 api"},
 	{text: "admit:0123abcd p 7 65536 1700000000000003 3 30000 5 api"},
 	{text: "admit:0123abcd p 7 3 2 3 30000 5 api"}, // more tokens than there are
@@ -156,14 +165,15 @@ func FuzzMessages(f *testing.F) {
 			t.Fatalf("%q is %+v", text, m)
 		}
 		word, numbers := "recall", ""
+		kind := map[redisop.LockKind]string{redisop.KindPermits: "p", redisop.KindReadWrite: "r"}[m.Of]
 		switch m.Kind {
 		case redisop.Transferred:
 			word, numbers = "transfer", fmt.Sprintf(" %d %d %d %d %d %d", m.Ticket, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS)
 		case redisop.Admitted:
-			word, numbers = "admit", fmt.Sprintf(" p %d %d %d %d %d %d", m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting)
+			word, numbers = "admit", fmt.Sprintf(" %s %d %d %d %d %d %d", kind, m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting)
 		case redisop.Recalled:
-			if m.Of == redisop.KindPermits {
-				word, numbers = "return", " p"
+			if kind != "" {
+				word, numbers = "return", " "+kind
 			}
 		case redisop.Freed:
 			word, numbers = "free", fmt.Sprintf(" %d", m.PauseMS)

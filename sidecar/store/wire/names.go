@@ -18,6 +18,9 @@ const (
 	SignsPrefix   = "locksidecar_signs:"
 	WantedPrefix  = "locksidecar_wanted:"
 	WantsPrefix   = "locksidecar_wants:"
+	ReadersPrefix = "locksidecar_readers:"
+	WritersPrefix = "locksidecar_writers:"
+	AskedPrefix   = "locksidecar_asked:"
 	HostPrefix    = "locksidecar_host:"
 	HostsPrefix   = "locksidecar_hosts:"
 
@@ -182,6 +185,15 @@ func (k *Keyspace) Ours(from, name string) string {
 		return from + ":" + k.Prefix + name
 	}
 	return from + "{" + k.Prefix + name + "}"
+}
+
+// Life returns the key that is there while hosts share a read/write lock. It is that of Redisson for the first
+// entry of a reader with the name that all sidecars have.
+func (k *Keyspace) Life(name string) string {
+	if k.IsTagged(name) {
+		return k.Prefix + name + ":locksidecar:1:rwlock_timeout:1"
+	}
+	return "{" + k.Prefix + name + "}:locksidecar:0:rwlock_timeout:1"
 }
 
 // AppendOurs appends Ours(from, name) as an argument of a command.

@@ -27,6 +27,13 @@ func permitsOp(name string, num uint64, keep uint32, want uint16) redisop.Op {
 	return op
 }
 
+// rwOp keeps a read/write lock in a mode, asks for another one, and waits in queues.
+func rwOp(name string, num uint64, keep, want redisop.Mode, queues uint8) redisop.Op {
+	op := takeOp(name, num)
+	op.Of, op.Count, op.Want, op.Times = redisop.KindReadWrite, uint32(keep), uint16(want), queues
+	return op
+}
+
 // wirePass is a Drop that may pass the lock on.
 func passOp(name string, num uint64, passedMS uint32) redisop.Op {
 	op := dropOp(name, num)

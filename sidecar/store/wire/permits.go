@@ -57,32 +57,6 @@ func (e *Encoder) DropPermitsArgs(name, prefix string, birth int64) []string {
 		prefix, string(e.terms([4]byte{}, birth, 0, nil)), "d " + strconv.FormatUint(MaxScriptNumber, 10)}
 }
 
-// appendWhat appends what an operation does, as permits.lua has it.
-func appendWhat(dst []byte, op *redisop.Op) []byte {
-	switch op.Kind {
-	case redisop.Drop:
-		return append(dst, 'd')
-	case redisop.Renew:
-		return append(dst, 'r')
-	case redisop.Check:
-		return append(dst, 'c')
-	}
-	dst = append(dst, 't')
-	if op.Has(redisop.Enqueue) {
-		dst = append(dst, 'q')
-	}
-	if op.Has(redisop.RequireExisting) {
-		dst = append(dst, 'm')
-	}
-	switch {
-	case op.Has(redisop.Yields) && op.Ticket != 0:
-		dst = append(dst, 'p')
-	case op.Has(redisop.Yields):
-		dst = append(dst, 'y')
-	}
-	return dst
-}
-
 // DecodePermits reads the status of an operation of a semaphore into r. A refusal is the text of an error of Redis for this
 // operation alone.
 func DecodePermits(status Reply, op *redisop.Op, r *redisop.Result) (refusal string, err error) {

@@ -185,10 +185,26 @@ func TestCommandsAreEncoded(t *testing.T) {
 	ofPermits := func(op redisop.Op) redisop.Op { op.Of = redisop.KindPermits; return op }
 	permitsDrop, permitsRenew, permitsCheck := ofPermits(dropOp("a", 9)), ofPermits(renewOp("a", 7)), ofPermits(checkOp("a", 7))
 	permitsDrop.Count, permitsRenew.Count, permitsCheck.Count = 4, 5, 5
+	ofReadWrite := func(op redisop.Op, mode redisop.Mode) redisop.Op {
+		op.Of, op.Count = redisop.KindReadWrite, uint32(mode)
+		return op
+	}
+	rwWait := rwOp("b{c}", 8, redisop.SharedMode, redisop.ExclusiveMode, redisop.ReadersQueue|redisop.WritersQueue)
+	rwWait.Arrived, rwWait.Reserve, rwWait.Flags = 1700000000000123, 64, redisop.RequireExisting|redisop.Yields
 	for _, tt := range []struct {
 		bytes []byte
 		want  []string
 	}{
+		{e.AppendRun(nil, Run{Script: ReadWrite}, 0, 7, []redisop.Op{rwOp("a", 7, redisop.NoMode, redisop.SharedMode, redisop.ReadersQueue), rwWait,
+			ofReadWrite(dropOp("a", 9), redisop.SharedMode), ofReadWrite(renewOp("a", 7), redisop.SharedMode), ofReadWrite(checkOp("b{c}", 7), redisop.ExclusiveMode)}),
+			[]string{"evalsha", ReadWrite.SHA, "30",
+				"a", "{a}:locksidecar:0:rwlock_timeout:1", "redisson_lock_token:{a}", "locksidecar_readers:{a}", "locksidecar_writers:{a}", "locksidecar_asked:{a}",
+				"b{c}", "b{c}:locksidecar:1:rwlock_timeout:1", "redisson_lock_token:b{c}", "locksidecar_readers::b{c}", "locksidecar_writers::b{c}", "locksidecar_asked::b{c}",
+				"a", "{a}:locksidecar:0:rwlock_timeout:1", "redisson_lock_token:{a}", "locksidecar_readers:{a}", "locksidecar_writers:{a}", "locksidecar_asked:{a}",
+				"a", "{a}:locksidecar:0:rwlock_timeout:1", "a", "{a}:locksidecar:0:rwlock_timeout:1", "a", "{a}:locksidecar:0:rwlock_timeout:1",
+				"b{c}", "b{c}", "b{c}", "b{c}", "b{c}", "b{c}",
+				ourUUID + ":", "\x00\x00\x00\x00\x00\x00" + floor + "0 7 0 0123abcd ",
+				"t 7 n r r 30000 1 0", "tmy 8 r w b 30000 64 1700000000000123", "d 9 n n n 0 0 0", "r 7 r n n 30000 0 0", "c 7 w n n 0 0 0"}},
 		{e.AppendRun(nil, Run{Script: AcquireRelease}, 0, 7, mixed),
 			[]string{"evalsha", AcquireRelease.SHA, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
@@ -307,6 +323,8 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 	twice.Count = 2
 	permits, longPermits := permitsOp("a", 1, 0, 1), permitsOp("b", 1, 0, 1)
 	longPermits.LeaseMS++
+	shared, longShared := rwOp("a", 1, redisop.NoMode, redisop.SharedMode, 0), rwOp("b", 1, redisop.NoMode, redisop.SharedMode, 0)
+	longShared.LeaseMS++
 	for _, tt := range []struct {
 		says   string
 		ops    []redisop.Op
@@ -323,6 +341,7 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"no more than so many", ops(RunMax+1, drop), AcquireRelease, RunMax},
 		{"renewals with more entries", []redisop.Op{keep, twice}, scriptOf(redisop.Renew), 1},
 		{"permits, whatever their leases", []redisop.Op{permits, longPermits, permits, take}, Permits, 3},
+		{"read/write locks, whatever their leases", []redisop.Op{shared, longShared, shared, permits}, ReadWrite, 3},
 		{"locks before permits", []redisop.Op{take, permits}, AcquireRelease, 1},
 		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(redisop.Renew), 4},
 	} {

@@ -21,8 +21,9 @@ var (
 	Arrive         = NewScript(scriptText(arriveText))
 	Permissions    = NewScript(scriptText(permissionsText))
 	Permits        = NewScript(PermitsText())
+	ReadWrite      = NewScript(ReadWriteText())
 
-	Scripts = []*Script{AcquireRelease, Renew, Arrive, Permissions, Permits}
+	Scripts = []*Script{AcquireRelease, Renew, Arrive, Permissions, Permits, ReadWrite}
 )
 
 func NewScript(text string) *Script {
@@ -39,8 +40,11 @@ type Run struct {
 
 // ScriptOf is the script that executes an operation.
 func ScriptOf(op *redisop.Op) *Script {
-	if op.Of == redisop.KindPermits {
+	switch op.Of {
+	case redisop.KindPermits:
 		return Permits
+	case redisop.KindReadWrite:
+		return ReadWrite
 	}
 	return scriptOf(op.Kind)
 }

@@ -32,6 +32,8 @@ var (
 	renewText string
 	//go:embed scripts/permits.lua
 	permitsText string
+	//go:embed scripts/rw.lua
+	rwText string
 	//go:embed scripts/arrive.lua
 	arriveText string
 	//go:embed scripts/permissions.lua
@@ -61,14 +63,19 @@ func AcquireReleaseText() string {
 
 const queuesAbove = "-- ^ in define_queues ^\n"
 
-// PermitsText joins the files of the script for permits. What it has above its line sharedBelow is what the shared files
-// use.
-func PermitsText() string {
-	above, rest, found := strings.Cut(permitsText, sharedBelow)
+// PermitsText joins the files of the script for permits.
+func PermitsText() string { return withShared(permitsText, OwnershipText, messagesText) }
+
+// ReadWriteText joins the files of the script for read/write locks.
+func ReadWriteText() string { return withShared(rwText, OwnershipText, tokensText, messagesText) }
+
+// withShared joins a script and files that it shares with others. What it has above its line sharedBelow is what these use.
+func withShared(text string, shared ...string) string {
+	above, rest, found := strings.Cut(text, sharedBelow)
 	if !found {
-		panic("store: permits.lua has no line " + sharedBelow)
+		panic("store: a script has no line " + sharedBelow)
 	}
-	return scriptText(above, OwnershipText, messagesText, rest)
+	return scriptText(above, strings.Join(shared, ""), rest)
 }
 
 const sharedBelow = "-- ^ before the shared files ^\n"
@@ -97,6 +104,8 @@ var scriptNumbers = map[string]int64{
 	"policy.passed_tokens_old":        redisop.PassedTokensOld,
 	"policy.max_silence_us":           redisop.MaxSilence.Microseconds(),
 	"policy.max_offers":               redisop.MaxOffers,
+	"policy.max_readers":              redisop.MaxReaders,
+	"policy.max_recalls":              redisop.MaxRecalls,
 	"policy.queue_expiry_ms":          redisop.QueueExpiry.Milliseconds(),
 
 	"wait.none":     int64(waitNone),
@@ -120,6 +129,8 @@ var scriptNumbers = map[string]int64{
 	"code.permitted":   int64(CodePermitted),
 	"code.wanted":      int64(CodeWanted),
 	"code.later":       int64(CodeLater),
+	"code.shares":      int64(CodeShares),
+	"code.away":        int64(CodeAway),
 
 	"recall.none":     int64(redisop.NotRecalled),
 	"recall.received": int64(redisop.RecallReceived),

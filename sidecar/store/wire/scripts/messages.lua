@@ -4,7 +4,8 @@
 --   transfer:<origin> <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
 --   admit:<origin> p <number> <units> <last token> <tokens> <lease, ms> <waiting> <lock>
 --   recall:<origin> <lock>
---   return:<origin> p <lock>
+--   admit:<origin> r <number> <mode: 1: shared, 2: exclusive> <last token> <tokens> <lease, ms> <waiting> <lock>
+--   return:<origin> <p or r> <lock>
 --   free:<origin> <pause, ms> <lock>
 --   requeue:<origin> <ticket> <lock>
 -- A sidecar whose uuid is not of version 8 may know no origins: its messages have none, and its
