@@ -91,6 +91,7 @@ type Reply struct {
 	Sent         []Sent // to sidecars, in this order
 
 	Permits uint32 // as in [redisop.Result]
+	Queues  uint8  // the same
 }
 
 // Run carries out a command on the key, the token counter and the channel of its lock.
