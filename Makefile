@@ -308,7 +308,7 @@ check-python:
 	@[ -z "$$(.ci/changed python)" ] || .venv/bin/pytest -q sdk/python --ignore sdk/python/tests/test_daemon.py
 
 # Which tests run with the last Redisson 3; of the whole set, those that show exclusion and wake-ups.
-REDISSON_TESTS ?= ExcludeEachOther$$|EveryLockOfRedisson|UnlockOfRedissonWakes|ReleaseByASidecarWakes|InterruptOfRedisson|ManyThreadsOfRedisson
+REDISSON_TESTS ?= ExcludeEachOther$$|HostsShareAReadLock|HostsWakeRedisson|EveryLockOfRedisson|UnlockOfRedissonWakes|ReleaseByASidecarWakes|InterruptOfRedisson|ManyThreadsOfRedisson
 .PHONY: test-old-redisson
 test-old-redisson: redis $(OLD_JAR) ## the tests with Redisson, on its last version 3: REDISSON_TESTS, by default half a minute of them
 	@tests='$(REDISSON_TESTS)'; LOCKSIDECAR_REDISSON_JAR=$(CURDIR)/$(OLD_JAR) LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_REDISSON=1 \
@@ -328,7 +328,7 @@ topology: redis venv redisson ## the scripts, Cluster, Sentinel and durability w
 		PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
 			go test -count 1 -timeout 10m ./sidecar/store -run '^(TestRealCluster|TestDropThatFindsNothingIsWrittenForReplicas)$$' || exit 1; \
 		[ $$s = redis-6.2 ] || PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
-			go test -count 1 -timeout 10m ./internal/sim/redis -run '^Test(Scripts|Permits)BehaveAsTheirModel$$/^redis$$' || exit 1; \
+			go test -count 1 -timeout 10m ./internal/sim/redis -run '^Test(Scripts|Permits|ReadWriteLocks)BehaveAsTheirModel$$/^redis$$' || exit 1; \
 		PATH=$$dir$$PATH LOCKSIDECAR_REQUIRE_REDIS=1 \
 			go test -count 1 -timeout 10m ./internal/sim/server -run '^TestModelAnswersAsRedis$$' || exit 1; \
 	done
@@ -418,7 +418,7 @@ orders: ## one connection to Redis through all orders of small worlds: ORDERS_ST
 
 .PHONY: diff
 diff: redis ## search the scripts' differential test for a difference: DIFF_LAPS laps from seed DIFF_FROM
-	go test ./internal/sim/redis -run '^Test(Scripts|Permits)BehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.seed=$(DIFF_FROM) -diff.laps=$(DIFF_LAPS)
+	go test ./internal/sim/redis -run '^Test(Scripts|Permits|ReadWriteLocks)BehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.seed=$(DIFF_FROM) -diff.laps=$(DIFF_LAPS)
 
 .PHONY: mutants
 mutants: redis ## break the rules of the code one at a time, and list the broken rules that no test notices
