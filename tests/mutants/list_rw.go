@@ -11,14 +11,14 @@ func rwTest(name string) check { return test("sidecar/store", name) }
 // The rules of read/write locks in Redis.
 var rwMutants = []mutant{
 	{
-		rule: "nobody else is given a share while a writer waits (K8)",
+		rule: "no other host is given a share while a writer waits (K8)",
 		in:   rwScript,
 		find: "is_granted = writers == 0 and (mode == 'read' or not mode and readers == 0)",
 		put:  "is_granted = mode == 'read' or not mode",
 		by:   rwDifferential,
 	},
 	{
-		rule: "a share that nobody uses is no share while a writer waits (K8)",
+		rule: "a share that no client uses is no share while a writer waits (K8)",
 		in:   rwScript,
 		find: "and (goal == 'w' or writers == 0)",
 		put:  "",
@@ -109,7 +109,7 @@ var rwMutants = []mutant{
 		by:   rwDifferential,
 	},
 	{
-		rule: "the claim of nobody lasts as long as what was deleted",
+		rule: "the claim of no host lasts as long as what was deleted",
 		in:   rwScript,
 		find: "claims, due, till = claims + 1, ended, ended",
 		put:  "claims, due = claims + 1, ended",
@@ -118,7 +118,7 @@ var rwMutants = []mutant{
 	{
 		rule: "a dead writer keeps no reader waiting (K7)",
 		in:   rwScript,
-		find: "if queued then next_of('w', policy.max_offers) end -- one that is silent keeps nobody waiting",
+		find: "if queued then next_of('w', policy.max_offers) end -- one that is silent keeps no host waiting",
 		put:  "",
 		by:   rwDifferential,
 	},

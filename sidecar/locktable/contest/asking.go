@@ -79,7 +79,7 @@ func (c *Contest) OnFirstRequest(now int64, noWait bool) {
 }
 
 // OnFreed notes that another sidecar left the lock free for so long. If this host is the only one that is
-// subscribed to the lock's channel, the sidecar took it for a foreign client: a lock without one is
+// subscribed to the lock's channel, that sidecar took it for a program: a lock that no program waits for is
 // left free for QuietPause. A request that does not wait is not kept from it.
 func (c *Contest) OnFreed(s *Shared, now, pause int64, noWait bool) {
 	switch {

@@ -10,13 +10,13 @@
 --   others         a writer or readers of Redisson
 --
 -- A STRING, <tag>:locksidecar:0:rwlock_timeout:1, is there while hosts share the lock, and has until. So Redisson's last
--- reader leaves them the HASH; and whoever deletes the HASH lets no sidecar write: the next HASH has a claim of nobody, until
+-- reader leaves them the HASH; and after a program deletes the HASH, no sidecar writes: the next HASH has a claim of no host, until
 -- then.
 --
 -- Hosts that wait are in a ZSET of readers and a ZSET of writers, by uuid: the scores are when they arrived, µs of Redis's
 -- clock. A HASH has, for "<uuid>:r" and "<uuid>:w", "<number> <lease, ms> <asked, s of Redis's clock>".
 --
--- Phases alternate. While a writer waits, nobody else is given a share. When the last reader leaves, the first
+-- Phases alternate. While a writer waits, no other host is given a share. When the last reader leaves, the first
 -- writer gets the lock; when a writer leaves, all readers that wait, and without any the next writer.
 --
 -- A host has one claim, and one place of each kind, at most. Each operation says all that the host is to have, under a
@@ -39,8 +39,8 @@
 --   arrived: of the place for want. 0: now, or as it stands
 --
 -- Returns for each the status:
---   0               it is as the operation says, of d, r and c; of d, nobody waits
---   the last token  the host has what it wants, and nobody waits
+--   0               it is as the operation says, of d, r and c; of d, no host waits
+--   the last token  the host has what it wants, and no host waits
 --   {code.shares, 0: it has nothing, 1: it shares, 2: it writes, the last token, 0: none was drawn, 1: there was no
 --     counter, how many hosts wait, 1 if some may still join this phase}
 --   {code.away, 0: free, 1: others share the lock, 2: another has it, how many hosts share it, ms until a claim may end,
@@ -61,7 +61,7 @@ local floor = f1 + f2 * 2 ^ 8 + f3 * 2 ^ 16 + f4 * 2 ^ 24 + f5 * 2 ^ 32 + f6 * 2
 local publish, numsub, drawn = 'PUBLISH', 'NUMSUB', nil
 if sharded == 1 then publish, numsub = 'SPUBLISH', 'SHARDNUMSUB' end
 
--- The head, for one operation as nearly all are, needs none of the functions below: nobody waits, and the lock is free, or shared
+-- The head, for one operation as nearly all are, needs none of the functions below: no host waits, and the lock is free, or shared
 -- and this host wants a share, or gives up what it has. What it leaves half done, because Redis refuses a command, the rest finds
 -- and completes, or takes back.
 if #keys == 6 then
@@ -491,7 +491,7 @@ local function set(what, number, keep, want, stands, lease, tokens, arrived)
   local goal = keep ~= 'n' and keep or want
   local is_downgrade = goal == 'r' and own_mode == 'w'
   if keep ~= 'n' and own_mode ~= keep and not is_downgrade and (own_mode or want ~= 'n' or string.find(what, 'm', 1, true)) then return {code.missing} end
-  if queued then next_of('w', policy.max_offers) end -- one that is silent keeps nobody waiting
+  if queued then next_of('w', policy.max_offers) end -- one that is silent keeps no host waiting
   if due and now_ms() >= due and (goal == 'w' or waiting('w') > 0) then prune() end
   local writers, readers = others('w'), others('r')
 
