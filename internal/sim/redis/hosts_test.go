@@ -42,6 +42,31 @@ func newHostsDiff(t *testing.T, b backend) *hostsDiff {
 	return d
 }
 
+// search runs laps, which must meet these situations.
+func (d *hostsDiff) search(t *testing.T, lap func(seed uint64) error, situations []string) {
+	laps, first := 600, uint64(1)
+	switch {
+	case *diffLaps > 0:
+		laps, first = *diffLaps, max(first, *diffSeed)
+	case *diffSeed > 0:
+		laps, first = 1, *diffSeed
+	}
+	if d.inProcess() {
+		laps = (laps + 15) / 16
+	}
+	for seed := first; seed < first+uint64(laps); seed++ {
+		if err := lap(seed); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, strings.Join(d.log, "\n"))
+		}
+	}
+	t.Logf("%d laps: %v", laps, d.seen)
+	for _, what := range situations {
+		if d.seen[what] == 0 && laps >= 600 && !d.inProcess() {
+			t.Errorf("no lap has: %s", what)
+		}
+	}
+}
+
 func (d *hostsDiff) note(format string, args ...any) {
 	d.log = append(d.log, fmt.Sprintf(format, args...))
 }

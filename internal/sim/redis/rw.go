@@ -22,7 +22,7 @@ type ReadWrite struct {
 	Count int64
 	Due   int64 // ms
 	Until int64 // ms
-	Begin int64 // µs; 0: nobody else may join the phase
+	Begin int64 // µs; 0: no other host may join the phase
 
 	LifeAt    int64 // ns: when the STRING expires; 0: there is none
 	LifeUntil int64 // ms: what it has

@@ -28,27 +28,7 @@ func TestReadWriteLocksBehaveAsTheirModel(t *testing.T) {
 		d := &rwDiff{hostsDiff: newHostsDiff(t, b), redisson: b.admin.Subscribe(ctx, "nothing")}
 		t.Cleanup(func() { d.redisson.Close() })
 		must(d.redisson.Receive(ctx))
-		laps, first := 600, uint64(1)
-		switch {
-		case *diffLaps > 0:
-			laps, first = *diffLaps, max(first, *diffSeed)
-		case *diffSeed > 0:
-			laps, first = 1, *diffSeed
-		}
-		if b.inProcess() {
-			laps = (laps + 15) / 16
-		}
-		for seed := first; seed < first+uint64(laps); seed++ {
-			if err := d.lap(seed); err != nil {
-				t.Fatalf("seed %d: %v\n%s", seed, err, strings.Join(d.log, "\n"))
-			}
-		}
-		t.Logf("%d laps: %v", laps, d.seen)
-		for _, what := range rwSituations {
-			if d.seen[what] == 0 && laps >= 600 && !b.inProcess() {
-				t.Errorf("no lap has: %s", what)
-			}
-		}
+		d.search(t, d.lap, rwSituations)
 	})
 }
 
