@@ -67,7 +67,7 @@ func (t *Table) acquire(now int64, id SessionID, what wanted, req *protocol.Acqu
 	q := t.needQueue(l)
 	t.skipEnded(q)
 	isFree := l.holders.admits(mode) && q.waiters.head == nil
-	isFair := kind != redisop.KindPermits && t.wantsOrder(req)
+	isFair := kind == redisop.KindLock && t.wantsOrder(req)
 	switch {
 	case isFair:
 		t.cool(l) // a local waiter is not to pass those that wait in Redis
@@ -110,6 +110,7 @@ func (t *Table) acquire(now int64, id SessionID, what wanted, req *protocol.Acqu
 		q.newcomer = &r.at
 	}
 	q.fair += btoi(isFair)
+	q.writers += btoi(mode == Exclusive)
 	s.addRequest(r)
 	t.waiting++
 	switch {

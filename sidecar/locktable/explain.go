@@ -35,10 +35,8 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, mode Mode, 
 		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
 	case q.contest.RefusesTries(now, l.claim.IsDropping()):
 		return protocol.Timeout, contest.AnothersTurn
-	case remote.IsKnown() && l.isShortOfPermits():
-		return protocol.Timeout, tooFewPermits
 	case remote.IsKnown():
-		return protocol.Timeout, remote.Describe(&t.contests)
+		return protocol.Timeout, l.describeRemote(t)
 	case !wasAlone && first != nil && first.request.since <= since:
 		return protocol.Timeout, "others on this host wait for it"
 	case !wasAlone:
@@ -54,6 +52,20 @@ func (l *lock) isShortOfPermits() bool {
 	field, _ := l.queue.contest.Remote().Field()
 	return l.kind() == redisop.KindPermits && field == ""
 }
+
+// describeRemote says for people what keeps waiters of this host from the lock.
+func (l *lock) describeRemote(t *Table) string {
+	remote := l.queue.contest.Remote()
+	switch field, _ := remote.Field(); {
+	case l.isShortOfPermits():
+		return tooFewPermits
+	case l.kind() == redisop.KindReadWrite && field == "":
+		return readElsewhere
+	}
+	return remote.Describe(&t.contests)
+}
+
+const readElsewhere = "clients of other hosts read, or requests of other hosts come first"
 
 const tooFewPermits = "too few of its permits are free, or requests of other hosts come first"
 

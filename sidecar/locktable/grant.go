@@ -92,7 +92,8 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	}
 	t.endRequest(r)
 	isBeside := l.holders.isHeld()
-	id, token, source := c.Grant(t.lastNum + 1)
+	isReader := l.kind() == redisop.KindReadWrite && r.mode == Shared
+	id, token, source := c.Grant(t.lastNum+1, isReader && c.Extent() == uint32(redisop.SharedMode))
 	t.lastNum = max(t.lastNum, id)
 	g := t.groupStats(l)
 	g.Acquires[AcquireGranted]++

@@ -159,7 +159,10 @@ func (t *Table) endDueHolds(v *visit) (hasEnded bool) {
 			}
 			m.latest = max(m.latest, t.deadline(h), t.keepUntil(h))
 		}
-		m.dueAt, m.lookedAt = a.Next, v.lock.claim.RenewAt()
+		m.dueAt = a.Next
+		if at := v.lock.claim.RenewAt(); v.Now >= at {
+			m.lookedAt = at
+		}
 	}
 	v.Next = min(v.Next, max(m.dueAt, v.Now)) // now: some are left for the next step
 	return hasEnded
@@ -361,6 +364,9 @@ func (t *Table) endHold(now int64, h *hold) {
 		t.observeEnd(now, h)
 	}
 	t.removeHold(h)
+	if h.mode == Exclusive && h.lock.kind() == redisop.KindReadWrite {
+		h.lock.beginReadPhase()
+	}
 	if h.slot != 0 {
 		*h = hold{slot: h.slot, next: t.dirty.ended} // until writeJournal
 		t.dirty.ended = h

@@ -87,6 +87,14 @@ func (t *Table) needMany(l *lock) *many {
 	return m
 }
 
+// neededOf is the extent that the claim is to have for the holds of a lock.
+func (t *Table) neededOf(l *lock) uint32 {
+	if l.kind() == redisop.KindReadWrite && l.holders.isHeld() {
+		return uint32(l.holders.newest.mode.inRedis())
+	}
+	return t.unitsOf(l)
+}
+
 // unitsOf is how many permits of a semaphore the clients of this host have.
 func (t *Table) unitsOf(l *lock) uint32 {
 	if m := t.manyOf(l); m != nil {

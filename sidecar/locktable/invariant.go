@@ -2,6 +2,8 @@ package locktable
 
 import (
 	"fmt"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Exclusion between two hosts rests on Redis: a script sets a key only if it is free or this
@@ -21,8 +23,10 @@ func (t *Table) assertGranted(now int64, h *hold) {
 	switch {
 	case !l.holders.admits(h.mode):
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, l.holders.newest.id)
-	case t.unitsOf(l)+uint32(h.permits) > c.Permits() && h.permits > 0:
-		violated("A claim covers its holds", l, "hold %d of %d permits is granted; holds have %d, and Redis has %d for this host", h.id, h.permits, t.unitsOf(l), c.Permits())
+	case l.kind() == redisop.KindReadWrite && uint32(h.mode.inRedis()) > c.Extent():
+		violated("A claim covers its holds", l, "hold %d is granted in mode %d, and Redis has mode %d for this host", h.id, h.mode.inRedis(), c.Extent())
+	case t.unitsOf(l)+uint32(h.permits) > c.Extent() && h.permits > 0:
+		violated("A claim covers its holds", l, "hold %d of %d permits is granted; holds have %d, and Redis has %d for this host", h.id, h.permits, t.unitsOf(l), c.Extent())
 	case !c.State().IsOurs() || c.IsDropping():
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
 	case h.deadline > c.ValidUntil() || h.deadline <= now:

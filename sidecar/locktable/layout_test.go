@@ -19,7 +19,7 @@ var floors = []struct {
 		// Inputs. Each ends in reconcile.
 		"table.go", "restore.go", "acquire.go", "release.go", "result.go", "message.go", "connection.go", "resume.go", "session.go", "flush.go",
 		// What an input changes: the one file that sees all rooms, and what clients get.
-		"reconcile.go", "permits.go", "grant.go", "explain.go", "journal.go", "deadlock.go", "hold.go", "waiters.go", "renewal.go", "lease.go", "visit.go", "invariant.go",
+		"reconcile.go", "extent.go", "permits.go", "readwrite.go", "grant.go", "explain.go", "journal.go", "deadlock.go", "hold.go", "waiters.go", "renewal.go", "lease.go", "visit.go", "invariant.go",
 		// What is known of one lock, of Redis and of one user.
 		"locks.go", "holders.go", "reach.go", "user.go", "quota.go", "count.go", "output.go",
 		// The records, and how they refer to each other.
@@ -29,7 +29,7 @@ var floors = []struct {
 	}},
 	{"claim", []string{"describe.go", "text.go", "want.go", "send.go", "claim.go", "window.go", "model.go", "validity.go", "doc.go"}},
 	{"contest", []string{
-		"describe.go", "text.go", "decide.go", "permits.go", "turns.go", "linger.go", "asking.go", "place.go", "order.go", "subscription.go", "foreign.go", "backoff.go", "model.go", "view.go", "config.go", "doc.go",
+		"describe.go", "text.go", "decide.go", "permits.go", "readwrite.go", "extent.go", "turns.go", "linger.go", "asking.go", "place.go", "order.go", "subscription.go", "foreign.go", "backoff.go", "model.go", "view.go", "config.go", "doc.go",
 	}},
 }
 

@@ -80,6 +80,25 @@ func (l *lock) isAwaited(op *redisop.Op) bool {
 	return op.Ticket != 0 || l.memory.HostsWait() || l.memory.HasSubscribers() || q != nil && (q.waiters.head != nil || len(q.confirms) > 0)
 }
 
+// modes is in which queues of a read/write lock this host waits: for clients that wait for more than the next result of Redis.
+func (q *queue) modes() (queues uint8) {
+	if q == nil || q.waiters.head == nil {
+		return 0
+	}
+	readers, writers := q.waiters.len-q.writers, q.writers
+	if first := q.waiters.head; first.isTrying() {
+		isWriter := btoi(first.request.mode == Exclusive)
+		readers, writers = readers-(1-isWriter), writers-isWriter
+	}
+	if readers > 0 {
+		queues |= redisop.ReadersQueue
+	}
+	if writers > 0 {
+		queues |= redisop.WritersQueue
+	}
+	return queues
+}
+
 // needQueue returns the queue of a lock, made if need be.
 func (t *Table) needQueue(l *lock) *queue {
 	if l.queue == nil {

@@ -1,6 +1,7 @@
 package locktable_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -37,7 +38,9 @@ type manyWorld struct {
 
 	flying    []redisop.Op
 	keyUntil  int64 // 0: the key is not this host's
-	isForeign bool  // another host has the key
+	mode      uint32
+	of        redisop.LockKind // of the key
+	isForeign bool             // another host has the key
 	tokens    uint64
 }
 
@@ -66,7 +69,7 @@ func newManyWorld(t *testing.T, seed uint64) *manyWorld {
 		peers: map[locktable.SessionID]locktable.Peer{}, requests: map[uint64]manyRequest{}, holds: map[uint64]*manyHold{},
 	}
 	w.cfg = locktable.Config{Journal: w.journal, Lease: time.Duration(1+w.IntN(30)) * time.Second, Tokens: 1 + w.IntN(8), Seed: seed}
-	if w.IntN(3) == 0 {
+	if w.IntN(5) < 2 {
 		w.cfg.MaxWork = 1 + w.IntN(3)
 	}
 	w.tb = locktable.New(w.cfg, w.now)
@@ -279,7 +282,7 @@ func (w *manyWorld) acquire() {
 	session, _ := pick(w.Rand, w.peers)
 	w.ids++
 	r := manyRequest{session, locktable.Shared, protocol.Acquire{ID: w.ids, Name: manyName, WaitMS: []int64{0, 500, protocol.Forever}[w.IntN(3)], Owner: uint64(w.IntN(3)), NotReentrant: w.IntN(6) == 0}}
-	if w.IntN(5) == 0 {
+	if w.IntN(5) < 2 {
 		r.mode = locktable.Exclusive
 	}
 	switch w.IntN(8) {
@@ -325,7 +328,15 @@ func (w *manyWorld) execute(op *redisop.Op) redisop.Result {
 	w.expire()
 	if w.isForeign = w.keyUntil == 0 && w.IntN(4) == 0; w.isForeign && op.Kind != redisop.Drop {
 		r.Outcome, r.Field, r.TTLMS = redisop.HeldByOther, "another:1", 1000
+		if op.Of == redisop.KindReadWrite && op.Kind == redisop.Take {
+			if r.Arrived = 1; op.Count != 0 {
+				r.Outcome = redisop.KeyMissing
+			}
+		}
 		return r
+	}
+	if op.Of == redisop.KindReadWrite && op.Kind != redisop.Drop {
+		return w.executeReadWrite(op, r)
 	}
 	switch {
 	case op.Kind == redisop.Drop:
@@ -339,6 +350,26 @@ func (w *manyWorld) execute(op *redisop.Op) redisop.Result {
 		r.Outcome = redisop.KeyMissing
 	}
 	return r
+}
+
+// executeReadWrite has Redis, where no other host has the lock, set how this host has it.
+func (w *manyWorld) executeReadWrite(op *redisop.Op, r redisop.Result) redisop.Result {
+	own := w.mode
+	if w.keyUntil == 0 {
+		own = 0
+	}
+	isDowngrade := op.Kind == redisop.Take && op.Count == uint32(redisop.SharedMode) && own == uint32(redisop.ExclusiveMode)
+	if op.Count != 0 && own != op.Count && !isDowngrade && (own != 0 || op.Want != 0 || op.Kind != redisop.Take || op.Has(redisop.RequireExisting)) {
+		r.Outcome = redisop.KeyMissing
+		return r
+	}
+	if op.Kind != redisop.Check {
+		w.keyUntil, w.mode = w.now+int64(op.LeaseMS)*int64(time.Millisecond), cmp.Or(op.Count, uint32(op.Want))
+		if w.tokens += uint64(op.Reserve); op.Kind == redisop.Take {
+			r.Token = w.tokens
+		}
+	}
+	return withMode(op, r)
 }
 
 // answer gives the first operation in flight its result.

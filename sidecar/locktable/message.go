@@ -8,9 +8,6 @@ import (
 
 // Message notes what was published to this host.
 func (t *Table) Message(now int64, m redisop.Message) {
-	if m.Of == redisop.KindReadWrite {
-		return // no request is for one yet
-	}
 	l := t.byName[m.Name]
 	switch m.Kind {
 	case redisop.Unlocked:
@@ -51,7 +48,7 @@ func (t *Table) lockOfMessage(l *lock, m *redisop.Message) *lock {
 	case l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells:
 		l = t.lockFor(m.Name)
 		l.setKind(m.Of)
-	case l != nil && (l.kind() == redisop.KindPermits) != (m.Of == redisop.KindPermits) && !t.becomes(l, m.Of):
+	case l != nil && l.kind() != m.Of && !t.becomes(l, m.Of):
 		return nil // what Redis has is of another kind than what is in use here, and expires
 	}
 	return l

@@ -222,6 +222,7 @@ type request struct {
 	isAlone      bool // when it came, no client here waited for the lock or had a hold that excludes it
 	notReentrant bool
 	isFair       bool // it wants strict order
+	isOfPhase    bool // to read, and it came before the read phase that is under way
 
 	permits, capacity uint16 // of a semaphore: that it wants, and of how many; of other locks 0
 }
@@ -239,6 +240,7 @@ type queue struct {
 	waiters  list[waiter]
 	newcomer *waiter // the first waiter whose arrival is not known, as those after it; nil: there is none
 	fair     int     // waiters that want strict order
+	writers  int     // waiters for holds that exclude all others
 	contest  contest.Contest
 
 	drawAt    int64  // no tokens are reserved for the waiters before, after an attempt failed

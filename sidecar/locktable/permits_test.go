@@ -13,189 +13,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// permitsRig is two hosts that share the semaphore "api" in the model of Redis. A test says when Redis executes what, and
-// when messages arrive.
-type permitsRig struct {
-	*testing.T
-	now       int64
-	semaphore redis.Semaphore
-	hosts     [2]*permitsHost
-}
-
-type permitsHost struct {
-	rig     *permitsRig
-	owner   redis.Owner
-	tb      *connectedTable
-	journal *recordJournal
-	ops     []redisop.Op // in flight
-	inbox   []redisop.Message
-	log     []string
-	holds   map[locktable.SessionID]uint64
-	ids     uint64
-	isDeaf  bool // it receives no messages
-}
-
-const startOfPermits = int64(time.Hour)
-
-func newPermitsRig(t *testing.T) (r *permitsRig, a, b *permitsHost) {
-	r = &permitsRig{T: t, now: startOfPermits}
-	for i := range r.hosts {
-		h := &permitsHost{rig: r, owner: redis.Owner(i), journal: newRecordJournal(), holds: map[locktable.SessionID]uint64{}}
-		h.tb = connect(newTable(locktable.Config{Journal: h.journal}, r.now))
-		h.begin()
-		r.hosts[i] = h
-	}
-	return r, r.hosts[0], r.hosts[1]
-}
-
-func (h *permitsHost) begin() {
-	h.tb.Up(h.rig.now, 0, false, true)
-	for s := range locktable.SessionID(4) {
-		h.tb.Open(h.rig.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
-	}
-}
-
-// acquire has a session wait for permits.
-func (h *permitsHost) acquire(s locktable.SessionID, permits, of uint16, opts ...opt) (id uint64) {
-	h.ids++
-	req := protocol.Acquire{ID: h.ids, Name: "api", WaitMS: protocol.Forever}
-	for _, o := range opts {
-		o(&req)
-	}
-	h.tb.AcquirePermits(h.rig.now, s, protocol.AcquirePermits{Acquire: req, Permits: permits, Of: of})
-	h.collect()
-	return req.ID
-}
-
-// release releases what a session was granted last.
-func (h *permitsHost) release(s locktable.SessionID) {
-	h.tb.Release(h.rig.now, s, protocol.Release{Hold: h.holds[s]})
-	h.collect()
-}
-
-func (h *permitsHost) collect() {
-	for _, e := range h.tb.Effects() {
-		switch e.Kind {
-		case locktable.Redis:
-			h.ops = append(h.ops, e.Op)
-		case locktable.Granted:
-			h.log = append(h.log, fmt.Sprintf("s%d granted", e.Session))
-			h.holds[e.Session] = e.Hold
-		case locktable.Refusal:
-			h.log = append(h.log, fmt.Sprintf("s%d refused %s: %s", e.Session, e.Code, e.Msg))
-		case locktable.Lost:
-			h.log = append(h.log, fmt.Sprintf("s%d lost %s", e.Session, e.Reason))
-		case locktable.Confirmed:
-			h.log = append(h.log, fmt.Sprintf("s%d confirmed", e.Session))
-		}
-	}
-}
-
-// want compares what the clients of a host were sent since the last want.
-func (h *permitsHost) want(lines ...string) {
-	h.rig.Helper()
-	h.collect()
-	if !slices.Equal(h.log, lines) {
-		h.rig.Fatalf("host %d sends %q, want %q\n%s", h.owner, h.log, lines, h.tb.Text(h.rig.now, "api"))
-	}
-	h.log = nil
-}
-
-// quiet checks that no operation is in flight.
-func (h *permitsHost) quiet() {
-	h.rig.Helper()
-	if h.collect(); len(h.ops) > 0 {
-		h.rig.Fatalf("host %d has sent %+v", h.owner, h.ops)
-	}
-}
-
-// sent returns the operation in flight.
-func (h *permitsHost) sent() redisop.Op {
-	h.rig.Helper()
-	if h.collect(); len(h.ops) != 1 {
-		h.rig.Fatalf("host %d has %d operations in flight: %+v", h.owner, len(h.ops), h.ops)
-	}
-	return h.ops[0]
-}
-
-// run executes the operation in flight in Redis, and returns it with its result, which the table does not have yet.
-func (h *permitsHost) run() (redisop.Op, redisop.Result) {
-	h.rig.Helper()
-	op := h.sent()
-	h.ops = nil
-	r := h.rig
-	c := redis.Command{Op: &op, Owner: h.owner, Prefixes: permitsUUIDs, Now: r.now, Clock: r.now / 1000, Receivers: func(to redis.Owner) int32 {
-		if r.hosts[to].isDeaf {
-			return 0
-		}
-		return 1
-	}}
-	reply := c.RunPermits(&r.semaphore)
-	for _, m := range reply.Sent {
-		if m.Name = "api"; !r.hosts[m.To].isDeaf {
-			r.hosts[m.To].inbox = append(r.hosts[m.To].inbox, m.Message)
-		}
-	}
-	return op, redisop.Result{
-		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome, Sent: r.now, Token: reply.Token, TTLMS: reply.TTLMS, Permits: reply.Permits,
-		IsQueued: reply.IsQueued, Rank: reply.Rank, Ticket: reply.Ticket, Arrived: reply.Arrived, Recall: reply.Recall, Waiting: reply.Waiting,
-	}
-}
-
-var permitsUUIDs = []string{"00000000-0000-8000-8000-000000000000:", "00000001-0000-8000-8000-000000000000:"}
-
-// redis executes the operation in flight, and gives the table its result.
-func (h *permitsHost) redis() redisop.Op {
-	h.rig.Helper()
-	op, res := h.run()
-	h.tb.Result(h.rig.now, res)
-	h.collect()
-	return op
-}
-
-// read gives the table the messages that it was sent.
-func (h *permitsHost) read() {
-	for len(h.inbox) > 0 {
-		m := h.inbox[0]
-		h.inbox = h.inbox[1:]
-		h.tb.Message(h.rig.now, m)
-		h.collect()
-	}
-}
-
-// settle has everything be executed and read.
-func (r *permitsRig) settle() {
-	r.Helper()
-	for range 100 {
-		isQuiet := true
-		for _, h := range r.hosts {
-			h.read()
-			if h.collect(); len(h.ops) > 0 {
-				h.redis()
-				isQuiet = false
-			}
-		}
-		if isQuiet {
-			return
-		}
-	}
-	r.Fatalf("the hosts do not come to rest: %+v", r.semaphore)
-}
-
-func (r *permitsRig) pass(d time.Duration) {
-	for end := r.now + int64(d); r.now < end; {
-		r.now = min(end, r.now+int64(time.Millisecond))
-		for _, h := range r.hosts {
-			h.tb.Advance(r.now)
-			h.tb.Work(r.now)
-			h.collect()
-		}
-		r.settle()
-	}
-}
-
 // has checks how many permits Redis has for each host, and how many hosts wait.
-func (r *permitsRig) has(a, b, waiting int) {
+func (r *pairRig) has(a, b, waiting int) {
 	r.Helper()
 	s := &r.semaphore
 	if got := [...]int{int(s.Claims[0].Units), int(s.Claims[1].Units), len(s.Places)}; got != [...]int{a, b, waiting} {
@@ -771,7 +590,7 @@ func TestIdlePermitsStayWhenNoHostWaitsAnyMore(t *testing.T) {
 }
 
 // lose ends the connection of a host: the operation in flight may be executed later.
-func (h *permitsHost) lose() (late redisop.Op) {
+func (h *pairHost) lose() (late redisop.Op) {
 	h.rig.Helper()
 	late, h.ops = h.sent(), nil
 	h.tb.Down(h.rig.now, 0, "the connection is lost")
@@ -781,7 +600,7 @@ func (h *permitsHost) lose() (late redisop.Op) {
 }
 
 // answer gives the table another result than Redis's of the operation in flight, which is not executed.
-func (h *permitsHost) answer(outcome redisop.Outcome) (op redisop.Op) {
+func (h *pairHost) answer(outcome redisop.Outcome) (op redisop.Op) {
 	h.rig.Helper()
 	op, h.ops = h.sent(), nil
 	h.tb.Result(h.rig.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: h.rig.now, Msg: "Redis is unwell"})
@@ -964,7 +783,7 @@ func TestSuccessorAssertsWithTheCapacity(t *testing.T) {
 	b.acquire(1, 2, 4)
 	r.settle()
 	r.semaphore = redis.Semaphore{}
-	for _, h := range []*permitsHost{a, b} {
+	for _, h := range []*pairHost{a, b} {
 		snapshot := h.journal.snapshot(map[locktable.SessionID]locktable.Peer{1: {PID: 100}})
 		h.tb = connect(newTable(locktable.Config{Journal: h.journal}, r.now))
 		h.tb.Restore(r.now, snapshot)
@@ -1197,19 +1016,19 @@ func TestForceEndsOneHoldOrAll(t *testing.T) {
 // The danger: one request, or one moment, ends tens of thousands of holds, and the answers of all other clients wait for it.
 func TestManyHoldsOfASemaphoreEndInSteps(t *testing.T) {
 	const holds, inStep = 60, 3
-	for what, end := range map[string]func(a *permitsHost) (after locktable.SessionID){
-		"forced": func(a *permitsHost) locktable.SessionID {
+	for what, end := range map[string]func(a *pairHost) (after locktable.SessionID){
+		"forced": func(a *pairHost) locktable.SessionID {
 			if _, n := a.tb.EndHolds(a.rig.now, "api", 0); n != holds {
 				t.Errorf("%d holds are to end, want %d", n, holds)
 			}
 			return 2
 		},
-		"max_hold": func(a *permitsHost) locktable.SessionID {
-			a.rig.now = startOfPermits + int64(61*time.Second)
+		"max_hold": func(a *pairHost) locktable.SessionID {
+			a.rig.now = startOfPair + int64(61*time.Second)
 			a.tb.Advance(a.rig.now)
 			return 2
 		},
-		"of two sessions": func(a *permitsHost) locktable.SessionID {
+		"of two sessions": func(a *pairHost) locktable.SessionID {
 			a.tb.EndHolds(a.rig.now, "api", 0)
 			a.tb.Close(a.rig.now, 1)
 			return 2

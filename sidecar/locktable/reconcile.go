@@ -1,7 +1,6 @@
 package locktable
 
 import (
-	"math"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable/claim"
@@ -67,11 +66,15 @@ func (t *Table) syncRemote(v *visit) {
 func (t *Table) want(w *claim.Want, v *visit) {
 	l, q := v.lock, v.lock.queue
 	switch isHeld := l.holders.isHeld(); {
-	case l.kind() == redisop.KindPermits && (isHeld || l.waiting() > 0):
+	case !isHeld && l.waiting() == 0:
+	case l.kind() == redisop.KindPermits:
 		t.wantPermits(w, v)
 		return
+	case l.kind() == redisop.KindReadWrite:
+		t.wantReadWrite(w, v)
+		return
 	case isHeld:
-		t.wantForHolds(w, v)
+		t.wantForHold(w, v)
 		return
 	}
 	verdict := t.decide(v)
@@ -95,25 +98,18 @@ func (t *Table) want(w *claim.Want, v *visit) {
 	}
 }
 
-func (t *Table) wantForHolds(w *claim.Want, v *visit) {
+func (t *Table) wantForHold(w *claim.Want, v *visit) {
 	now, l, q := v.Now, v.lock, v.lock.queue
-	isKept := false
-	w.Kind = claim.WantHold
-	if m := t.manyOf(l); m != nil {
-		t.wantForMany(w, v, m)
-	} else {
-		h := l.holders.sole()
-		isKept = h.phase == HoldKept
-		w.HoldID, w.Count = h.id, h.entries
-		w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
-		w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
-		if h.hasKeep {
-			w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
-		}
+	h := l.holders.sole()
+	w.Kind, w.HoldID, w.Count = claim.WantHold, h.id, h.entries
+	w.LeaseMS, w.FullLeaseMS = t.leaseToSet(now, h), t.leaseOf(h.lease, h.leaseMS)
+	w.IsRenewed, w.IsChecked = h.isRenewed(), h.isChecked()
+	if h.hasKeep {
+		w.FullLeaseMS = max(w.FullLeaseMS, claim.LeaseKeeping(t.keepUntil(h)-h.granted))
 	}
 	w.Tokens, w.ReserveAt = t.cfg.Tokens, moment.Never
 	switch {
-	case isKept: // its end is the end of the claim, so nothing is handed over
+	case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
 	case l.waiting() > 0:
 		w.ReserveAt = q.drawAt
 	case l.memory.IsHot():
@@ -121,21 +117,6 @@ func (t *Table) wantForHolds(w *claim.Want, v *visit) {
 	}
 	if w.ArriveAt = moment.Never; q != nil && q.newcomer != nil && t.isInOrder(l) {
 		w.ArriveAt = q.contest.ArriveAt()
-	}
-}
-
-// wantForMany sets what Redis should have for a lock with holds that may be many: the field that it has. Its
-// number is that of no hold, or of one that may have ended. The lease is that of allLeases, when it is sent.
-func (t *Table) wantForMany(w *claim.Want, v *visit, m *many) {
-	c := &v.lock.claim
-	w.HoldID, w.Count = c.HoldID(), 1
-	if s := c.State(); s == claim.Restored || s.IsUnsure() {
-		w.HoldID = c.MaxHoldID()
-	}
-	w.LeaseMS, w.FullLeaseMS = t.leaseMS, math.MaxUint32
-	w.IsRenewed, w.IsChecked = m.renewed > 0, m.renewed == 0
-	if r := t.nextBeside(v.lock); r != nil {
-		w.IsShort = c.HasTokens() && !t.isCovered(v.Now, v.lock, r)
 	}
 }
 
@@ -164,9 +145,13 @@ func (t *Table) allLeases(now int64, l *lock, m *many, op *redisop.Op) uint32 {
 }
 
 // mayComeBeside reports whether an operation gets what a waiter wants beside holds, so that it is to have the lease of that,
-// too. One that waits for permits may do so for long.
+// too. One that waits for other hosts may do so for long.
 func (t *Table) mayComeBeside(l *lock, m *many, r *request, op *redisop.Op) bool {
-	return l.kind() != redisop.KindPermits || op.Kind == redisop.Take && l.claim.Permits() >= m.units+uint32(r.permits)
+	needed := m.units + uint32(r.permits)
+	if l.kind() == redisop.KindReadWrite {
+		needed = uint32(r.mode.inRedis())
+	}
+	return op.Kind == redisop.Take && l.claim.Extent() >= needed
 }
 
 // leaseToSet is the lease that Redis is given for a hold now.
@@ -200,10 +185,10 @@ func (t *Table) send(v *visit, op *redisop.Op) {
 	}
 	op.Of = l.kind()
 	op.Set(redisop.CanWait, op.Kind == redisop.Drop && !l.isAwaited(op))
-	switch ofPermits := op.Of == redisop.KindPermits; {
+	switch {
 	case op.Kind != redisop.Take:
-	case ofPermits:
-		t.onPermitsAsked(now, l, op)
+	case op.Of.HasMany():
+		t.onExtentAsked(now, l, op)
 	case !l.holders.isHeld():
 		t.lastNum = op.HoldID
 		if op.Has(redisop.Enqueue) {

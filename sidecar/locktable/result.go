@@ -38,7 +38,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 		t.reconcile(t.visit(now, l))
 		return
 	}
-	if op.Has(redisop.Enqueue) && l.queue != nil && l.kind() != redisop.KindPermits { // Up may have forgotten the ticket, and with it the queue
+	if op.Has(redisop.Enqueue) && l.queue != nil && l.kind() == redisop.KindLock { // Up may have forgotten the ticket, and with it the queue
 		l.queue.contest.OnTakeResult(op.HoldID, &r)
 		if r.Outcome == redisop.HeldByOther && r.Arrived != 0 {
 			l.queue.arrive(op.SentAt, r.Arrived)
@@ -54,7 +54,7 @@ func (t *Table) Result(now int64, r redisop.Result) {
 	}
 	wasMoved := op.Since.Has(claim.Moved)
 	if isExecuted := r.Outcome != redisop.NotSent && r.Outcome != redisop.Retryable; isExecuted || !wasMoved {
-		if l.kind() != redisop.KindPermits || !t.onPermits(now, l, &op, &r) {
+		if !l.kind().HasMany() || !t.onExtent(now, l, &op, &r) {
 			t.onOutcome(now, l, &op, &r)
 		}
 	}
@@ -205,7 +205,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *claim.InFlight, r *redisop.Re
 		q.contest.OnDropped(&t.contests, now, r, q.firstTries())
 	}
 	l.forgetClaim(claim.Absent)
-	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) {
+	if op.Since.Has(claim.TransferReceived) || op.Since.Has(claim.Moved) || r.Queues != 0 {
 		l.claim.MayBeBack() // another Drop follows
 	}
 	t.doubtForConfirms(l, op.Has(redisop.CanWait))

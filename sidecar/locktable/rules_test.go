@@ -23,7 +23,7 @@ func (r *rig) answerAll() {
 		op := r.ops[0]
 		r.ops = r.ops[1:]
 		r.tokens += uint64(op.Reserve)
-		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: listeners(r.others)})
+		r.tb.Result(r.now, withMode(&op, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: listeners(r.others)}))
 		r.collect()
 	}
 }

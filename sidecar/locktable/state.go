@@ -113,7 +113,7 @@ func (t *Table) addClone(from *Table, l *lock) {
 		cr := &request{
 			session: t.sessions[r.session.id], id: r.id, owner: r.owner, since: r.since,
 			leaseMS: r.leaseMS, maxHoldMS: r.maxHoldMS, crashDelayMS: r.crashDelayMS, keepMS: r.keepMS,
-			lease: r.lease, mode: r.mode, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived, permits: r.permits, capacity: r.capacity,
+			lease: r.lease, mode: r.mode, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, isOfPhase: r.isOfPhase, arrived: r.arrived, permits: r.permits, capacity: r.capacity,
 		}
 		cr.timer.Value = cr
 		cr.at = waiter{request: cr, lock: c}
@@ -254,7 +254,7 @@ func Describe(t *Table, d Description, now int64, name string, mayBeInOrder bool
 		r := w.request
 		d.Session(r.session.id)
 		d.Value(r.owner)
-		d.Value(uint64(r.leaseMS)<<32 | uint64(r.mode)<<8 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()))
+		d.Value(uint64(r.leaseMS)<<32 | uint64(r.mode)<<8 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()) | bit(r.isOfPhase)<<16)
 		d.Value(uint64(r.maxHoldMS)<<32 | uint64(r.crashDelayMS))
 		d.Value(uint64(r.keepMS)<<32 | uint64(r.permits)<<16 | uint64(r.capacity))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))

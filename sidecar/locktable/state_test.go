@@ -25,9 +25,9 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[many](), 20},
 		{reflect.TypeFor[permitsOf](), 5},
 		{reflect.TypeFor[hold](), 24},
-		{reflect.TypeFor[queue](), 11},
+		{reflect.TypeFor[queue](), 12},
 		{reflect.TypeFor[waiter](), 3},
-		{reflect.TypeFor[request](), 21},
+		{reflect.TypeFor[request](), 22},
 		{reflect.TypeFor[confirm](), 3},
 		{reflect.TypeFor[dirtySet](), 9},
 	} {
@@ -44,7 +44,7 @@ func TestGrantsAreCountedWhileTheLockIsKnown(t *testing.T) {
 	const grants = 1<<16 + 5
 	for id := range uint64(grants) {
 		l.claim.Transfer(0, 0, 0, &redisop.Message{Ticket: 2*id + 1, LastToken: id, Tokens: 1})
-		l.claim.Grant(2*id + 2)
+		l.claim.Grant(2*id+2, false)
 		l.claim.Forget(claim.Absent)
 	}
 	if n := tb.row(0, l).Grants; n != grants {

@@ -138,7 +138,7 @@ func (r *rig) redis(kind redisop.OpKind, outcome redisop.Outcome) redisop.Op {
 	case outcome == redisop.HeldByOther:
 		res.Field, res.TTLMS = "another:1", 20_000
 	}
-	r.tb.Result(r.now, res)
+	r.tb.Result(r.now, withMode(&op, res))
 	return op
 }
 

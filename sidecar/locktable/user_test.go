@@ -47,7 +47,7 @@ func (r *rig) redisDoesAll() {
 	for r.collect(); len(r.ops) > 0; r.collect() {
 		op := r.ops[0]
 		r.ops = r.ops[1:]
-		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+		r.tb.Result(r.now, withMode(&op, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now}))
 	}
 	r.log = nil
 }

@@ -40,15 +40,16 @@ func (t *Table) decide(v *visit) *contest.Verdict {
 		w.Waiting, w.WantsOrder, w.HasNewcomer, w.HasConfirms = l.waiting(), q.fair > 0, q.newcomer != nil, len(q.confirms) > 0
 		if first := q.waiters.head; first != nil {
 			r := first.request
-			w.First = contest.Waiter{Tries: first.isTrying(), IsFair: r.isFair, IsAlone: r.isAlone, Since: r.since, Arrived: r.arrived, Permits: r.permits, Capacity: r.capacity}
-			w.IsCovered = !v.hasMore && t.isCovered(v.Now, l, r) // what is left for Work is not granted in this visit
+			w.First = contest.Waiter{Tries: first.isTrying(), IsFair: r.isFair, IsAlone: r.isAlone, Since: r.since, Arrived: r.arrived, Permits: r.permits, Capacity: r.capacity, Mode: r.mode.inRedis(), IsOfPhase: r.isOfPhase}
+			w.IsCovered = !v.hasMore && l.holders.admits(r.mode) && t.isCovered(v.Now, l, r) // what is left for Work is not granted in this visit
 		}
 	}
-	if l.kind() == redisop.KindPermits {
+	if l.kind().HasMany() {
 		m := t.needMany(l)
-		w.OfPermits, w.BusySince = true, 0 // a semaphore has no free moments for others
-		w.IsIdle, w.CameForFirst = c.Permits() > m.units, m.came >= uint32(w.First.Permits)
+		w.Of, w.BusySince = l.kind(), 0 // there are no free moments for others
+		w.IsIdle, w.CameForFirst = c.Extent() > t.neededOf(l), m.came >= uint32(w.First.Permits)
 		w.Fits = m.units+uint32(w.First.Permits) <= uint32(w.First.Capacity)
+		w.IsExclusive, w.Queues = c.Extent() == uint32(redisop.ExclusiveMode), q.modes()
 	}
 	t.contests.Decide(&v.verdict, &v.Alarm, &l.memory, contested, w)
 	v.isDecided = true
@@ -107,7 +108,7 @@ func (t *Table) linger(v *visit, since int64) {
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
 	m := t.manyOf(l)
-	if !c.HasTokens() || l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r) {
+	if !c.HasTokens() || !t.hasExtentFor(l, r) {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.ValidUntil()-now
@@ -127,11 +128,22 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	return left >= claim.Validity(lease)
 }
 
+// hasExtentFor reports whether the extent of the claim suffices for a request, too.
+func (t *Table) hasExtentFor(l *lock, r *request) bool {
+	switch l.kind() {
+	case redisop.KindPermits:
+		return t.hasPermitsFor(l, r)
+	case redisop.KindReadWrite:
+		return l.claim.Extent() >= uint32(r.mode.inRedis())
+	}
+	return true
+}
+
 // hasPermitsFor reports whether the claim has permits for a request. Those that came when a larger capacity was named may be
 // too many for one that names less: Redis counts those of all hosts.
 func (t *Table) hasPermitsFor(l *lock, r *request) bool {
 	m, units := t.manyOf(l), t.unitsOf(l)+uint32(r.permits)
-	if l.claim.Permits() < units || units > uint32(r.capacity) {
+	if l.claim.Extent() < units || units > uint32(r.capacity) {
 		return false
 	}
 	return m == nil || m.came >= uint32(r.permits) || r.capacity >= m.capacities.largest()
@@ -141,4 +153,15 @@ func (t *Table) hasPermitsFor(l *lock, r *request) bool {
 // for all of the keep, so that the lock stays held if this host dies.
 func (t *Table) leaseToTake(r *request) uint32 {
 	return max(t.leaseOf(r.lease, r.leaseMS), claim.LeaseKeeping(moment.MS(r.keepMS)))
+}
+
+// wantDrop sets that Redis is to have nothing of this host for a lock, as a verdict says.
+func (t *Table) wantDrop(w *claim.Want, v *visit, verdict *contest.Verdict) {
+	*w = claim.Want{Kind: claim.WantNothing, LeaseMS: t.leaseMS}
+	if verdict.LeavesFree {
+		w.PassedMS = redisop.MS(redisop.FreeAfter) // Redis leaves it free, too
+	}
+	if q := v.lock.queue; q != nil {
+		w.Ticket = q.contest.Ticket()
+	}
 }

@@ -57,6 +57,7 @@ func (t *Table) endRequest(r *request) {
 		q.newcomer = r.at.inQueue.next
 	}
 	q.fair -= btoi(r.isFair)
+	q.writers -= btoi(r.mode == Exclusive)
 	q.waiters.remove(&r.at, inQueue)
 	r.session.removeRequest(r)
 	t.waiting--
@@ -91,14 +92,43 @@ func (t *Table) becomes(l *lock, kind redisop.LockKind) bool {
 		t.skipEnded(l.queue)
 	}
 	isUnused := !l.holders.isHeld() && l.waiting() == 0
-	if hasPermits := l.kind() == redisop.KindPermits; hasPermits != (kind == redisop.KindPermits) {
-		isUnused = isUnused && !l.claim.State().IsOurs() && (l.queue == nil || !l.queue.contest.HasPlace()) // what Redis has is of another form
-	}
+	isUnused = isUnused && !l.claim.State().IsOurs() && (l.queue == nil || !l.queue.contest.HasPlace()) // what Redis has is of another form
 	if l.kind() != kind && isUnused {
 		delete(t.many, l)
 		l.setKind(kind)
 	}
 	return l.kind() == kind
+}
+
+// beginReadPhase has all readers that wait here come before the writers that do. Those that come later wait for the writers, also
+// for those of other hosts (K8).
+func (l *lock) beginReadPhase() {
+	q := l.queue
+	if q == nil || q.writers == q.waiters.len {
+		return
+	}
+	w := q.waiters.head
+	for range q.waiters.len {
+		next := w.inQueue.next
+		if w.request.isOfPhase = w.request.mode == Shared; !w.request.isOfPhase {
+			q.waiters.remove(w, inQueue)
+			q.waiters.push(w, inQueue)
+		}
+		w = next
+	}
+}
+
+// beginWritePhase has the first writer that waits here come before the readers that do.
+func (l *lock) beginWritePhase() {
+	if l.queue == nil || l.queue.writers == 0 {
+		return
+	}
+	w := l.queue.waiters.head
+	for w.request.mode != Exclusive {
+		w = w.inQueue.next
+	}
+	l.queue.waiters.remove(w, inQueue)
+	l.queue.waiters.pushFront(w, inQueue)
 }
 
 // blockerSince returns for which hold a request waited that came at this time: of a client of this
@@ -130,8 +160,8 @@ func (t *Table) leaveRest(v *visit) {
 func (t *Table) answerConfirms(v *visit) {
 	l, q := v.lock, v.lock.queue
 	isReleased := l.holders.isHeld() || l.claim.State() == claim.Absent && !l.claim.IsBusy()
-	if l.kind() == redisop.KindPermits && l.holders.isHeld() {
-		isReleased = l.claim.State() == claim.Confirmed && l.claim.Permits() <= t.unitsOf(l) && !l.claim.IsBusy()
+	if l.kind().HasMany() && l.holders.isHeld() {
+		isReleased = l.claim.State() == claim.Confirmed && l.claim.Extent() <= t.neededOf(l) && !l.claim.IsBusy()
 	}
 	if q == nil || q.refusal == "" && !isReleased {
 		return

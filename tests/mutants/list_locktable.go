@@ -436,8 +436,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a grant needs a token that was drawn from Redis",
 		in:   "sidecar/locktable (*Table).isCovered",
-		find: `!c.HasTokens() || l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r)`,
-		put:  `l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r)`,
+		find: `!c.HasTokens() || !t.hasExtentFor(l, r)`,
+		put:  `!t.hasExtentFor(l, r)`,
 		by:   simulation,
 	},
 	{
@@ -480,7 +480,7 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "no tokens are reserved for a time after Redis refused to reserve them",
-		in:   "sidecar/locktable (*Table).wantForHolds",
+		in:   "sidecar/locktable (*Table).wantForHold",
 		find: "w.ReserveAt = q.drawAt",
 		put:  "w.ReserveAt = now",
 		by:   tableTest("TestRefusedDrawKeepsNoRenewalBack"),
@@ -1420,8 +1420,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a result may come after the ticket is forgotten",
 		in:   "sidecar/locktable (*Table).Result",
-		find: "op.Has(redisop.Enqueue) && l.queue != nil && l.kind() != redisop.KindPermits",
-		put:  "op.Has(redisop.Enqueue) && l.kind() != redisop.KindPermits",
+		find: "op.Has(redisop.Enqueue) && l.queue != nil && l.kind() == redisop.KindLock",
+		put:  "op.Has(redisop.Enqueue) && l.kind() == redisop.KindLock",
 		by:   tableTest("TestTakeThatEnqueuedMayEndAfterTheChannelIsGone"),
 	},
 	{
@@ -2438,9 +2438,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a hold beside others has all of its fixed lease",
-		in:   "sidecar/locktable (*Table).wantForMany",
-		find: "w.IsShort = c.HasTokens() && !t.isCovered(v.Now, v.lock, r)",
-		put:  "_ = r",
+		in:   "sidecar/locktable (*Table).wantReadWrite",
+		find: "w.Asked, w.NotBefore, w.LeaseMS = verdict.Asked, verdict.NotBefore, t.leaseToTake(first)",
+		put:  "w.Asked, w.NotBefore = verdict.Asked, verdict.NotBefore",
 		by:   tableTest("TestSharedHoldsHaveTheLongestLease"),
 	},
 	{

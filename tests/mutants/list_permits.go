@@ -5,7 +5,7 @@ var permitsMutants = []mutant{
 	{
 		rule: "a claim of permits is weaker as soon as the operation is sent",
 		in:   "sidecar/locktable/claim (*Claim).Send",
-		find: "op.Of == redisop.KindPermits && op.Kind == redisop.Take",
+		find: "op.Of.HasMany() && op.Kind == redisop.Take",
 		put:  "false",
 		by:   simulation,
 	},
@@ -18,21 +18,21 @@ var permitsMutants = []mutant{
 	},
 	{
 		rule: "what a result brings beyond the permits that are kept came for waiters",
-		in:   "sidecar/locktable (*Table).onPermitted",
+		in:   "sidecar/locktable (*Table).onExtentConfirmed",
 		find: "came := r.Permits - min(r.Permits, op.Count)",
 		put:  "came := r.Permits",
 		by:   tableTest("TestOnlyWhatCameForWaitersIsTheirs"),
 	},
 	{
 		rule: "a Take of permits says whether hosts wait",
-		in:   "sidecar/locktable (*Table).onPermitted",
+		in:   "sidecar/locktable (*Table).onExtentConfirmed",
 		find: "l.memory.NoteHosts(r.Waiting > 0)",
 		put:  "_ = r.Waiting",
 		by:   tableTest("TestIdlePermitsStayWhenNoHostWaitsAnyMore"),
 	},
 	{
 		rule: "a place that is not the first says that hosts wait",
-		in:   "sidecar/locktable (*Table).onWanted",
+		in:   "sidecar/locktable (*Table).onAway",
 		find: "l.memory.NoteHosts(r.Rank > 0)",
 		put:  "_ = r.Rank",
 		by:   tableTest("TestFreedPermitsStayHereWhenNoHostWaitsAnyMore"),
@@ -40,8 +40,8 @@ var permitsMutants = []mutant{
 	{
 		rule: "an admission counts only if it is proved",
 		in:   "sidecar/locktable (*Table).onAdmitted",
-		find: "!c.IsBusy() && isLive && mayAdd && l.kind() == redisop.KindPermits && q.contest.IsProof(msg)",
-		put:  "!c.IsBusy() && isLive && mayAdd && l.kind() == redisop.KindPermits",
+		find: "!c.IsBusy() && isLive && mayAdd && l.kind() == msg.Of && q.contest.IsProof(msg)",
+		put:  "!c.IsBusy() && isLive && mayAdd && l.kind() == msg.Of",
 		by:   tableTest("TestAdmissionThatIsNotOfTheLivePlaceIsGivenBack"),
 	},
 	{
@@ -88,23 +88,23 @@ var permitsMutants = []mutant{
 	},
 	{
 		rule: "a renewal does not confirm what a late operation may give back",
-		in:   "sidecar/locktable (*Table).onPermitted",
+		in:   "sidecar/locktable (*Table).onExtentConfirmed",
 		find: "r.Permits > known || isRestored",
 		put:  "isRestored || known < 0",
 		by:   tableTest("TestRenewalDoesNotConfirmWhatALateOperationGivesBack"),
 	},
 	{
 		rule: "a successor gives up the places of its predecessor",
-		in:   "sidecar/locktable (*Table).onPermitted",
+		in:   "sidecar/locktable (*Table).onExtentConfirmed",
 		find: "r.Permits > known || isRestored",
 		put:  "r.Permits > known || isRestored && known < 0",
 		by:   tableTest("TestSuccessorKnowsThePermits"),
 	},
 	{
 		rule: "what was not sent has given nothing back",
-		in:   "sidecar/locktable (*Table).onPermits",
+		in:   "sidecar/locktable (*Table).onExtent",
 		find: `case r.Outcome == redisop.NotSent && isTake:
-		c.OnPermitsKept(op)
+		c.OnExtentKept(op)
 		return false`,
 		put: `case r.Outcome == redisop.NotSent && isTake:
 		return false`,
@@ -112,35 +112,35 @@ var permitsMutants = []mutant{
 	},
 	{
 		rule: "a check finds permits beyond those that are known",
-		in:   "sidecar/locktable (*Table).onPermits",
+		in:   "sidecar/locktable (*Table).onExtent",
 		find: "r.Permits > known",
 		put:  "r.Permits > known+99",
 		by:   tableTest("TestCheckFindsWhatIsBeyond"),
 	},
 	{
 		rule: "the rest of a claim that is lost is given back",
-		in:   "sidecar/locktable (*Table).onPermits",
+		in:   "sidecar/locktable (*Table).onExtent",
 		find: "t.doubt(l)",
 		put:  "_ = l",
 		by:   tableTest("TestRestOfALostClaimIsGivenBack"),
 	},
 	{
 		rule: "an operation that failed is sent again soon",
-		in:   "sidecar/locktable (*Table).onPermits",
-		find: "q.contest.OnPermitsUnknown()",
+		in:   "sidecar/locktable (*Table).onExtent",
+		find: "q.contest.OnExtentUnknown()",
 		put:  "_ = q",
 		by:   tableTest("TestFailedOperationIsSentAgainSoon"),
 	},
 	{
 		rule: "holds whose assertion is refused are given up",
-		in:   "sidecar/locktable (*Table).onPermits",
+		in:   "sidecar/locktable (*Table).onExtent",
 		find: "t.refuseRenewal(now, l)",
 		put:  "_ = l",
 		by:   tableTest("TestHoldsWhoseAssertionIsRefusedAreGivenUp"),
 	},
 	{
 		rule: "a host without a place polls",
-		in:   "sidecar/locktable (*Table).onWanted",
+		in:   "sidecar/locktable (*Table).onAway",
 		find: "isListening && (r.IsQueued || isAlone)",
 		put:  "isListening",
 		by:   tableTest("TestHostWithoutAPlacePolls"),
@@ -148,8 +148,8 @@ var permitsMutants = []mutant{
 	{
 		rule: "a release of permits is confirmed when Redis has them",
 		in:   "sidecar/locktable (*Table).answerConfirms",
-		find: "l.claim.State() == claim.Confirmed && l.claim.Permits() <= t.unitsOf(l) && !l.claim.IsBusy()",
-		put:  "l.claim.Permits() <= t.unitsOf(l) && !l.claim.IsBusy()",
+		find: "l.claim.State() == claim.Confirmed && l.claim.Extent() <= t.neededOf(l) && !l.claim.IsBusy()",
+		put:  "l.claim.Extent() <= t.neededOf(l) && !l.claim.IsBusy()",
 		by:   tableTest("TestReleaseOfPermitsIsNotConfirmedBeforeRedisHasThem"),
 	},
 	{
@@ -245,14 +245,14 @@ var permitsMutants = []mutant{
 	},
 	{
 		rule: "holds that are not in doubt are not taken again",
-		in:   "sidecar/locktable/claim (*Claim).choosePermits",
+		in:   "sidecar/locktable/claim (*Claim).chooseExtent",
 		find: "op.Set(redisop.RequireExisting, isHeld && !isUnsure)",
 		put:  "_ = isUnsure",
 		by:   tableTest("TestLostResultIsFollowedByAnOperationThatSaysAll"),
 	},
 	{
 		rule: "a lost result is followed by another operation",
-		in:   "sidecar/locktable/claim (*Claim).choosePermits",
+		in:   "sidecar/locktable/claim (*Claim).chooseExtent",
 		find: "c.state == Stale",
 		put:  "false",
 		by:   tableTest("TestLostResultOfWhatIsGivenBack"),
@@ -260,8 +260,8 @@ var permitsMutants = []mutant{
 	{
 		rule: "an admission adds to the claim",
 		in:   "sidecar/locktable/claim (*Claim).Admit",
-		find: "c.count+uint32(m.Units)",
-		put:  "c.count",
+		find: "c.count += uint32(m.Units)",
+		put:  "",
 		by:   tableTest("TestAdmissionNeedsNoOperation"),
 	},
 	{
@@ -273,9 +273,9 @@ var permitsMutants = []mutant{
 	},
 	{
 		rule: "a claim of permits covers the next hold",
-		in:   "sidecar/locktable (*Table).isCovered",
-		find: "l.kind() == redisop.KindPermits && !t.hasPermitsFor(l, r)",
-		put:  "false",
+		in:   "sidecar/locktable (*Table).hasExtentFor",
+		find: "return t.hasPermitsFor(l, r)",
+		put:  "return true",
 		by:   tableTest("TestPermitsAreGrantedUpToTheCapacity"),
 	},
 	{

@@ -32,8 +32,9 @@ func (c *Claim) HoldID() uint64 { return c.holdID }
 // MaxHoldID is the largest number that any hold of this lock, or operation on it, had.
 func (c *Claim) MaxHoldID() uint64 { return c.maxHoldID }
 
-// Permits is how many permits of a semaphore Redis has for this host at least; 0: it is not known.
-func (c *Claim) Permits() uint32 {
+// Extent is what Redis has for this host at least: so many permits of a semaphore, or the [redisop.Mode] of a read/write lock;
+// 0: it is not known.
+func (c *Claim) Extent() uint32 {
 	if c.state != Confirmed {
 		return 0
 	}
@@ -118,8 +119,8 @@ const (
 
 // Grant gives the claim to a new hold, and returns its number and token. The number is that of the
 // field, or fresh, which is larger than all before it, if another hold has or had that.
-// Precondition: the claim is this host's, has a token, and no Drop of it is in flight.
-func (c *Claim) Grant(fresh uint64) (id, token uint64, source Source) {
+// isShared: other holds have that token, too. Precondition: the claim is this host's, has a token, and no Drop of it is in flight.
+func (c *Claim) Grant(fresh uint64, isShared bool) (id, token uint64, source Source) {
 	switch {
 	case !c.state.IsOurs() || c.op.Kind == redisop.Drop:
 		violated("Exclusion", "a hold is granted without a claim, in state %d", c.state)
@@ -144,6 +145,9 @@ func (c *Claim) Grant(fresh uint64) (id, token uint64, source Source) {
 	c.lingerUntil = 0
 	c.setUse(used)
 	c.countGrant()
+	if isShared {
+		return id, c.nextToken, source
+	}
 	return id, c.takeToken(), source
 }
 
@@ -212,21 +216,28 @@ func (c *Claim) Transfer(now, until, busySince int64, m *redisop.Message) {
 	}
 }
 
-// Admit notes that this host has further permits, of its place. They are valid for as long as the others: the Take to
-// which Redis answered last that the place stands was about these, too. Precondition: the claim is confirmed, and no
+// Admit notes that this host has further permits, or another mode, of its place. They are valid for as long as the others: the
+// Take to which Redis answered last that the place stands was about these, too. Precondition: the claim is confirmed, and no
 // operation is in flight.
 func (c *Claim) Admit(m *redisop.Message) {
 	if c.state != Confirmed || c.IsBusy() {
 		violated("A transfer is accepted by a host that waits", "place %d is accepted in state %d", m.Ticket, c.state)
 	}
-	c.holdID, c.count = m.Ticket, c.count+uint32(m.Units)
-	if c.tokensLeft == 0 {
+	c.holdID = m.Ticket
+	isOtherMode := m.Of == redisop.KindReadWrite && uint32(m.Units) > c.count
+	switch {
+	case isOtherMode:
+		c.count = uint32(m.Units)
+	case m.Of == redisop.KindPermits:
+		c.count += uint32(m.Units)
+	}
+	if c.tokensLeft == 0 || isOtherMode {
 		c.nextToken, c.tokensLeft = m.LastToken-uint64(m.Tokens)+1, m.Tokens
 	}
 }
 
-// OnPermitsKept notes that an operation on permits was not executed: Redis has for this host what it had before.
-func (c *Claim) OnPermitsKept(op *InFlight) {
+// OnExtentKept notes that an operation that gives something back was not executed: Redis has for this host what it had before.
+func (c *Claim) OnExtentKept(op *InFlight) {
 	if c.state == Confirmed {
 		c.count = max(c.count, op.Had)
 	}

@@ -70,7 +70,7 @@ func Describe(c *Claim, d Description, now int64, limits Limits) {
 		d.Number(op.HoldID)
 		describeAge(d, now, op.SentAt, limits.Lease)
 		d.Value(uint64(op.Count)<<32 | uint64(op.LeaseMS))
-		d.Value(uint64(op.Had))
+		d.Value(uint64(op.Queues)<<32 | uint64(op.Had))
 		d.Value(uint64(op.Want)<<48 | uint64(op.Reserve)<<32 | uint64(min(op.PassedMS, limits.PassedMS)))
 	}
 }

@@ -146,10 +146,11 @@ type InFlight struct {
 	LeaseMS    uint32
 	Reserve    uint16
 	Want       uint16
-	Had        uint32 // of permits: Permits before it was sent
+	Had        uint32 // Extent before it was sent
 	PassedMS   uint32 // of a Drop; of a Take: of the transfer that was received since it was sent
 	Kind       redisop.OpKind
-	Unassigned bool // for the queue, not for a hold
+	Queues     uint8 // of a read/write lock: where the host is to wait
+	Unassigned bool  // for the queue, not for a hold
 	redisop.Flags
 	Since Events
 }

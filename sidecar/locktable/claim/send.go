@@ -20,7 +20,10 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	}
 	c.op = InFlight{
 		Kind: op.Kind, Unassigned: unassigned, HoldID: op.HoldID, SentAt: now,
-		Count: op.Count, LeaseMS: op.LeaseMS, Reserve: op.Reserve, Want: op.Want, Had: c.Permits(), PassedMS: op.PassedMS, Flags: op.Flags,
+		Count: op.Count, LeaseMS: op.LeaseMS, Reserve: op.Reserve, Want: op.Want, Had: c.Extent(), PassedMS: op.PassedMS, Flags: op.Flags,
+	}
+	if op.Of == redisop.KindReadWrite {
+		c.op.Queues = op.Times
 	}
 	c.phase = windowOne
 	if op.Has(redisop.AfterPendingDrop) {
@@ -31,7 +34,7 @@ func (c *Claim) Send(now int64, op *redisop.Op, unassigned bool) {
 	}
 	c.lingerUntil = 0
 	c.maxHoldID = max(c.maxHoldID, op.HoldID)
-	if op.Of == redisop.KindPermits && op.Kind == redisop.Take {
+	if op.Of.HasMany() && op.Kind == redisop.Take {
 		c.count = min(c.count, op.Count) // Redis may have no more as soon as it is sent
 	}
 	if op.Kind == redisop.Take || op.Kind == redisop.Renew {

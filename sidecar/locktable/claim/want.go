@@ -20,7 +20,6 @@ type Want struct {
 	IsChecked   bool
 	Tokens      int   // local handoffs that there are to be tokens for
 	ReserveAt   int64 // from when tokens may be reserved; never: there is nothing to reserve them for
-	IsShort     bool  // the lease does not suffice for a waiter that is admitted beside holds
 	IsHot       bool  // tokens are reserved before the last one is granted, and Redis gets to know of handoffs later
 
 	// Of WantForQueue.
@@ -28,9 +27,10 @@ type Want struct {
 	NotBefore     int64 // no Take before, unless the key is this host's
 	ArriveAt      int64 // of WantHold, too: from when Redis is asked for arrivals; never: all are known
 
-	// Of WantPermits, which has Count: the permits of the local holds, IsRenewed, IsChecked, what is asked for the
+	// Of WantExtent, which has Count: the extent that the local holds need, IsRenewed, IsChecked, what is asked for the
 	// first waiter, and NotBefore: no such Take before; never: there is none.
 	GiveBackAt int64 // from when Redis is to get back what the claim has beyond Count; never: that is nothing
+	OfMode     bool  // the extent is a mode: a Renew or a Check names the one that Redis has
 
 	// Of WantNothing.
 	PassedMS uint32 // at least so long is sent
@@ -44,7 +44,7 @@ const (
 	WantHold                     // the field of a local hold
 	WantForQueue                 // a field for the first local waiter, or a ticket
 	WantLinger                   // what there is, although no local client wants it
-	WantPermits                  // permits for the local holds and the first waiter
+	WantExtent                   // the extent that the local holds need, and what the first waiter wants
 )
 
 // handoffSyncDelay is how long Redis may have an earlier hold of this host than the one that
@@ -85,8 +85,8 @@ func (c *Claim) choose(a *moment.Alarm, w *Want) redisop.Op {
 			op = redisop.Op{Kind: redisop.Arrive}
 		}
 		return op
-	case w.Kind == WantPermits:
-		return c.choosePermits(a, w)
+	case w.Kind == WantExtent:
+		return c.chooseExtent(a, w)
 	case w.Kind == WantForQueue && (c.state.IsOurs() || a.Due(w.NotBefore)):
 		return redisop.Op{Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Asked: w.Asked}
 	case w.Kind == WantForQueue && c.mayAsk(a, w):
@@ -118,7 +118,7 @@ func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
 	switch {
 	case c.state.IsUnsure():
 		op.Kind, op.Reserve, op.Flags = redisop.Take, reserve, redisop.CountListeners // assert it
-	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt), w.IsShort:
+	case handedOver && a.Due(c.confirmedAt+syncDelay), (!c.HasTokens() || w.IsHot && reserve > 0) && a.Due(w.ReserveAt):
 		op.Kind, op.Reserve, op.Flags = redisop.Take, reserve, redisop.RequireExisting|redisop.CountListeners
 	case (c.state == Stale || c.count != w.Count) && !handedOver, w.IsRenewed && a.Due(c.renewAt),
 		c.state == Restored, // like a renewal: there may be very many
@@ -134,21 +134,28 @@ func (c *Claim) chooseForHold(a *moment.Alarm, w *Want) redisop.Op {
 	return op
 }
 
-// choosePermits chooses for a semaphore. A renewal comes first: in a Redis that is full it may be all that is executed.
-func (c *Claim) choosePermits(a *moment.Alarm, w *Want) redisop.Op {
+// chooseExtent chooses for a semaphore or a read/write lock. A renewal comes first: in a Redis that is full it may be all that is
+// executed. While it is not known in which mode Redis has a read/write lock for this host, a Take renews it.
+func (c *Claim) chooseExtent(a *moment.Alarm, w *Want) redisop.Op {
 	op := redisop.Op{Kind: redisop.Take, HoldID: w.HoldID, Count: w.Count, LeaseMS: w.LeaseMS, Asked: w.Asked}
 	isHeld, isUnsure := w.Count > 0, c.state.IsUnsure()
+	isExact := !w.OfMode || c.state == Confirmed && c.count == w.Count
 	op.Set(redisop.RequireExisting, isHeld && !isUnsure)
 	switch {
 	case isHeld && isUnsure: // the holds are asserted
 	case isHeld && (c.state == Restored || w.IsRenewed && a.Due(c.renewAt)):
+		if !isExact {
+			break
+		}
 		op.Kind, op.HoldID, op.Asked = redisop.Renew, c.holdID, redisop.Asked{}
 		if c.state != Confirmed {
 			op.HoldID = c.maxHoldID // an operation whose result is lost may have left its number
 		}
 	case c.state == Stale, a.Due(w.NotBefore), a.Due(w.GiveBackAt):
 	case isHeld && w.IsChecked && a.Due(c.renewAt):
-		op.Kind, op.HoldID, op.Asked, op.LeaseMS = redisop.Check, c.holdID, redisop.Asked{}, 0
+		if isExact {
+			op.Kind, op.HoldID, op.Asked, op.LeaseMS = redisop.Check, c.holdID, redisop.Asked{}, 0
+		}
 	default:
 		return redisop.Op{}
 	}

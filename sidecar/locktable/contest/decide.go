@@ -10,8 +10,10 @@ import (
 func (s *Shared) Decide(w *Verdict, a *moment.Alarm, m *Memory, c *Contest, v *View) {
 	*w = Verdict{}
 	switch {
-	case v.Waiting > 0 && v.OfPermits:
+	case v.Waiting > 0 && v.Of == redisop.KindPermits:
 		c.decideForPermits(w, v)
+	case v.Waiting > 0 && v.Of == redisop.KindReadWrite:
+		c.decideForReadWrite(w, s, v)
 	case v.Waiting > 0:
 		c.decideForWaiter(w, s, v)
 	default:

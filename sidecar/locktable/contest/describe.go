@@ -75,7 +75,7 @@ func DescribePlace(c *Contest, d Description, s *Shared, now int64) {
 	d.Value(uint64(p.phase))
 	if p.phase != placeNone {
 		d.Number(p.ticket)
-		d.Value(uint64(uint32(p.rank)))
+		d.Value(uint64(p.queues)<<32 | uint64(uint32(p.rank)))
 		describeAge(d, now, p.since, s.cfg.WatchAfter)
 		describeAge(d, now, p.validSince, s.lease)
 		conn, isKnown := p.conn.Number()
@@ -118,7 +118,7 @@ func Describe(c *Contest, d Description, s *Shared, now int64) {
 		d.Value(bit(c.remote.ttlMS >= 0))
 		d.Time(max(c.remote.seenAt+moment.MS(max(c.remote.ttlMS, 0)), now))
 	}
-	d.Value(uint64(c.asked.permits)<<16 | uint64(c.asked.capacity))
+	d.Value(uint64(c.asked.want)<<16 | uint64(c.asked.of))
 	if c.sub != unsubscribed {
 		d.Time(max(c.subscribedUntil, now))
 		d.Value(uint64(c.unneededMessages))

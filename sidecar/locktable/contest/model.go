@@ -18,8 +18,8 @@ type Contest struct {
 	asked asked
 }
 
-// asked is what the last Take of permits asked for.
-type asked struct{ permits, capacity uint16 }
+// asked is what the last Take asked for: permits, and of how many; or a mode of a read/write lock, and where the host waits.
+type asked struct{ want, of uint16 }
 
 // phase is what this host does about other hosts.
 //
@@ -61,6 +61,7 @@ type Place struct {
 	rank       int32        // tickets before it, at the last result
 	conn       redisop.Conn // that this result came over; not known: there was none, or its server is not known
 	arrived    uint64       // it stands in the queue as of a request that arrived then, by Redis's clock, µs
+	queues     uint8        // of a read/write lock: in which it may stand
 
 	// mayHaveLock: a message says that the lock passed to the ticket, and does not prove it. The
 	// next Take finds out.

@@ -37,36 +37,6 @@ func (c *Contest) decideForPermits(w *Verdict, v *View) {
 	w.Set(redisop.Yields, (stands || c.memory.hostsWait) && !v.CameForFirst) // else it lacks a token, or validity
 }
 
-// OnPermitsAsked notes that a Take of permits is sent.
-func (c *Contest) OnPermitsAsked(now int64, op *redisop.Op) {
-	c.asked, c.order.asked = asked{op.Want, op.Capacity}, op.Arrived
-	if op.Has(redisop.Enqueue) && c.place.live() == 0 {
-		c.place = Place{phase: placeAsked, ticket: op.HoldID, since: now, validSince: now}
-	}
-}
-
-// OnPermitsResult takes the result of that Take, as far as it is about the place. id is its hold number.
-func (c *Contest) OnPermitsResult(id uint64, r *redisop.Result) {
-	p := &c.place
-	switch {
-	case r.Outcome == redisop.HeldByOther && r.IsQueued:
-		since := p.since
-		if c.order.asked != 0 || p.phase == placeNone {
-			since = r.Sent
-		}
-		*p = Place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: int32(r.Rank), conn: r.Conn}
-	case r.Outcome == redisop.Unknown:
-	case r.Outcome == redisop.Done, r.Outcome == redisop.HeldByOther, p.ticket == id:
-		*p = Place{}
-	}
-}
-
-// OnPermitsUnknown notes that the last Take has told nothing: Redis is asked again as soon as it can be.
-func (c *Contest) OnPermitsUnknown() { c.asked = asked{} }
-
-// OnPermitsGranted notes that a Take has got what it asked for; or, if it asked for nothing, that it was executed.
-func (c *Contest) OnPermitsGranted() { c.OnAcquired(false) }
-
 // OnPermitsWanted notes the result that too few permits are free, and until when there is no use in asking again.
 // sentAt and mayBeFree are as in OnHeldByOther. isNotified: a message says when this host gets them, or its own clients
 // have all.

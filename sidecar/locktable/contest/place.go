@@ -109,7 +109,9 @@ func (c *Contest) OnTransferred(wasOurs bool, m *redisop.Message) (validSince in
 	c.OnAcquired(wasOurs)
 	validSince = c.place.validSince
 	c.order.served = c.place.served()
-	c.place = Place{}
+	if c.place.queues &^= uint8(m.Units); c.place.queues == 0 { // otherwise the host waits for the other mode of a read/write lock, too
+		c.place = Place{}
+	}
 	c.memory.hostsWait = m.Waiting > 0
 	return validSince
 }

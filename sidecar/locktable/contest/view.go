@@ -34,10 +34,14 @@ type View struct {
 	IsBeside     bool  // local clients have holds, which admit the first waiter
 	IsCovered    bool  // it suffices for a grant to the first waiter: with a token, and for long enough
 
-	OfPermits    bool // the lock is a semaphore
-	IsIdle       bool // the claim has permits that no local client has
+	Of           redisop.LockKind
+	IsIdle       bool // the claim is more than what local clients have
 	Fits         bool // the clients of this host have so few that the first waiter may get its permits
 	CameForFirst bool // so many permits as the first waiter wants came for the waiters of this host
+
+	// Of a read/write lock:
+	IsExclusive bool  // the claim is that of a writer
+	Queues      uint8 // where local clients wait
 }
 
 // Waiter is the first waiter of a lock.
@@ -48,7 +52,9 @@ type Waiter struct {
 	Since   int64
 	Arrived uint64 // by Redis's clock, µs; 0: it is not known
 
-	Permits, Capacity uint16 // of a semaphore
+	Permits, Capacity uint16       // of a semaphore
+	Mode              redisop.Mode // of a read/write lock
+	IsOfPhase         bool         // it reads, and came before the read phase that is under way
 }
 
 // ClaimState is what Redis has for this host under the name.

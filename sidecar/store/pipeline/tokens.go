@@ -76,11 +76,13 @@ func (m *Machine) raiseFloor(now int64, last uint64) {
 // those that are ahead of Redis's clock: a message can be forged, and must not raise the floors of other locks. The
 // result of a draw may.
 func (m *Machine) checkTokens(now int64, msg *redisop.Message) {
-	switch {
-	case msg.Kind == redisop.Admitted && (m.isAhead(now, int64(msg.LastToken)) || msg.Conn == (redisop.Conn{})):
+	switch isOfPermits := msg.Of == redisop.KindPermits; { // their tokens are of no counter
+	case msg.Kind != redisop.Transferred && msg.Kind != redisop.Admitted:
+		return
+	case isOfPermits && (m.isAhead(now, int64(msg.LastToken)) || msg.Conn == (redisop.Conn{})):
 		msg.Tokens = 0
 		return
-	case msg.Kind != redisop.Transferred:
+	case isOfPermits:
 		return
 	}
 	if int64(msg.LastToken)-int64(msg.Tokens) < m.encoder.TokensAbove() || m.isAhead(now, int64(msg.LastToken)) || msg.Conn == (redisop.Conn{}) {
