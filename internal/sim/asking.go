@@ -41,7 +41,8 @@ func (w *world) keysOf(n int) (keys keySet) {
 		keys |= counterKey
 	}
 	name.semaphore.Expire(w.now)
-	l := server.Lock{Key: name.key, Queue: *name.queue, Semaphore: *name.semaphore}
+	name.readWrite.Expire(w.now)
+	l := server.Lock{Key: name.key, Queue: *name.queue, Semaphore: *name.semaphore, ReadWrite: *name.readWrite}
 	if !shared.counter.HasExpired(w.now) {
 		l.Counter = shared.counter
 	}

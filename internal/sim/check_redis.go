@@ -442,6 +442,9 @@ func (w *world) checkBack(h *host, s redisop.Shard) {
 // noteMessage is called when a message from another sidecar reaches a host.
 func (w *world) noteMessage(h *host, n int, s redisop.Shard, m *redisop.Message) {
 	if n == semaphore {
+		if m.Kind == redisop.Admitted && m.Of == redisop.KindReadWrite && m.Conn != (redisop.Conn{}) && m.Tokens > 0 {
+			h.floor.raise(h.clock(w.now), int64(m.LastToken))
+		}
 		return
 	}
 	l := &h.locks[n]

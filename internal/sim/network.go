@@ -599,7 +599,7 @@ func (w *world) deliver(h *host, s redisop.Shard, r *redisop.Result) {
 	w.freeOp(i)
 	c = &h.conns[via]
 	token, now := int64(r.Token), h.clock(w.now)
-	if n == semaphore {
+	if n == semaphore && !w.plan.readWrite {
 		token = 0 // what it draws raises no floor
 	}
 	h.floor.raise(now, token)

@@ -12,7 +12,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-// The semaphore of a world: its clients, what Redis has of it, its faults, and what is checked.
+// The semaphore of a world, or the read/write lock that it has in its place: its clients, what Redis has of it, its faults, and what
+// is checked. The permits of a hold of a read/write lock are its mode: see redisop.Mode.
 //
 // A client whose sidecar is gone gives some of its permits up, and its requests, and claims the others when it resumes its
 // session. What its sidecar had for it beyond those is to be given back.
@@ -22,6 +23,9 @@ type permitsWorld struct {
 	random  random
 	largest int64           // capacity that a request has named
 	tokens  map[uint64]bool // that were granted
+	written uint64          // of a read/write lock: the largest token of a hold that excluded all others
+	read    uint64          // and of one that did not
+	wroteAt int64           // when a host last had it for itself, world time
 	lostAt  int64           // when what Redis had was last destroyed or changed from outside
 
 	forcing *protocol.ForceRelease // whose effects are carried out
@@ -115,7 +119,10 @@ func (w *world) actOnPermits(h *host, s *session) bool {
 
 func (w *world) acquirePermits(h *host, s *session) {
 	p, r := &w.plan, &w.permits.random
-	of := int64(p.permits)
+	of, isWriter := int64(p.permits), false
+	if p.readWrite {
+		of, isWriter = 1, r.oneIn(3)
+	}
 	if p.mixedPermits && r.oneIn(3) {
 		of += r.between(1, 3)
 	}
@@ -138,10 +145,14 @@ func (w *world) acquirePermits(h *host, s *session) {
 	if p.crashDelay && r.oneIn(2) {
 		req.CrashDelayMS = r.magnitude(1, int64(p.table.Lease)/ms*3/2)
 	}
-	w.sendPermits(h, s, protocol.AcquirePermits{Acquire: req, Permits: uint16(permits), Of: uint16(of)})
+	if p.readWrite {
+		permits = int64(redisop.SharedMode) + btoi64(isWriter)
+	}
+	w.sendPermits(h, s, req, uint16(permits), uint16(of))
 }
 
-func (w *world) sendPermits(h *host, s *session, req protocol.AcquirePermits) {
+func (w *world) sendPermits(h *host, s *session, acquire protocol.Acquire, permits, of uint16) {
+	req := protocol.AcquirePermits{Acquire: acquire, Permits: permits, Of: of}
 	s.lastID++
 	req.ID = s.lastID
 	now := h.clock(w.now)
@@ -156,7 +167,14 @@ func (w *world) sendPermits(h *host, s *session, req protocol.AcquirePermits) {
 	if w.trace.on {
 		w.trace.add(w, semaphore, h, "s%d acquire id=%d permits=%d of=%d wait=%d lease=%d max_hold=%d crash_delay=%d", s.id, req.ID, req.Permits, req.Of, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS)
 	}
-	h.table.AcquirePermits(now, s.id, req)
+	switch {
+	case !w.plan.readWrite:
+		h.table.AcquirePermits(now, s.id, req)
+	case req.Permits == uint16(redisop.ExclusiveMode):
+		h.table.AcquireReadWrite(now, s.id, locktable.Exclusive, req.Acquire)
+	default:
+		h.table.AcquireReadWrite(now, s.id, locktable.Shared, req.Acquire)
+	}
 	w.drain(h)
 }
 
@@ -351,7 +369,7 @@ func (w *world) onPermitsClaimed(h *host, s *session) {
 			continue
 		}
 		isHeld := slices.ContainsFunc(row.Holders, func(r protocol.HolderRow) bool {
-			return r.Hold == c.num && int64(r.Permits) == c.permits && !r.Absent && !r.Orphan
+			return r.Hold == c.num && (int64(r.Permits) == c.permits || w.plan.readWrite) && !r.Absent && !r.Orphan
 		})
 		if !c.isClaimed || c.isGone || !isHeld && row.Held <= protocol.MaxWaiters {
 			w.violation(invariant.ResumedSession, semaphore, "session %d claimed hold %d of %d permits (%v), and does not have it: %+v", s.id, c.num, c.permits, c.isClaimed, row)
@@ -406,8 +424,80 @@ func (w *world) semaphoreInRedis() *redis.Semaphore {
 	return s
 }
 
+// readWriteInRedis is what Redis has of the read/write lock.
+func (w *world) readWriteInRedis() *redis.ReadWrite {
+	l := w.redis.names[semaphore].readWrite
+	l.Expire(w.now)
+	return l
+}
+
+// claimOf is the claim that a host has: its permits or its mode, and when it expires, world time.
+func (w *world) claimOf(owner redis.Owner) (units, expiry int64) {
+	if !w.plan.readWrite {
+		s := w.semaphoreInRedis()
+		c := s.Claims[owner]
+		return c.Units, w.expiryOf(s, c)
+	}
+	l := w.readWriteInRedis()
+	c := l.Claims[owner]
+	if c.Mode == redisop.ExclusiveMode {
+		return int64(c.Mode), l.ExpireAt
+	}
+	return int64(c.Mode), w.now + (c.Expiry*1000-w.time(0))*µs
+}
+
+// with is what clients have that have so many permits, and another hold: of a read/write lock the stronger mode.
+func (w *world) with(held, permits int64) int64 {
+	if w.plan.readWrite {
+		return max(held, permits)
+	}
+	return held + permits
+}
+
+// executeReadWrite executes an operation on the read/write lock.
+func (w *world) executeReadWrite(h *host, o *operation, conn *server.Conn, r *server.Run, c *redis.Command) redis.Reply {
+	l, counter := w.readWriteInRedis(), &w.redis.names[semaphore].counter
+	w.publishing, c.Receivers, c.Confirms = w.nodeOf(conn.Server), w.receivers, r.Confirms
+	if conn.Server.IsReplica {
+		w.check.meet(ExecutedAtReplica)
+		old := *counter
+		l, counter, c.ReadOnly = l.Clone(), &old, true
+	}
+	if counter.HasExpired(w.now) {
+		*counter = redis.Counter{}
+	}
+	if l.Mode == redisop.ExclusiveMode {
+		w.permits.wroteAt = w.now
+	}
+	reply, _ := c.RunReadWrite(l, counter)
+	if w.trace.on {
+		late := ""
+		if o.settled {
+			late = ", late"
+		}
+		w.trace.add(w, semaphore, h, "Redis executes %s%s: outcome %d %s mode %d; the lock is now %+v", opString(o.op), late, reply.Outcome, reply.Code, reply.Permits, *l)
+	}
+	if c.ReadOnly {
+		return reply
+	}
+	if l.Mode == redisop.ExclusiveMode {
+		w.permits.wroteAt = w.now
+	}
+	for i := range reply.Sent {
+		m := &reply.Sent[i]
+		w.check.meetIf(ReadersAdmitted, m.Kind == redisop.Admitted && m.Reached > 0 && m.Units == uint16(redisop.SharedMode))
+		w.check.meetIf(WriterAdmitted, m.Kind == redisop.Admitted && m.Reached > 0 && m.Units == uint16(redisop.ExclusiveMode))
+	}
+	w.permits.executedAt = w.now
+	w.semaphoreChanged()
+	return reply
+}
+
 // executePermits executes an operation on the semaphore.
 func (w *world) executePermits(h *host, o *operation, conn *server.Conn, r *server.Run, c *redis.Command) redis.Reply {
+	if w.plan.readWrite {
+		return w.executeReadWrite(h, o, conn, r, c)
+	}
 	x := w.nodeOf(conn.Server)
 	s := w.semaphoreInRedis()
 	w.publishing, c.Receivers, c.Confirms = x, w.receivers, r.Confirms
@@ -458,6 +548,12 @@ func (w *world) expiryOf(s *redis.Semaphore, c redis.PermitClaim) int64 {
 
 // excusePermits excuses what hosts believe in that Redis has not any more.
 func (w *world) excusePermits(except *redis.Semaphore) {
+	for _, h := range w.hosts {
+		if units, expiry := w.claimOf(redis.Owner(h.index)); w.plan.readWrite && units != 0 {
+			p := &h.permits
+			p.excusedUntil, p.hasResult = max(p.excusedUntil, expiry), false
+		}
+	}
 	s := w.semaphoreInRedis()
 	for owner, c := range s.Claims {
 		if except != nil && except.Claims[owner] == c || int(owner) >= len(w.hosts) {
@@ -475,13 +571,13 @@ func (w *world) changePermits(mode dataMode) {
 	switch mode {
 	case dataLost:
 		w.excusePermits(nil)
-		name.semaphore = new(redis.Semaphore)
+		name.semaphore, name.readWrite, name.counter = new(redis.Semaphore), new(redis.ReadWrite), redis.Counter{}
 	case dataOlder:
 		old := w.redis.snapshot[semaphore].semaphore.Clone()
 		if !w.plan.durable { // whatever a client was sent was confirmed by the replica
 			w.excusePermits(old)
 		}
-		name.semaphore = old
+		name.semaphore, name.readWrite, name.counter = old, w.redis.snapshot[semaphore].readWrite.Clone(), w.redis.snapshot[semaphore].counter
 	}
 	if w.trace.on && w.plan.permits > 0 {
 		w.trace.add(w, semaphore, nil, "the semaphore is now %+v", *name.semaphore)
@@ -500,15 +596,23 @@ func (w *world) jumpPermits(d int64) {
 		}
 		s.PlacesExpireAt -= d
 	}
+	w.redis.names[semaphore].readWrite.Jump(d)
+	w.redis.snapshot[semaphore].readWrite.Jump(d)
 }
 
 // drawPermitsFaults draws what happens to the semaphore from outside.
 func (w *world) drawPermitsFaults() {
 	p, r := &w.plan, &w.permits.random
-	s := w.semaphoreInRedis()
+	s, l := w.semaphoreInRedis(), w.readWriteInRedis()
 	switch {
 	case r.oneIn(p.deletions) && r.oneIn(3):
-		s.Places = nil
+		s.Places, l.Places = nil, [2][]redis.SharePlace{}
+	case p.readWrite && r.oneIn(p.deletions):
+		w.excusePermits(nil)
+		if l.Delete(); r.oneIn(3) {
+			l.LifeAt = 0
+		}
+		w.semaphoreChanged()
 	case r.oneIn(p.deletions):
 		w.excusePermits(nil)
 		*s = redis.Semaphore{Places: s.Places, PlacesExpireAt: s.PlacesExpireAt}
@@ -523,7 +627,8 @@ func (w *world) drawPermitsFaults() {
 // semaphoreChanged checks that claims cover holds, after each change of a claim.
 func (w *world) semaphoreChanged() {
 	for _, h := range w.hosts {
-		p, units := &h.permits, w.semaphoreInRedis().Claims[redis.Owner(h.index)].Units
+		p := &h.permits
+		units, _ := w.claimOf(redis.Owner(h.index))
 		if units > p.units {
 			p.askedAt = w.now
 		}
@@ -538,19 +643,19 @@ func (w *world) checkPermitsCovered(h *host) {
 	if len(p.holds) == 0 {
 		return
 	}
-	s, now := w.semaphoreInRedis(), h.clock(w.now)
-	claim := s.Claims[redis.Owner(h.index)]
+	now := h.clock(w.now)
+	units, expiry := w.claimOf(redis.Owner(h.index))
 	held, end := int64(0), int64(0)
 	for i := range p.holds {
 		if c := &p.holds[i]; now < c.end() && !w.isDestroyed(h, c) {
-			held, end = held+c.permits, max(end, h.worldTime(c.end()))
+			held, end = w.with(held, c.permits), max(end, h.worldTime(c.end()))
 		}
 	}
-	if held == 0 || claim.Units >= held && w.expiryOf(s, claim) >= end || p.excusedUntil >= end {
+	if held == 0 || units >= held && expiry >= end || p.excusedUntil >= end {
 		return
 	}
-	w.violation(invariant.KeysCoverHolds, semaphore, "clients of host %d believe in %d permits until %s; its claim is %+v, until %s: %+v",
-		h.index, held, clockString(end), claim, clockString(w.expiryOf(s, claim)), p.holds)
+	w.violation(invariant.KeysCoverHolds, semaphore, "clients of host %d believe in %d permits until %s; its claim is of %d, until %s: %+v",
+		h.index, held, clockString(end), units, clockString(expiry), p.holds)
 }
 
 // endPermitsExcuse ends the excuse of a loss that a host was told of.
@@ -566,7 +671,7 @@ func (w *world) onPermitsOperation(h *host, op redisop.Op) {
 	held := int64(0)
 	for i := range h.permits.holds {
 		if c := &h.permits.holds[i]; now < c.end() && !w.isDestroyed(h, c) {
-			held += c.permits
+			held = w.with(held, c.permits)
 		}
 	}
 	switch {
@@ -574,11 +679,11 @@ func (w *world) onPermitsOperation(h *host, op redisop.Op) {
 		w.violation(invariant.RedisDown, semaphore, "host %d issues an operation while Redis is down", h.index)
 	case l.inFlight != noOp:
 		w.violation(invariant.OneOperation, semaphore, "host %d has two operations in flight", h.index)
-	case op.Of != redisop.KindPermits || op.Kind == redisop.Arrive:
+	case (op.Of == redisop.KindReadWrite) != w.plan.readWrite || !op.Of.HasMany() || op.Kind == redisop.Arrive:
 		w.violation(invariant.RedisSynced, semaphore, "an operation of another kind: %s", opString(op))
 	case op.Kind == redisop.Drop && held > 0 || op.Kind != redisop.Drop && int64(op.Count) < held:
 		w.violation(invariant.HoldsLast, semaphore, "clients of host %d believe in %d permits: %s", h.index, held, opString(op))
-	case op.Kind == redisop.Take && (int64(op.Capacity) < int64(op.Want) || op.Want > 0 && op.Times == 0):
+	case !w.plan.readWrite && op.Kind == redisop.Take && (int64(op.Capacity) < int64(op.Want) || op.Want > 0 && op.Times == 0):
 		w.violation(invariant.RedisSynced, semaphore, "more permits are wanted than there are: %s", opString(op))
 	}
 	w.permits.operations += btoi(op.Kind == redisop.Take || op.Kind == redisop.Drop)
@@ -609,7 +714,9 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 	now := h.clock(w.now)
 	for i := range h.sessions {
 		for j := range h.sessions[i].requests {
-			if p := &h.sessions[i].requests[j]; p.kind == reqPermits && p.arrival < q.arrival && !p.isUnheard {
+			isOfMode := !w.plan.readWrite
+			p := &h.sessions[i].requests[j]
+			if isOfMode = isOfMode || p.permits == q.permits; p.kind == reqPermits && isOfMode && p.arrival < q.arrival && !p.isUnheard {
 				w.violation(invariant.Order, semaphore, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
 			}
 		}
@@ -618,10 +725,9 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 		w.violation(invariant.HoldNumbers, semaphore, "permits are granted with hold %d and count %d", e.Hold, e.Count)
 	}
 	h.usedHolds[e.Hold] = true
-	if w.plan.flushes|w.plan.deletions|w.plan.redisRestarts|w.plan.clockJumps|w.plan.roleChanges == 0 && w.permits.tokens[e.Token] {
-		w.violation(invariant.TokensGrow, semaphore, "token %d is granted twice", e.Token)
+	if w.plan.flushes|w.plan.deletions|w.plan.redisRestarts|w.plan.clockJumps|w.plan.roleChanges == 0 {
+		w.checkPermitsToken(e.Token, q)
 	}
-	w.permits.tokens[e.Token] = true
 	lease := q.acquire.LeaseMS * ms
 	if e.Deadline <= now || lease > 0 && e.Deadline-now > lease || e.Deadline-now < max(lease, btoi64(lease == 0)*h.lease)/3 {
 		w.violation(invariant.Validity, semaphore, "hold %d with a lease of %s is granted for %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
@@ -631,16 +737,21 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 	}
 	h.permits.holds = append(h.permits.holds, c)
 	w.believed++
-	w.check.meet(PermitsGranted)
+	w.check.meetIf(PermitsGranted, !w.plan.readWrite)
+	w.check.meetIf(ReaderGranted, w.plan.readWrite && q.permits == uint16(redisop.SharedMode))
+	w.check.meetIf(WriterGranted, w.plan.readWrite && q.permits == uint16(redisop.ExclusiveMode))
 	w.check.meetIf(PermitsGrantedHere, h.locks[semaphore].inFlight == noOp)
 	held, here, isExcused := int64(0), int64(0), false
 	for _, g := range w.hosts {
 		isExcused = isExcused || g.permits.excusedUntil > w.now
 		for i := range g.permits.holds {
 			if o := &g.permits.holds[i]; g.clock(w.now) < o.end() && !w.isDestroyed(g, o) {
-				held += o.permits
+				held = w.with(held, o.permits)
 				if g == h {
 					here += o.permits
+				}
+				if w.plan.readWrite && o.permits+int64(q.permits) > 2 && (g != h || o.num != e.Hold) && max(g.permits.excusedUntil, h.permits.excusedUntil) <= w.now {
+					w.violation(invariant.Exclusion, semaphore, "hold %d in mode %d is granted on host %d beside hold %d in mode %d of host %d", e.Hold, q.permits, h.index, o.num, o.permits, g.index)
 				}
 				if g == h && o.isForced && o.forcedAt != 0 && !o.isUnserved && w.now-o.forcedAt > w.soon() {
 					w.violation(invariant.Losses, semaphore, "hold %d of session %d was forced at %s, and lasts", o.num, o.session, clockString(o.forcedAt))
@@ -648,16 +759,49 @@ func (w *world) onPermitsGranted(h *host, s *session, e *locktable.Effect, q *re
 			}
 		}
 	}
-	if held > w.permits.largest && !isExcused {
+	if !w.plan.readWrite && held > w.permits.largest && !isExcused {
 		w.violation(invariant.Exclusion, semaphore, "hold %d of %d permits is granted on host %d: clients have %d, of %d", e.Hold, q.permits, h.index, held, w.permits.largest)
 	}
-	if here > int64(q.of) && !isExcused {
+	if !w.plan.readWrite && here > int64(q.of) && !isExcused {
 		w.violation(invariant.Exclusion, semaphore, "hold %d of %d permits is granted on host %d, whose clients have %d: the request named %d", e.Hold, q.permits, h.index, here, q.of)
 	}
 	w.checkPermitsCovered(h)
 	w.checkPermitsOrder(h, q)
 	if w.phase != faulty {
 		w.schedule(h, s, w.pause())
+	}
+}
+
+// checkPermitsToken checks the token of a new hold.
+func (w *world) checkPermitsToken(token uint64, q *request) {
+	p := &w.permits
+	switch isWriter := q.permits == uint16(redisop.ExclusiveMode); {
+	case !w.plan.readWrite:
+		if p.tokens[token] {
+			w.violation(invariant.TokensGrow, semaphore, "token %d is granted twice", token)
+		}
+		p.tokens[token] = true
+	case token <= p.written || isWriter && token <= p.read:
+		w.violation(invariant.TokensGrow, semaphore, "token %d is granted in mode %d, after %d to a writer and %d to a reader", token, q.permits, p.written, p.read)
+	case isWriter:
+		p.written = token
+	default:
+		p.read = max(p.read, token)
+	}
+}
+
+// checkReadersWait checks that no reader gets the lock while a writer of another host waits that was there before it, but with the
+// readers of its phase (K8).
+func (w *world) checkReadersWait(h *host, q *request, came int64) {
+	l := w.readWriteInRedis()
+	if q.permits != uint16(redisop.SharedMode) || l.Mode == redisop.ExclusiveMode || came < w.permits.wroteAt+w.soon() {
+		return // Redis does not know yet that the phase has begun; or it began after that
+	}
+	for _, p := range l.Places[1] {
+		if at := w.now - (w.time(0)-p.Time)*µs; int(p.Owner) != h.index && at+w.soon() < came {
+			w.violation(invariant.PermitsInOrder, semaphore, "request %d, which came at %s, reads on host %d, and host %d waits to write since %s: %+v",
+				q.id, clockString(came), h.index, p.Owner, clockString(at), p)
+		}
 	}
 }
 
@@ -668,6 +812,10 @@ func (w *world) checkPermitsOrder(h *host, q *request) {
 		return
 	}
 	came := h.worldTime(q.arrived)
+	if w.plan.readWrite {
+		w.checkReadersWait(h, q, came)
+		return
+	}
 	if p, soon := &h.permits, w.soon(); p.goneAt > p.askedAt-soon && w.now-p.goneAt < soon {
 		return // they are of a request that is gone
 	}
@@ -682,16 +830,25 @@ func (w *world) checkPermitsOrder(h *host, q *request) {
 // checkPermitsIdle checks that a host keeps no permits that no client of it has, while it or another host waits.
 func (w *world) checkPermitsIdle(h *host) {
 	s := w.semaphoreInRedis()
+	waiting := len(s.Places)
+	if w.plan.readWrite {
+		l := w.readWriteInRedis()
+		waiting = len(l.Places[0]) + len(l.Places[1])
+	}
 	isAboutToGrant := !h.asleep && h.wakeAt <= w.now+5*ms // the rest of its waiters
-	if !w.isLossless(semaphore) || isAboutToGrant || len(s.Places) == 0 || h.locks[semaphore].inFlight != noOp || w.now-w.permits.executedAt < w.soon() {
+	if !w.isLossless(semaphore) || isAboutToGrant || waiting == 0 || h.locks[semaphore].inFlight != noOp || w.now-w.permits.executedAt < w.soon() {
 		return
 	}
 	held := int64(0)
 	for _, r := range h.journal.holds {
-		held += int64(r.hold.Permits)
+		units := int64(r.hold.Permits)
+		if w.plan.readWrite {
+			units = int64(redisop.SharedMode) + btoi64(r.hold.Mode == locktable.Exclusive)
+		}
+		held = w.with(held, units)
 	}
-	if claim := s.Claims[redis.Owner(h.index)]; claim.Units > held {
-		w.violation(invariant.PermitsInOrder, semaphore, "host %d has %d permits for holds of %d, and hosts wait: %+v", h.index, claim.Units, held, *s)
+	if units, _ := w.claimOf(redis.Owner(h.index)); units > held {
+		w.violation(invariant.PermitsInOrder, semaphore, "host %d has %d permits for holds of %d, and hosts wait: %+v, %+v", h.index, units, held, *s, *w.readWriteInRedis())
 	}
 }
 
@@ -757,13 +914,16 @@ func (w *world) onPermitsLost(h *host, s *session, e *locktable.Effect, received
 		right = c.endAt > 0 && now >= c.endAt
 	case protocol.Deleted:
 		right = w.permits.lostAt > 0
+	case protocol.Stolen:
+		right = w.plan.readWrite && w.permits.lostAt > 0
 	case protocol.ByForce:
 		right = w.permits.forcing != nil && (w.permits.forcing.Hold == 0 || w.permits.forcing.Hold == c.num) || c.forcedAt != 0
 	}
 	if !right {
 		w.violation(invariant.Losses, semaphore, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
 	}
-	w.check.meetIf(PermitsLost, e.Reason == protocol.Deleted)
+	w.check.meetIf(PermitsLost, e.Reason == protocol.Deleted && !w.plan.readWrite)
+	w.check.meetIf(ReadWriteLost, e.Reason != protocol.Expired && e.Reason != protocol.MaxHold && w.plan.readWrite)
 	if !received && !c.isUnserved { // its client finds that out when it claims it, or believes in it until its end
 		g := &h.permits.holds[i]
 		g.isGone, g.isDestroyed, g.goneIn = true, e.Reason == protocol.Deleted || e.Reason == protocol.ByForce, h.life
@@ -810,6 +970,11 @@ func (w *world) checkPermitsEmpty() {
 	refreshes := len(w.hosts) * int(w.now/min(5*sec, w.longestLease()/6))
 	if most := 8*w.permits.requests + refreshes + 200; w.isLossless(semaphore) && w.permits.operations > most {
 		w.violation(invariant.Rest, semaphore, "%d requests made %d operations, in %s; it would be %d at most", w.permits.requests, w.permits.operations, time.Duration(w.now), most)
+	}
+	for owner, c := range w.readWriteInRedis().Claims {
+		if int(owner) < len(w.hosts) && owner != redis.NoOwner && w.hosts[owner].process != abandoned {
+			w.violation(invariant.Leaks, semaphore, "all sessions are closed, and Redis still has %+v for host %d", c, owner)
+		}
 	}
 	s := w.semaphoreInRedis()
 	for owner, c := range s.Claims {

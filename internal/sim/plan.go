@@ -82,6 +82,7 @@ type plan struct {
 	shortCounters bool          // token counters expire soon after their last use
 
 	permits      int  // of the semaphore; 0: there is none
+	readWrite    bool // it is a read/write lock instead
 	mixedPermits bool // some requests name a larger capacity
 }
 
@@ -283,7 +284,11 @@ func (p *plan) drawPermits(seed uint64) {
 		return
 	}
 	p.permits, p.mixedPermits = int(r.magnitude(1, 12)), r.oneIn(4)
+	r.Seed(seed, readWriteStream)
+	p.readWrite = !p.cluster && r.oneIn(3)
 }
+
+const readWriteStream = 0x72656164
 
 const keepStream = 0x6b656570
 

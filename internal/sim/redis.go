@@ -41,6 +41,7 @@ type redisName struct {
 	counter        redis.Counter
 	queue          *redis.Queue     // of sidecars
 	semaphore      *redis.Semaphore // under the name of the semaphore
+	readWrite      *redis.ReadWrite // and this, if it is a read/write lock
 	unjumpedExpiry int64            // when the key would expire, had Redis's clock not jumped; 0: it did not
 
 	// Faults.
@@ -106,7 +107,7 @@ func (w *world) initRedis() {
 	for n := range r.names {
 		r.names[n].key = redis.NoKey
 		r.names[n].queue = new(redis.Queue)
-		r.names[n].semaphore = new(redis.Semaphore)
+		r.names[n].semaphore, r.names[n].readWrite = new(redis.Semaphore), new(redis.ReadWrite)
 		r.names[n].unannounced = true
 	}
 	r.keepSnapshot(0)
@@ -132,6 +133,7 @@ func (r *redisServer) nodeOfKey(n int, key keySet) nodeID {
 func (r *redisServer) keepSnapshotOf(n int) {
 	r.snapshot[n] = r.names[n]
 	r.snapshot[n].queue, r.snapshot[n].semaphore = r.names[n].queue.Clone(), r.names[n].semaphore.Clone()
+	r.snapshot[n].readWrite = r.names[n].readWrite.Clone()
 }
 
 // loseQueue deletes the queue of a lock.
@@ -484,6 +486,9 @@ func (w *world) denied(n int) redis.Denied {
 // overwrittenField describes a key that is overwritten.
 const overwrittenField = "a string"
 
+// readersField describes a read/write lock that hosts share.
+const readersField = "a read-write lock in mode read"
+
 // What the model finds under an overwritten name and a broken counter.
 var (
 	overwrittenKey = redis.Key{Owner: redis.NoOwner, ExpireAt: redis.NoExpiry, Other: &redis.Content{Type: "string", Text: "x"}}
@@ -504,8 +509,18 @@ func (w *world) Execute(conn *server.Conn, r *server.Run, i int) (reply redis.Re
 	o.at = w.now
 	w.check.meetIf(ExecutedLate, o.settled)
 	w.command = r.Command(i, redis.Owner(h.index), w.now, w.time(x))
-	if op.Of == redisop.KindPermits {
+	if op.Of.HasMany() {
 		reply = w.executePermits(h, o, conn, r, &w.command)
+		if op.Of == redisop.KindReadWrite && reply.Outcome == redisop.HeldByOther {
+			field = readersField
+			if writer := w.redis.names[semaphore].readWrite.Writer(); writer != redis.NoOwner {
+				field = ownerField(writer)
+			} else if reply.Arrived != 0 {
+				field = ""
+			}
+		}
+		w.noteExecuted(h, &w.ops[record], &reply)
+		return reply, field
 	} else if conn.Server.IsReplica {
 		reply = w.executeAtReplica(h, o, &w.command)
 	} else {

@@ -395,7 +395,7 @@ func (w *world) resendAll(h *host, s *session) {
 		}
 		if q.kind == reqPermits {
 			w.check.meet(PermitsResent)
-			w.sendPermits(h, s, protocol.AcquirePermits{Acquire: q.acquire, Permits: q.permits, Of: q.of})
+			w.sendPermits(h, s, q.acquire, q.permits, q.of)
 		} else {
 			w.check.meet(AcquireResent)
 			w.sendAcquire(h, s, int(q.name), q.acquire)

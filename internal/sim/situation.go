@@ -101,6 +101,13 @@ const (
 	PermitsResent        // a request, by a client that resumed its session
 	PermitsClaimed       // by a client that resumed its session
 
+	// Of a read/write lock.
+	ReaderGranted
+	WriterGranted
+	ReadersAdmitted // of another host
+	WriterAdmitted
+	ReadWriteLost // to another host, or what Redis had is gone
+
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
 	KilledInJournal          // between two calls of the journal
 	KilledInEffects          // with effects of which only a part was carried out
@@ -230,6 +237,8 @@ var situationNames = [situations]string{
 	PermitsForced:        "permits-forced",
 	PermitsForcedInParts: "permits-forced-in-parts", PermitsForcedLater: "permits-forced-later", PermitsResent: "permits-resent",
 	PermitsClaimed: "permits-claimed",
+
+	ReaderGranted: "reader-granted", WriterGranted: "writer-granted", ReadersAdmitted: "readers-admitted", WriterAdmitted: "writer-admitted", ReadWriteLost: "read-write-lost",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",

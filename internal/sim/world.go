@@ -144,6 +144,7 @@ type lockTable interface {
 	Suspend(now int64, s locktable.SessionID)
 	Acquire(now int64, s locktable.SessionID, req protocol.Acquire)
 	AcquirePermits(now int64, s locktable.SessionID, req protocol.AcquirePermits)
+	AcquireReadWrite(now int64, s locktable.SessionID, mode locktable.Mode, req protocol.Acquire)
 	Release(now int64, s locktable.SessionID, req protocol.Release)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)

@@ -65,8 +65,6 @@ func (l *lock) describeRemote(t *Table) string {
 	return remote.Describe(&t.contests)
 }
 
-const readElsewhere = "clients of other hosts read, or requests of other hosts come first"
-
 const tooFewPermits = "too few of its permits are free, or requests of other hosts come first"
 
 // whyNoResult says what keeps Redis from being asked for the lock, or from granting it; "":

@@ -52,7 +52,7 @@ func (t *Table) onExtent(now int64, l *lock, op *claim.InFlight, r *redisop.Resu
 		}
 	case r.Outcome == redisop.Done:
 		t.onExtentConfirmed(now, l, op, r)
-	case r.Outcome == redisop.HeldByOther && (r.Field == "" || r.Arrived != 0):
+	case r.Outcome == redisop.HeldByOther && (r.Arrived != 0 || l.kind() == redisop.KindPermits && r.Field == ""):
 		t.onAway(now, l, op, r)
 	case r.Outcome == redisop.KeyMissing && !(isHeld && op.Since.Has(claim.DataMayBeLost)):
 		l.forgetClaim(claim.Absent)
@@ -62,13 +62,13 @@ func (t *Table) onExtent(now int64, l *lock, op *claim.InFlight, r *redisop.Resu
 			c.Retry(now + int64(t.cfg.RetryAfter)) // something has the name that this host did not make
 		}
 	case r.Outcome == redisop.NotSent && isTake:
-		c.OnExtentKept(op)
+		c.OnExtentKept(op, l.kind() == redisop.KindReadWrite)
 		return false
 	case isTake && (r.Outcome == redisop.Refused || r.Outcome == redisop.Retryable || r.Outcome == redisop.NotSynced):
 		if r.Outcome == redisop.NotSynced {
 			c.OnUnknown(now, op)
 		} else {
-			c.OnExtentKept(op)
+			c.OnExtentKept(op, l.kind() == redisop.KindReadWrite)
 		}
 		c.Retry(now + int64(t.cfg.RetryAfter)) // a renewal may be executed all the same
 		switch {
@@ -104,9 +104,12 @@ func (t *Table) onExtentConfirmed(now int64, l *lock, op *claim.InFlight, r *red
 		return
 	}
 	op.Unassigned = op.Unassigned && !l.holders.isHeld()
+	if l.kind() == redisop.KindReadWrite && r.Permits == uint32(redisop.SharedMode) {
+		op.Reserve = min(op.Reserve, 1) // as many were drawn, if its own place was admitted
+	}
 	t.confirm(now, l, op, r.Sent, r.Token)
 	if l.kind() == redisop.KindReadWrite {
-		l.onMode(redisop.Mode(before), redisop.Mode(r.Permits))
+		t.onMode(now, l, redisop.Mode(before), redisop.Mode(r.Permits))
 		if r.Queues != 0 { // one operation does not admit all readers of a phase
 			c.OnOverwritten()
 		}
@@ -142,9 +145,7 @@ func (t *Table) onAway(now int64, l *lock, op *claim.InFlight, r *redisop.Result
 		l.memory.NoteHosts(true)
 		isNewcomer := q.firstTries() && q.waiters.head.request.since > op.SentAt
 		q.contest.OnHeldByOther(&t.contests, now, l.name, r, op.SentAt, mayBeFree, isNewcomer)
-		if why = l.describeRemote(t); op.Count != 0 {
-			q.contest.OnShared()
-		}
+		why = l.describeRemote(t)
 	} else {
 		isAlone := r.Permits == op.Count && r.Rank == 0 // and waits for its own clients
 		l.memory.NoteHosts(r.Rank > 0)
@@ -186,7 +187,7 @@ func (t *Table) onAdmitted(now int64, l *lock, msg *redisop.Message) {
 		if msg.Of == redisop.KindPermits {
 			m.came += uint32(msg.Units)
 		} else {
-			l.onMode(redisop.Mode(before), redisop.Mode(msg.Units))
+			t.onMode(now, l, redisop.Mode(before), redisop.Mode(msg.Units))
 		}
 		validSince := q.contest.OnTransferred(false, msg)
 		if c.State() == claim.Confirmed {

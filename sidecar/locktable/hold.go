@@ -365,7 +365,7 @@ func (t *Table) endHold(now int64, h *hold) {
 	}
 	t.removeHold(h)
 	if h.mode == Exclusive && h.lock.kind() == redisop.KindReadWrite {
-		h.lock.beginReadPhase()
+		t.beginReadPhase(h.lock)
 	}
 	if h.slot != 0 {
 		*h = hold{slot: h.slot, next: t.dirty.ended} // until writeJournal

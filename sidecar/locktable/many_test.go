@@ -93,7 +93,7 @@ func TestExclusiveHoldWaitsForAllSharedOnes(t *testing.T) {
 	r.want("s4 refused timeout", "s1 released count=0")
 	r.release(2, 2)
 	r.answerAll()
-	r.want("s2 released count=0", "s3 granted hold=4 token=3 count=1")
+	r.want("s2 released count=0", "subscribe a", "s3 granted hold=4 token=3 count=1")
 	r.release(3, 4)
 	r.answerAll()
 	r.want("s3 released count=0", "s4 granted hold=5 token=4 count=1")

@@ -49,16 +49,19 @@ func (t *Table) wantReadWrite(w *claim.Want, v *visit) {
 	w.Asked, w.NotBefore, w.LeaseMS = verdict.Asked, verdict.NotBefore, t.leaseToTake(first)
 	w.Want, w.Reserve = uint16(first.mode.inRedis()), 1
 	if first.mode == Exclusive && keep == redisop.NoMode && !w.Has(redisop.Yields) && (l.memory.IsHot() || v.view.Waiting > 1) {
-		w.Reserve = uint16(max(2, t.cfg.Tokens))
+		w.Reserve = uint16(min(max(2, t.cfg.Tokens), redisop.PassedTokens))
 	}
 }
 
 // onMode notes that Redis has a read/write lock for this host in a mode, and had it in another one before: a phase begins.
-func (l *lock) onMode(before, mode redisop.Mode) {
+func (t *Table) onMode(now int64, l *lock, before, mode redisop.Mode) {
+	if mode == before {
+		return
+	}
+	l.claim.BeginTurn(now)
 	switch {
-	case mode == before:
 	case mode == redisop.SharedMode:
-		l.beginReadPhase()
+		t.beginReadPhase(l)
 	case mode == redisop.ExclusiveMode:
 		l.beginWritePhase()
 	}

@@ -102,9 +102,17 @@ func (t *Table) becomes(l *lock, kind redisop.LockKind) bool {
 
 // beginReadPhase has all readers that wait here come before the writers that do. Those that come later wait for the writers, also
 // for those of other hosts (K8).
-func (l *lock) beginReadPhase() {
+func (t *Table) beginReadPhase(l *lock) {
 	q := l.queue
-	if q == nil || q.writers == q.waiters.len {
+	if q == nil {
+		return
+	}
+	for q.firstTries() && q.waiters.head.request.mode == Exclusive {
+		r := q.waiters.head.request
+		t.endRequest(r)
+		t.refuseAcquire(l, r.session, r.id, protocol.Timeout, readElsewhere)
+	}
+	if q.writers == q.waiters.len {
 		return
 	}
 	w := q.waiters.head
@@ -118,9 +126,11 @@ func (l *lock) beginReadPhase() {
 	}
 }
 
+const readElsewhere = "clients of other hosts read, or requests of other hosts come first"
+
 // beginWritePhase has the first writer that waits here come before the readers that do.
 func (l *lock) beginWritePhase() {
-	if l.queue == nil || l.queue.writers == 0 {
+	if l.queue == nil || l.queue.writers == 0 || l.queue.firstTries() {
 		return
 	}
 	w := l.queue.waiters.head

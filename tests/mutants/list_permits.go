@@ -104,7 +104,7 @@ var permitsMutants = []mutant{
 		rule: "what was not sent has given nothing back",
 		in:   "sidecar/locktable (*Table).onExtent",
 		find: `case r.Outcome == redisop.NotSent && isTake:
-		c.OnExtentKept(op)
+		c.OnExtentKept(op, l.kind() == redisop.KindReadWrite)
 		return false`,
 		put: `case r.Outcome == redisop.NotSent && isTake:
 		return false`,

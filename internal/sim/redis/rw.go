@@ -254,12 +254,12 @@ func (r *rwRun) execute() {
 	case l.Mode == redisop.SharedMode:
 		r.join()
 	}
-	if r.got != redisop.NoMode || isMet {
-		r.has(cmp.Or(r.got, goal))
+	if isLost { // a place from before may have been admitted, to less or for a shorter time
+		r.reply.Outcome, r.reply.Token, r.reply.Made = redisop.KeyMissing, 0, false
 		return
 	}
-	if isLost {
-		r.reply.Outcome = redisop.KeyMissing
+	if r.got != redisop.NoMode || isMet {
+		r.has(cmp.Or(r.got, goal))
 		return
 	}
 	r.away(wanted, arrives)
@@ -642,4 +642,30 @@ func (r *rwRun) callBack() {
 			r.reply.Recall = redisop.RecallReceived
 		}
 	}
+}
+
+// Writer returns the host that has the lock for itself; NoOwner: there is none.
+func (l *ReadWrite) Writer() Owner {
+	if l.Mode == redisop.ExclusiveMode {
+		for owner := range l.Claims {
+			return owner
+		}
+	}
+	return NoOwner
+}
+
+// Delete deletes the HASH, as a program may.
+func (l *ReadWrite) Delete() { l.remove() }
+
+// Jump notes that Redis's clock jumps by d, ns.
+func (l *ReadWrite) Jump(d int64) {
+	if l.ExpireAt != NoExpiry {
+		l.ExpireAt -= d
+	}
+	if l.LifeAt != 0 {
+		l.LifeAt = max(1, l.LifeAt-d)
+	}
+	l.PlacesExpireAt[0] -= d
+	l.PlacesExpireAt[1] -= d
+	l.AskedExpireAt -= d
 }

@@ -115,6 +115,8 @@ func (r *Reader) Read(b []byte, c *Command) (rest []byte, err error) {
 		err = r.renewals(&c.Run, keys, args)
 	case wire.Permits:
 		err = r.permits(&c.Run, keys, args)
+	case wire.ReadWrite:
+		err = r.readsAndWrites(&c.Run, keys, args)
 	case wire.Arrive:
 		for _, key := range keys {
 			c.Run.Ops = append(c.Run.Ops, redisop.Op{Kind: redisop.Arrive, Name: r.name(key)})
@@ -390,6 +392,64 @@ func (r *Reader) permits(run *Run, keys, all [][]byte) error {
 		}
 		if len(w.bytes) > 0 {
 			op.Times, op.Reserve, op.Arrived = uint8(w.number()), uint16(w.number()), w.number()
+		}
+		if w.err != nil {
+			return w.err
+		}
+		run.Ops = append(run.Ops, op)
+	}
+	run.again = len(run.Ops)
+	if len(args.left) > 0 {
+		return errors.New("an argument too many")
+	}
+	return errors.Join(args.err, t.err)
+}
+
+// readsAndWrites reads a run of rw.lua.
+func (r *Reader) readsAndWrites(run *Run, keys, all [][]byte) error {
+	args := arguments{left: all}
+	run.Prefix = r.text(args.next())
+	given := args.next()
+	if len(given) < headBytes || len(keys)%6 != 0 {
+		return errors.New("terms or keys are missing")
+	}
+	run.Confirms = given[3] >= 4
+	for i := range 7 {
+		run.Floor |= int64(given[6+i]) << (8 * i)
+	}
+	t := terms{bytes: given[headBytes:]}
+	run.Expiry = int64(t.number()) * 1e6
+	run.Birth = int64(t.number())
+	_ = t.number()
+	run.Origin = r.text(t.word())
+	for i := 0; i < len(keys); i += 6 {
+		w := terms{bytes: args.next()}
+		op := redisop.Op{Of: redisop.KindReadWrite, Kind: redisop.Take, Name: r.name(keys[i])}
+		what := w.word()
+		switch string(what) {
+		case "d":
+			op.Kind = redisop.Drop
+		case "r":
+			op.Kind = redisop.Renew
+		case "c":
+			op.Kind = redisop.Check
+		}
+		op.HoldID = w.number()
+		op.Count, op.Want = uint32(strings.Index("nrw", string(w.word()))), uint16(strings.Index("nrw", string(w.word())))
+		op.Times, op.LeaseMS, op.Reserve, op.Arrived = uint8(strings.Index("nrwb", string(w.word()))), uint32(w.number()), uint16(w.number()), w.number()
+		if op.Kind == redisop.Take {
+			for _, flag := range what[1:] {
+				switch flag {
+				case 'q':
+					op.Flags |= redisop.Enqueue
+				case 'm':
+					op.Flags |= redisop.RequireExisting
+				case 'y':
+					op.Flags |= redisop.Yields
+				default:
+					return fmt.Errorf("an operation is %q", what)
+				}
+			}
 		}
 		if w.err != nil {
 			return w.err

@@ -15,6 +15,7 @@ type Lock struct {
 	Queue   redis.Queue
 
 	Semaphore redis.Semaphore // under the same name
+	ReadWrite redis.ReadWrite // and this
 }
 
 // Of returns what there is of a lock.
@@ -47,6 +48,12 @@ func (l *Lock) Keys() (keys KeySet) {
 	if len(l.Semaphore.Places) > 0 {
 		keys |= QueueKey | SignsKey
 	}
+	if l.ReadWrite.Mode != redisop.NoMode {
+		keys |= LockKey
+	}
+	if len(l.ReadWrite.Places[0])+len(l.ReadWrite.Places[1]) > 0 {
+		keys |= QueueKey | SignsKey
+	}
 	return keys
 }
 
@@ -70,6 +77,14 @@ func (d Data) Execute(c *Conn, r *Run, i int, now, clock int64) (reply redis.Rep
 			run.Receivers = func(redis.Owner) int32 { return 0 }
 		}
 		return run.RunPermits(&l.Semaphore), ""
+	}
+	if r.Ops[i].Of == redisop.KindReadWrite {
+		run.Confirms = r.Confirms
+		reply, _ = run.RunReadWrite(&l.ReadWrite, &l.Counter)
+		if writer := l.ReadWrite.Writer(); writer != redis.NoOwner {
+			field = s.Prefixes[writer] + "1"
+		}
+		return reply, field
 	}
 	run.Denied = redis.Denied{
 		Publish: c.User.denies("publish"), Type: c.User.denies("type"),

@@ -272,9 +272,12 @@ func (s *Server) runScript(c *Conn, cmd *Command, wasAsking bool) answer {
 	for i := range r.Ops {
 		reply, field := s.world.Execute(c, r, i)
 		r.onReply(i, &reply)
-		if r.Ops[i].Of == redisop.KindPermits {
+		switch r.Ops[i].Of {
+		case redisop.KindPermits:
 			statuses[i] = s.permitsStatus(&r.Ops[i], &reply, field)
-		} else {
+		case redisop.KindReadWrite:
+			statuses[i] = s.readWriteStatus(&r.Ops[i], &reply, field)
+		default:
 			statuses[i] = s.status(&r.Ops[i], &reply, field)
 		}
 		areZero = areZero && statuses[i].Kind == ':' && statuses[i].Num == 0
@@ -400,6 +403,38 @@ func (s *Server) permitsStatus(op *redisop.Op, r *redis.Reply, field string) ans
 		return integer(int64(r.Token))
 	}
 	return s.list(code(wire.CodePermitted), permits, integer(int64(r.Token)), integer(int64(r.Waiting)))
+}
+
+// readWriteStatus is the status of an operation of a read/write lock.
+func (s *Server) readWriteStatus(op *redisop.Op, r *redis.Reply, field string) answer {
+	made := int64(0)
+	if r.Made {
+		made = 1
+	}
+	isCounted := r.Waiting != 0 || r.Queues != 0 || r.Made
+	goal := op.Count
+	if goal == 0 {
+		goal = uint32(op.Want)
+	}
+	switch {
+	case r.Outcome == redisop.Differs:
+		return s.list(code(wire.CodeLater))
+	case r.Outcome == redisop.HeldByOther && r.Arrived != 0:
+		phase := int64(0)
+		if r.Permits > 0 {
+			phase = 1
+		} else if field != "" {
+			phase = 2
+		}
+		return s.list(code(wire.CodeAway), integer(phase), integer(int64(r.Permits)), integer(r.TTLMS), ok(field), integer(int64(r.Queues)), integer(int64(r.Rank)), integer(int64(r.Arrived)), integer(int64(r.Recall)))
+	case r.Outcome != redisop.Done:
+		return s.status(op, r, field)
+	case op.Kind == redisop.Drop && !isCounted, op.Kind == redisop.Renew, op.Kind == redisop.Check:
+		return integer(0)
+	case op.Kind == redisop.Take && !isCounted && r.Token != 0 && r.Permits == goal:
+		return integer(int64(r.Token))
+	}
+	return s.list(code(wire.CodeShares), integer(int64(r.Permits)), integer(int64(r.Token)), integer(made), integer(int64(r.Waiting)), integer(int64(r.Queues)))
 }
 
 // --- Subscriptions ---
@@ -562,10 +597,16 @@ func Text(m *redisop.Message, origin, prefix string, keys wire.Keyspace) string 
 		}
 		return string(append(append(text, ' '), key...))
 	case redisop.Admitted:
+		if m.Of == redisop.KindReadWrite {
+			return fmt.Sprintf("%s r %d %d %d %d %d %d %s", word("admit"), m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, key)
+		}
 		return fmt.Sprintf("%s p %d %d %d %d %d %d %s", word("admit"), m.Ticket, m.Units, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, key)
 	case redisop.Recalled:
-		if m.Of == redisop.KindPermits {
+		switch m.Of {
+		case redisop.KindPermits:
 			return word("return") + " p " + key
+		case redisop.KindReadWrite:
+			return word("return") + " r " + key
 		}
 		return word("recall") + " " + key
 	case redisop.Freed:

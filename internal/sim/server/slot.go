@@ -60,7 +60,9 @@ func (s *Server) redirect(r *Run, wasAsking bool) string {
 		switch changes := op.Kind == redisop.Take || op.Kind == redisop.Drop; {
 		case op.Of == redisop.KindPermits && changes:
 			needs = LockKey | QueueKey | SignsKey
-		case op.Of == redisop.KindPermits:
+		case op.Of == redisop.KindReadWrite && changes:
+			needs = AllKeys
+		case op.Of != redisop.KindLock:
 		case op.Kind == redisop.Take && !r.Declares:
 			needs = LockKey | CounterKey
 		case changes && r.Declares:

@@ -216,6 +216,9 @@ func (c *Claim) Transfer(now, until, busySince int64, m *redisop.Message) {
 	}
 }
 
+// BeginTurn notes that the key is this host's in another mode: a turn begins.
+func (c *Claim) BeginTurn(now int64) { c.cameAt, c.marks = now, c.marks&useMask }
+
 // Admit notes that this host has further permits, or another mode, of its place. They are valid for as long as the others: the
 // Take to which Redis answered last that the place stands was about these, too. Precondition: the claim is confirmed, and no
 // operation is in flight.
@@ -237,9 +240,13 @@ func (c *Claim) Admit(m *redisop.Message) {
 }
 
 // OnExtentKept notes that an operation that gives something back was not executed: Redis has for this host what it had before.
-func (c *Claim) OnExtentKept(op *InFlight) {
-	if c.state == Confirmed {
-		c.count = max(c.count, op.Had)
+// ofMode: the extent is a mode. The readers that were granted meanwhile have the next token.
+func (c *Claim) OnExtentKept(op *InFlight, ofMode bool) {
+	if c.state != Confirmed || c.count >= op.Had {
+		return
+	}
+	if c.count = op.Had; ofMode && c.HasTokens() {
+		c.takeToken()
 	}
 }
 

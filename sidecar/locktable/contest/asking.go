@@ -119,9 +119,6 @@ func (c *Contest) mustOnlyAsk(now int64) bool {
 	return r.isKnown && c.isNotified() && c.place.rank > 0 && !hasExpired
 }
 
-// OnShared notes that this host has a read/write lock as a reader: no other has it instead.
-func (c *Contest) OnShared() { c.remote.isKnown = false }
-
 // OnFoundFree notes that such a Take found the lock free. If it is still free in a moment, no
 // other host wants it. A request that does not wait is not kept from it.
 func (c *Contest) OnFoundFree(s *Shared, now int64, noWait bool) {

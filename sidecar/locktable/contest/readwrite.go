@@ -32,10 +32,10 @@ func (c *Contest) decideForReadWrite(w *Verdict, s *Shared, v *View) {
 // isTurnOf reports whether the first waiter may get the lock with the claim that this host has. Local readers follow a local writer.
 func (c *Contest) isTurnOf(s *Shared, v *View) bool {
 	switch {
-	case v.First.Mode == redisop.ExclusiveMode:
-		return !c.endsTurn(s, v)
-	case v.IsExclusive:
+	case !c.memory.hostsWait || !v.IsReachable:
 		return true
+	case v.First.Mode == redisop.ExclusiveMode:
+		return v.Grants == 0 || v.Now-v.CameAt < s.turn()
 	}
-	return !c.memory.hostsWait || v.First.IsOfPhase || !v.IsReachable
+	return v.First.IsOfPhase || v.IsExclusive
 }

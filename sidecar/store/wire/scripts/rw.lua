@@ -553,8 +553,8 @@ local function set(what, number, keep, want, stands, lease, tokens, arrived)
   if gone and mode ~= 'write' then
     ask(publish, 'redisson_rwlock:' .. string.sub(counter, #'redisson_lock_token:' + 1), gone)
   end
+  if is_lost then return {code.missing} end -- a place from before may have been admitted, to less or for a shorter time
   if got or is_met then return has(got or goal, what) end
-  if is_lost then return {code.missing} end
 
   local phase, left, field = 0, -1, ''
   if mode == 'read' then
