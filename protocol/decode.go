@@ -12,7 +12,9 @@ type RequestDecoder struct {
 
 	hello        Hello
 	acquire      Acquire
+	readWrite    AcquireReadWrite
 	permits      AcquirePermits
+	downgrade    Downgrade
 	release      Release
 	cancel       Cancel
 	confirm      Confirm
@@ -72,12 +74,14 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		}
 		m = &d.hello
 	case "acquire":
-		d.acquire = o.acquire(id)
-		d.acquire.Owner = o.uint(fieldOwner)
-		d.acquire.NotReentrant = !o.bool(fieldReentrant, true)
-		d.acquire.Fair = o.bool(fieldFair, false)
-		d.acquire.KeepMS = o.int(fieldKeepMS, 0, 0, MaxKeepMS)
+		d.acquire = o.acquireByOwner(id)
 		m = &d.acquire
+	case "acquire_rw":
+		d.readWrite = AcquireReadWrite{Acquire: o.acquireByOwner(id), Shared: o.bool(fieldShared, false)}
+		if d.readWrite.Shared && o.has(fieldKeepMS) {
+			d.parser.rejectField("keep_ms is not for a shared hold; take an exclusive one, or leave it out")
+		}
+		m = &d.readWrite
 	case "acquire_permits":
 		o.require(fieldCapacity)
 		d.permits = AcquirePermits{
@@ -92,6 +96,10 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 			d.parser.rejectField("keep_ms is not for permits; take a lock, or leave it out")
 		}
 		m = &d.permits
+	case "downgrade":
+		o.require(fieldHold)
+		d.downgrade = Downgrade{ID: id, Hold: o.uint(fieldHold)}
+		m = &d.downgrade
 	case "release":
 		o.require(fieldHold)
 		d.release = Release{ID: id, Hold: o.uint(fieldHold), CutShort: o.bool(fieldCutShort, false)}
@@ -166,6 +174,16 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		return nil, &RequestError{ID: id, Op: string(op), Code: BadRequest, Msg: d.parser.fieldError}
 	}
 	return m, nil
+}
+
+// acquireByOwner returns all fields of an acquire.
+func (o *object) acquireByOwner(id uint64) Acquire {
+	a := o.acquire(id)
+	a.Owner = o.uint(fieldOwner)
+	a.NotReentrant = !o.bool(fieldReentrant, true)
+	a.Fair = o.bool(fieldFair, false)
+	a.KeepMS = o.int(fieldKeepMS, 0, 0, MaxKeepMS)
+	return a
 }
 
 // acquire returns the fields of an acquire that one of permits has, too.
@@ -390,6 +408,7 @@ func (m *AcquireOK) unpack(id uint64, o *object) {
 		Count:      o.count(),
 		DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64),
 		EndNS:      o.int(fieldEndNS, 0, 0, math.MaxInt64),
+		Shared:     o.bool(fieldShared, false),
 		Permits:    o.permits(fieldPermits),
 		Of:         o.permits(fieldCapacity),
 	}
@@ -399,6 +418,11 @@ func (m *AcquireOK) unpack(id uint64, o *object) {
 func (o *object) permits(f field) uint16 { return uint16(o.int(f, 0, 0, MaxPermits)) }
 
 func (o *object) count() uint32 { return uint32(o.int(fieldCount, 0, 0, math.MaxUint32)) }
+
+func (m *DowngradeOK) unpack(id uint64, o *object) {
+	o.require(fieldDeadlineNS)
+	*m = DowngradeOK{ID: id, DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64)}
+}
 
 func (m *ReleaseOK) unpack(id uint64, o *object) {
 	o.require(fieldCount)
@@ -608,6 +632,7 @@ func (o *object) holders() (rows []HolderRow) {
 		rows = append(rows, HolderRow{
 			Hold:    r.uint(fieldHold),
 			Token:   r.uint(fieldToken),
+			Shared:  r.bool(fieldShared, false),
 			Permits: r.permits(fieldPermits),
 			Session: r.uint(fieldSession),
 			PID:     r.int(fieldPID, 0, 0, math.MaxInt64),
@@ -690,6 +715,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		Orphan:       o.bool(fieldOrphan, false),
 		KeepLeftMS:   o.int(fieldKeepLeftMS, 0, 0, math.MaxInt64),
 		Held:         o.number(fieldHeld),
+		Shared:       o.number(fieldShared),
 		Permits:      o.number(fieldPermits),
 		Of:           o.permits(fieldCapacity),
 		Holders:      o.holders(),
@@ -721,6 +747,7 @@ func (r *WaiterRow) unpack(p *parser, at int) int {
 		UID:      o.int(fieldUID, 0, 0, math.MaxInt64),
 		Cmd:      o.text(fieldCmd, 0),
 		Owner:    o.uint(fieldOwner),
+		Shared:   o.bool(fieldShared, false),
 		Permits:  o.permits(fieldPermits),
 		WaitedMS: o.int(fieldWaitedMS, 0, 0, math.MaxInt64),
 	}
@@ -742,6 +769,7 @@ func (r *EventRow) unpack(p *parser, at int) int {
 		Name:        o.text(fieldName, 0),
 		Hold:        o.uint(fieldHold),
 		Token:       o.uint(fieldToken),
+		Shared:      o.bool(fieldShared, false),
 		Permits:     o.permits(fieldPermits),
 		Session:     o.uint(fieldSession),
 		PID:         o.int(fieldPID, 0, 0, math.MaxInt64),

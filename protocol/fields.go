@@ -25,6 +25,7 @@ const (
 	fieldMaxHoldMS
 	fieldCrashDelayMS
 	fieldKeepMS
+	fieldShared
 	fieldPermits
 	fieldCapacity
 	fieldHold
@@ -131,7 +132,7 @@ var fieldNames = [fields]string{
 	fieldV: "v", fieldClient: "client", fieldResumable: "resumable", fieldResume: "resume",
 	fieldName: "name", fieldOwner: "owner",
 	fieldReentrant: "reentrant", fieldFair: "fair", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
-	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms", fieldKeepMS: "keep_ms", fieldPermits: "permits", fieldCapacity: "of",
+	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms", fieldKeepMS: "keep_ms", fieldShared: "shared", fieldPermits: "permits", fieldCapacity: "of",
 	fieldHold: "hold", fieldCutShort: "cut_short", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more", fieldWait: "wait",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
 	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
@@ -191,6 +192,8 @@ func fieldOf(key []byte) field {
 		return fieldCrashDelayMS
 	case "keep_ms":
 		return fieldKeepMS
+	case "shared":
+		return fieldShared
 	case "permits":
 		return fieldPermits
 	case "of":

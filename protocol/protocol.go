@@ -89,7 +89,10 @@ const (
 )
 
 // Kind of a name as a LockRow shows it; "": a lock.
-const KindPermits = "permits" // a semaphore
+const (
+	KindReadWrite = "rw"      // a read/write lock
+	KindPermits   = "permits" // a semaphore
+)
 
 // Kind of an event as an EventRow shows it.
 const (

@@ -24,6 +24,9 @@ var everyRequest = []Request{
 	&Acquire{ID: 2, Name: "invoice:42", WaitMS: Forever},
 	&AcquirePermits{Acquire: Acquire{ID: 2, Name: "api", WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2}, Permits: 3, Of: MaxPermits},
 	&AcquirePermits{Acquire: Acquire{ID: 2, Name: "api", WaitMS: Forever}, Permits: 1, Of: 1},
+	&AcquireReadWrite{Acquire: Acquire{ID: 2, Name: "catalog", Owner: 3, NotReentrant: true, Fair: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2, KeepMS: 3}},
+	&AcquireReadWrite{Acquire: Acquire{ID: 2, Name: "catalog", Owner: 3, WaitMS: Forever}, Shared: true},
+	&Downgrade{ID: 4, Hold: 5},
 	&Release{ID: 4, Hold: 5},
 	&Release{Hold: 5},
 	&Confirm{ID: 1, Name: "n"},
@@ -57,14 +60,14 @@ var everyRequest = []Request{
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), Kind: KindPermits, State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
 	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, AbsentMS: 13, AbsentLeftMS: 14, Orphan: true, KeepLeftMS: 12,
-	Held: 17, Permits: 18, Of: MaxPermits, Holders: []HolderRow{{19, 1 << 50, 20, 21, 22, 23, "h", 24, true, true}, {}},
+	Held: 17, Shared: 26, Permits: 18, Of: MaxPermits, Holders: []HolderRow{{19, 1 << 50, true, 20, 21, 22, 23, "h", 24, true, true}, {}},
 	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), InCluster: true, Slot: MaxSlot, Shard: strings.Repeat("s", MaxField), Waiting: 11,
-	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, Permits: 25, WaitedMS: 16}, {}},
+	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, Shared: true, Permits: 25, WaitedMS: 16}, {}},
 }
 
 var (
-	fullHolder = HolderRow{1 << 62, 1 << 62, MaxPermits, 1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 40, true, true}
-	fullWaiter = WaiterRow{1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 62, MaxPermits, 1 << 40}
+	fullHolder = HolderRow{1 << 62, 1 << 62, true, MaxPermits, 1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 40, true, true}
+	fullWaiter = WaiterRow{1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 62, true, MaxPermits, 1 << 40}
 )
 
 var everyReply = []Reply{
@@ -73,6 +76,8 @@ var everyReply = []Reply{
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, EndNS: 6},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, EndNS: 6, Permits: 7, Of: MaxPermits},
+	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, Shared: true},
+	&DowngradeOK{ID: 1, DeadlineNS: 2},
 	&ReleaseOK{ID: 1, Count: 2},
 	&CancelOK{ID: 1, Canceled: true},
 	&InfoOK{ID: 1},
@@ -168,7 +173,7 @@ func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 30 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 31 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }

@@ -21,7 +21,7 @@ type HelloOK struct {
 	Msg     string // why the session of Hello.Resume was ended; empty: it was not
 }
 
-// AcquireOK grants a lock, or permits.
+// AcquireOK grants a lock, a read/write lock, or permits.
 type AcquireOK struct {
 	ID         uint64
 	Token      uint64
@@ -29,10 +29,17 @@ type AcquireOK struct {
 	Count      uint32
 	DeadlineNS int64
 	EndNS      int64 // end of max_hold_ms; 0: it has none
+	Shared     bool  // of a read/write lock: other holds may be shared beside it
 
 	// Of a semaphore.
 	Permits uint16 // of the hold
 	Of      uint16 // how many the semaphore has for this request: fewer than it named, if a policy says so
+}
+
+// DowngradeOK answers Downgrade: the hold is shared from now on.
+type DowngradeOK struct {
+	ID         uint64
+	DeadlineNS int64
 }
 
 // ReleaseOK answers Release with the number of entries left.
@@ -99,6 +106,7 @@ type EventRow struct {
 	Name string
 
 	Hold, Token uint64
+	Shared      bool   // the hold is a shared one of a read/write lock
 	Permits     uint16 // of the hold, of a semaphore
 	Session     uint64 // the holder; of EventForced the client that forced it; of EventDeadlock the one that was refused
 	PID, UID    int64
@@ -271,7 +279,7 @@ type LeaseEvent struct{ DeadlineNS int64 }
 // LockRow shows operators one lock. Fields that do not apply to its State are zero.
 type LockRow struct {
 	Name  string
-	Kind  string // "": a lock; KindPermits; of a later sidecar perhaps another one
+	Kind  string // "": a lock; KindReadWrite or KindPermits; of a later sidecar perhaps another one
 	State string // StateHeld, StateRemote, StateBusy, StateLingering or StateFree; of a later sidecar perhaps another one
 
 	// Held. If there are Holders, those up to KeepLeftMS are of the first of them.
@@ -292,6 +300,7 @@ type LockRow struct {
 
 	// Of a name whose kind admits many holds.
 	Held    int         // how many there are
+	Shared  int         // of a read/write lock: how many of them are shared
 	Permits int         // of a semaphore: of all holds
 	Of      uint16      // of a semaphore: the largest number that a holder or the first waiter here has named
 	Holders []HolderRow // the oldest MaxWaiters of them
@@ -353,6 +362,7 @@ const (
 // HolderRow is one hold of a LockRow that may have many.
 type HolderRow struct {
 	Hold, Token uint64
+	Shared      bool   // of a read/write lock
 	Permits     uint16 // of a semaphore
 	Session     uint64
 	PID, UID    int64
@@ -368,12 +378,14 @@ type WaiterRow struct {
 	PID, UID int64
 	Cmd      string
 	Owner    uint64
+	Shared   bool   // it wants a shared hold, of a read/write lock
 	Permits  uint16 // that it wants, of a semaphore
 	WaitedMS int64
 }
 
 func (HelloOK) reply()                {}
 func (AcquireOK) reply()              {}
+func (DowngradeOK) reply()            {}
 func (ReleaseOK) reply()              {}
 func (CancelOK) reply()               {}
 func (InfoOK) reply()                 {}
@@ -418,8 +430,15 @@ func (m AcquireOK) Append(dst []byte) []byte {
 	w.uint("count", uint64(m.Count))
 	w.int("deadline_ns", m.DeadlineNS)
 	w.intIf("end_ns", m.EndNS)
+	w.boolIf("shared", m.Shared)
 	w.uintIf("permits", uint64(m.Permits))
 	w.uintIf("of", uint64(m.Of))
+	return w.finish()
+}
+
+func (m DowngradeOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.int("deadline_ns", m.DeadlineNS)
 	return w.finish()
 }
 
@@ -722,6 +741,7 @@ func (w *writer) row(r *LockRow) {
 	w.boolIf("orphan", r.Orphan)
 	w.intIf("keep_left_ms", r.KeepLeftMS)
 	w.intIf("held", int64(r.Held))
+	w.intIf("shared", int64(r.Shared))
 	w.intIf("permits", int64(r.Permits))
 	w.uintIf("of", uint64(r.Of))
 	w.holders(r.Holders[:min(len(r.Holders), MaxWaiters)], MaxCmd)
@@ -753,6 +773,7 @@ func (w *writer) holders(rows []HolderRow, maxCmd int) {
 		outer := w.beginMap()
 		w.uintIf("hold", r.Hold)
 		w.uintIf("token", r.Token)
+		w.boolIf("shared", r.Shared)
 		w.uintIf("permits", uint64(r.Permits))
 		w.uintIf("session", r.Session)
 		w.intIf("pid", r.PID)
@@ -772,6 +793,7 @@ func (w *writer) waiter(r *WaiterRow) {
 	w.intIf("uid", r.UID)
 	w.textIf("cmd", r.Cmd, MaxCmd)
 	w.uintIf("owner", r.Owner)
+	w.boolIf("shared", r.Shared)
 	w.uintIf("permits", uint64(r.Permits))
 	w.intIf("waited_ms", r.WaitedMS)
 	w.endMap(outer)
@@ -794,6 +816,7 @@ func (w *writer) event(r *EventRow) {
 	}
 	w.uintIf("hold", r.Hold)
 	w.uintIf("token", r.Token)
+	w.boolIf("shared", r.Shared)
 	w.uintIf("permits", uint64(r.Permits))
 	w.uintIf("session", r.Session)
 	w.intIf("pid", r.PID)

@@ -42,6 +42,18 @@ type AcquirePermits struct {
 	Of      uint16 // how many the semaphore has, as far as this request is concerned
 }
 
+// AcquireReadWrite requests a read/write lock. A shared one has no KeepMS: it is not sent.
+type AcquireReadWrite struct {
+	Acquire
+	Shared bool // beside other shared holds; false: alone
+}
+
+// Downgrade makes an exclusive hold of a read/write lock a shared one.
+type Downgrade struct {
+	ID   uint64
+	Hold uint64
+}
+
 // Release ends one entry of a hold.
 type Release struct {
 	ID       uint64 // 0: unanswered
@@ -182,6 +194,7 @@ type Unknown struct {
 
 func (m Hello) RequestID() uint64        { return m.ID }
 func (m Acquire) RequestID() uint64      { return m.ID }
+func (m Downgrade) RequestID() uint64    { return m.ID }
 func (m Release) RequestID() uint64      { return m.ID }
 func (m Confirm) RequestID() uint64      { return m.ID }
 func (m Cancel) RequestID() uint64       { return m.ID }
@@ -198,6 +211,7 @@ func (m Unknown) RequestID() uint64      { return m.ID }
 
 func (Hello) request()                           {}
 func (Acquire) request()                         {}
+func (Downgrade) request()                       {}
 func (Release) request()                         {}
 func (Confirm) request()                         {}
 func (Cancel) request()                          {}
@@ -241,13 +255,21 @@ func (m Hello) Append(dst []byte) []byte {
 func (m Acquire) Append(dst []byte) []byte {
 	w := begin(dst, "acquire", m.ID)
 	w.str("name", m.Name)
-	w.uintIf("owner", m.Owner)
-	if m.NotReentrant {
-		w.bool("reentrant", false)
-	}
-	w.boolIf("fair", m.Fair)
+	m.appendOwner(w)
 	m.appendTimes(w)
 	w.intIf("keep_ms", m.KeepMS)
+	return w.finish()
+}
+
+func (m AcquireReadWrite) Append(dst []byte) []byte {
+	w := begin(dst, "acquire_rw", m.ID)
+	w.str("name", m.Name)
+	w.boolIf("shared", m.Shared)
+	m.appendOwner(w)
+	m.appendTimes(w)
+	if !m.Shared {
+		w.intIf("keep_ms", m.KeepMS)
+	}
 	return w.finish()
 }
 
@@ -262,6 +284,14 @@ func (m AcquirePermits) Append(dst []byte) []byte {
 	return w.finish()
 }
 
+func (m *Acquire) appendOwner(w *writer) {
+	w.uintIf("owner", m.Owner)
+	if m.NotReentrant {
+		w.bool("reentrant", false)
+	}
+	w.boolIf("fair", m.Fair)
+}
+
 func (m *Acquire) appendTimes(w *writer) {
 	if m.WaitMS != Forever {
 		w.int("wait_ms", m.WaitMS)
@@ -269,6 +299,12 @@ func (m *Acquire) appendTimes(w *writer) {
 	w.intIf("lease_ms", m.LeaseMS)
 	w.intIf("max_hold_ms", m.MaxHoldMS)
 	w.intIf("crash_delay_ms", m.CrashDelayMS)
+}
+
+func (m Downgrade) Append(dst []byte) []byte {
+	w := begin(dst, "downgrade", m.ID)
+	w.uint("hold", m.Hold)
+	return w.finish()
 }
 
 func (m Release) Append(dst []byte) []byte {

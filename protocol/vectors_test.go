@@ -258,14 +258,16 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "acquire_permits", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_status", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "acquire_rw", "acquire_permits", "downgrade", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_status", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
 	case "hello":
 		return new(HelloOK)
-	case "acquire", "acquire_permits":
+	case "acquire", "acquire_rw", "acquire_permits":
 		return new(AcquireOK)
+	case "downgrade":
+		return new(DowngradeOK)
 	case "release":
 		return new(ReleaseOK)
 	case "confirm":
@@ -344,6 +346,7 @@ type fieldsOf struct {
 	MaxHoldMS    int64  `json:"max_hold_ms"`
 	CrashDelayMS int64  `json:"crash_delay_ms"`
 	KeepMS       int64  `json:"keep_ms"`
+	Shared       bool
 	Permits      *int
 	Of           uint16
 	Hold, Target uint64
@@ -425,6 +428,7 @@ func ownersOf(fields []ownerFields) (rows []OwnerRow) {
 
 type holderFields struct {
 	Hold, Token uint64
+	Shared      bool
 	Permits     uint16
 	Session     uint64
 	PID, UID    int64
@@ -464,6 +468,7 @@ type eventFields struct {
 	AtNS        int64 `json:"at_ns"`
 	Kind, Name  string
 	Hold, Token uint64
+	Shared      bool
 	Permits     uint16
 	Session     uint64
 	PID, UID    int64
@@ -501,6 +506,7 @@ type rowFields struct {
 	AbsentLeftMS int64 `json:"absent_left_ms"`
 	KeepLeftMS   int64 `json:"keep_left_ms"`
 	Held         int
+	Shared       int
 	Permits      int
 	Of           uint16
 	Holders      []holderFields
@@ -519,6 +525,7 @@ type waiterFields struct {
 	PID, UID int64
 	Cmd      string
 	Owner    uint64
+	Shared   bool
 	Permits  uint16
 	WaitedMS int64 `json:"waited_ms"`
 }
@@ -528,7 +535,7 @@ func (r rowFields) row() LockRow {
 		Name: r.Name, Kind: r.Kind, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
 		LeaseMS: r.LeaseMS, Absent: r.Absent, AbsentMS: r.AbsentMS, AbsentLeftMS: r.AbsentLeftMS, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS,
-		Held: r.Held, Permits: r.Permits, Of: r.Of, Holders: holdersOf(r.Holders),
+		Held: r.Held, Shared: r.Shared, Permits: r.Permits, Of: r.Of, Holders: holdersOf(r.Holders),
 		RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
 	}
 	if r.Slot != nil {
@@ -565,7 +572,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	switch m.Op {
 	case "hello":
 		return &Hello{m.ID, m.V, m.Client, m.Resumable, m.Resume}
-	case "acquire", "acquire_permits":
+	case "acquire", "acquire_rw", "acquire_permits":
 		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS, KeepMS: m.KeepMS}
 		a.NotReentrant, a.Fair = m.Reentrant != nil && !*m.Reentrant, m.Fair
 		if m.WaitMS != nil {
@@ -578,7 +585,12 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 			}
 			return p
 		}
+		if m.Op == "acquire_rw" {
+			return &AcquireReadWrite{*a, m.Shared}
+		}
 		return a
+	case "downgrade":
+		return &Downgrade{m.ID, m.Hold}
 	case "release":
 		return &Release{m.ID, m.Hold, m.CutShort}
 	case "confirm":
@@ -645,8 +657,10 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	switch answers {
 	case "hello":
 		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS, m.Ticket, m.Resumed, m.Msg}
-	case "acquire", "acquire_permits":
-		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS, uint16(m.permits()), m.Of}
+	case "acquire", "acquire_rw", "acquire_permits":
+		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS, m.Shared, uint16(m.permits()), m.Of}
+	case "downgrade":
+		return &DowngradeOK{m.ID, m.DeadlineNS}
 	case "release":
 		return &ReleaseOK{m.ID, m.Count}
 	case "confirm":

@@ -65,6 +65,33 @@ func TestNameIsReservedIfItsKeyBelongsToAnotherLock(t *testing.T) {
 	}
 }
 
+// Redisson writes and deletes such keys beside that of a read-write lock.
+func TestNameIsReservedIfItsKeyIsATimeoutOfAReadWriteLock(t *testing.T) {
+	for _, tt := range []struct {
+		prefix, name string
+		want         bool
+	}{
+		{"", "{a}:6f1c:1:rwlock_timeout:1", true},
+		{"", ":rwlock_timeout:20", true},
+		{"app1:", "a:rwlock_timeout:1", true},
+		{"app1:rwlock_", "timeout:1", true},
+		{"app1:rwlock_timeout:", "1", true},
+		{"app1:rwlock_timeout:1", "2", true},
+		{"", "a:rwlock_timeout:", false},
+		{"", "a:rwlock_timeout:1a", false},
+		{"", "rwlock_timeout:1", false},
+		{"app1:", "rwlock_timeout:1", true},
+		{"app1", "rwlock_timeout:1", false},
+		{"", "1", false},
+		{"app1:", "invoice:42", false},
+	} {
+		got := wire.Reserved(tt.prefix, tt.name)
+		if (got != "") != tt.want || tt.want && !strings.Contains(got, "end with :rwlock_timeout: and digits") {
+			t.Errorf("name %q with prefix %q is reserved because %q, want %v", tt.name, tt.prefix, got, tt.want)
+		}
+	}
+}
+
 // What counts is the channel: a name must not get one of a sidecar together with the prefix.
 //
 // Shows docs/guarantees.md: Names a lock like another lock's token counter, queue or channel.

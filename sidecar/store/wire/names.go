@@ -38,6 +38,11 @@ const MaxKeyPrefix = 128
 // queues; and of keys that belong to sidecars.
 var reservedPrefixes = []string{"redisson_lock_", "redisson_unlock_latch:", "locksidecar_"}
 
+// timeoutSuffix is before the digits with which keys end that Redisson makes beside that of a read-write lock.
+const timeoutSuffix = ":rwlock_timeout:"
+
+const digits = "0123456789"
+
 // ownTag begins what the channel of a sidecar has after ChannelPrefix.
 const ownTag = "{locksidecar}:"
 
@@ -48,6 +53,7 @@ func OwnChannel(uuid string) string { return ChannelPrefix + ownTag + uuid }
 // Reserved returns why no lock may have a name, or "". It decides by what the name becomes in
 // Redis:
 //   - A lock could have the key of another lock's token counter or queue, and break it.
+//   - A lock could have a key that Redisson makes beside that of a read-write lock, and deletes.
 //   - A lock could have the channel of a sidecar. A waiter of the lock would subscribe to it, and
 //     its messages would be taken for those of the sidecar; or the sidecar would unsubscribe from
 //     its own channel.
@@ -57,6 +63,9 @@ func Reserved(keyPrefix, name string) (why string) {
 			return "the key of this lock in Redis would begin with " + reserved + ", and such keys are reserved for the token counters and queues of other locks"
 		}
 	}
+	if isReadWriteTimeout(keyPrefix, name) {
+		return "the key of this lock in Redis would end with " + timeoutSuffix + " and digits, and such keys are reserved for Redisson's read-write locks"
+	}
 	if IsProbeLock(name) {
 		return "sidecars use this lock to probe Redis"
 	}
@@ -64,6 +73,19 @@ func Reserved(keyPrefix, name string) (why string) {
 		return "the channel of this lock in Redis would begin with " + OwnChannel("") + ", and such channels are reserved for sidecars"
 	}
 	return ""
+}
+
+// isReadWriteTimeout reports whether the key of a lock ends like those that have the leases of a read-write lock.
+func isReadWriteTimeout(keyPrefix, name string) bool {
+	rest := strings.TrimRight(name, digits)
+	if len(rest) == len(name) {
+		return false
+	}
+	if rest == "" {
+		keyPrefix = strings.TrimRight(keyPrefix, digits)
+	}
+	missing, isPart := strings.CutSuffix(timeoutSuffix, rest)
+	return strings.HasSuffix(rest, timeoutSuffix) || isPart && strings.HasSuffix(keyPrefix, missing)
 }
 
 // hasKeyPrefix reports whether the key of a lock begins with a text.
