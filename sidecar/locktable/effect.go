@@ -16,6 +16,7 @@ const (
 	Forced                            // answer to a force_release: Name; Hold: the newest of Count
 	Claimed                           // answer to a claim: IsLast
 	Confirmed                         // answer to a confirm
+	Downgraded                        // answer to a downgrade: Hold, Deadline
 	Lost                              // event to Session: Hold, Reason, WasClaimed; Msg: what Redis has instead, if it is Stolen
 	KeepLost                          // for the log: a kept hold has ended, Reason, and what Redis has instead, Msg
 	Lease                             // event to Session: Deadline

@@ -17,7 +17,7 @@ var floors = []struct {
 		// What tests and operators read.
 		"state.go", "audit.go", "survey.go", "list.go", "text.go",
 		// Inputs. Each ends in reconcile.
-		"table.go", "restore.go", "acquire.go", "release.go", "result.go", "message.go", "connection.go", "resume.go", "session.go", "flush.go",
+		"table.go", "restore.go", "acquire.go", "release.go", "downgrade.go", "result.go", "message.go", "connection.go", "resume.go", "session.go", "flush.go",
 		// What an input changes: the one file that sees all rooms, and what clients get.
 		"reconcile.go", "extent.go", "permits.go", "readwrite.go", "grant.go", "explain.go", "journal.go", "deadlock.go", "hold.go", "waiters.go", "renewal.go", "lease.go", "visit.go", "invariant.go",
 		// What is known of one lock, of Redis and of one user.
