@@ -9,7 +9,7 @@ import (
 type EffectKind uint8
 
 const (
-	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline, End, Permits, Capacity
+	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline, End, IsShared, Permits, Capacity
 	Released                          // answer: Count (no effect if the request had no ID)
 	Refusal                           // answer: Code, Msg
 	Canceled                          // answer to a cancel: WasWaiting
@@ -36,6 +36,7 @@ type Effect struct {
 	WasWaiting bool   // Canceled: the request waited, and is refused as canceled
 	IsLast     bool   // Claimed: no further claim follows
 	WasClaimed bool   // Lost: the client had claimed the hold
+	IsShared   bool   // of a read/write lock: the hold is a shared one
 	Permits    uint16 // of a semaphore: of the hold
 	Capacity   uint16 // Granted: what its request named
 	Count      uint32

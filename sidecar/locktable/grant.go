@@ -152,7 +152,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	e.Session, e.ID, e.Hold, e.Token, e.Count = s.id, r.id, id, h.token, 1
 	e.Deadline, e.End, e.Since = until, h.endAt, r.since
 	e.Name, e.Peer, e.Msg = l.name, blockedBy, blockingField
-	e.Permits, e.Capacity = r.permits, r.capacity
+	e.IsShared, e.Permits, e.Capacity = h.isShared(), r.permits, r.capacity
 	t.reenterOthers(h)
 }
 
@@ -164,7 +164,7 @@ func (t *Table) reenter(h *hold, id uint64) {
 	if h.isRenewed() {
 		h.deadline = max(t.deadline(h), t.validUntil(h.lock))
 	}
-	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.id, Count: h.entries, Deadline: t.deadline(h), End: h.endAt})
+	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.id, Count: h.entries, Deadline: t.deadline(h), End: h.endAt, IsShared: h.isShared()})
 }
 
 // reenterOthers answers the other requests of the owner of a new hold: they have become

@@ -249,7 +249,7 @@ func (t *Table) expire(a *moment.Alarm, h *hold) (hasEnded bool) {
 // hold has ended.
 func (t *Table) orphan(now int64, h *hold) (hasEnded bool) {
 	t.stats.CrashReleases++
-	t.emit(Effect{Kind: Crashed, Session: h.session.id, Name: h.lock.name, Hold: h.id, Permits: h.permits, Since: h.granted, Count: uint32(h.lock.waiting()), Peer: &h.session.peer})
+	t.emit(Effect{Kind: Crashed, Session: h.session.id, Name: h.lock.name, Hold: h.id, IsShared: h.isShared(), Permits: h.permits, Since: h.granted, Count: uint32(h.lock.waiting()), Peer: &h.session.peer})
 	t.unlinkHold(h)
 	h.lock.claim.KnownUntil(t.deadline(h)) // it may be from before a restart
 	if h.isRenewed() {
@@ -277,7 +277,7 @@ func (t *Table) giveUpAt(h *hold) int64 {
 // giveUp notifies the client of a hold that is not renewed. No other client gets the lock before the
 // hold's deadline.
 func (t *Table) giveUp(h *hold) {
-	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Permits: h.permits, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted, Peer: &h.session.peer})
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, IsShared: h.isShared(), Permits: h.permits, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted, Peer: &h.session.peer})
 	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
@@ -305,7 +305,7 @@ func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) 
 func (t *Table) notifyLoss(h *hold, why protocol.Reason, found string) {
 	switch {
 	case !h.isOrphan():
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Permits: h.permits, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted, Peer: &h.session.peer})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, IsShared: h.isShared(), Permits: h.permits, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted, Peer: &h.session.peer})
 		t.groupStats(h.lock).Losses[lossIndex(why)]++
 	case h.phase == HoldKept && why != protocol.Expired:
 		t.emit(Effect{Kind: KeepLost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, Msg: found})

@@ -281,6 +281,8 @@ func (h *hold) sharesLeaseEvents() bool { return h.isRenewed() && !h.isOrphan() 
 
 func (h *hold) isOrphan() bool { return h.phase.IsOrphan() }
 
+func (h *hold) isShared() bool { return h.mode == Shared }
+
 // isOwnedBy reports whether this owner of this session has the hold.
 func (h *hold) isOwnedBy(s *session, owner uint64) bool {
 	return h != nil && owner != 0 && h.owner == owner && h.session == s && !h.isOrphan()

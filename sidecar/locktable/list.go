@@ -73,7 +73,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 			p := &w.request.session.peer
 			r.Waiters = append(r.Waiters, protocol.WaiterRow{
 				Session: uint64(w.request.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
-				Owner: w.request.owner, Permits: w.request.permits, WaitedMS: millis(now - w.request.since),
+				Owner: w.request.owner, Shared: w.request.mode == Shared, Permits: w.request.permits, WaitedMS: millis(now - w.request.since),
 			})
 		}
 	}
@@ -87,14 +87,16 @@ func (t *Table) addHolders(now int64, r *protocol.LockRow, l *lock) (oldest *hol
 	r.Kind, r.Held, r.Permits, r.Of = l.kind().String(), len(m.holds)-m.gaps, int(m.units), t.capacityOf(l, m)
 	for h := range t.holdsOf(l) {
 		if oldest == nil {
-			oldest = h
+			if oldest = h; h.isShared() {
+				r.Shared = r.Held
+			}
 		}
 		if len(r.Holders) == protocol.MaxWaiters {
 			break
 		}
 		p := &h.session.peer
 		r.Holders = append(r.Holders, protocol.HolderRow{
-			Hold: h.id, Token: h.token, Permits: h.permits, Session: uint64(h.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
+			Hold: h.id, Token: h.token, Shared: h.isShared(), Permits: h.permits, Session: uint64(h.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
 			HeldMS: millis(now - h.granted), Absent: h.isAbsent(), Orphan: h.isOrphan(),
 		})
 	}

@@ -1,6 +1,7 @@
 package locktable_test
 
 import (
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -63,6 +64,48 @@ func (r *rig) reads(n locktable.SessionID, opts ...opt) {
 	r.collect()
 	r.log = nil
 	r.quiet()
+}
+
+// Operators and clients see which holds and waiters are shared.
+func TestRowsAndEffectsHaveTheModeOfAHold(t *testing.T) {
+	r := newRig(t)
+	r.reads(2)
+	r.exclusive(3, "a")
+	r.shared(4, "a")
+	row, _ := r.tb.Info(r.now, "a")
+	if row.Kind != "rw" || row.Held != 2 || row.Shared != 2 || !row.Holders[0].Shared || !row.Holders[1].Shared || row.Waiters[0].Shared || !row.Waiters[1].Shared {
+		t.Errorf("%+v", row)
+	}
+	r.collect()
+	r.pass(20 * time.Millisecond)
+	r.collect()
+	modes := make(map[string]bool)
+	note := func() {
+		for _, e := range r.tb.Effects() {
+			switch e.Kind {
+			case locktable.Granted, locktable.LongHold, locktable.Lost:
+				modes[fmt.Sprintf("%d of %d", e.Kind, e.Hold)] = e.IsShared
+			case locktable.Redis:
+				r.ops = append(r.ops, e.Op)
+			}
+		}
+	}
+	for s := range locktable.SessionID(2) {
+		r.tb.Release(r.now, s+1, protocol.Release{Hold: uint64(s + 1)})
+	}
+	note()
+	r.tb.ForceRelease(r.now, 4, protocol.ForceRelease{ID: 99, Name: "a"})
+	note()
+	want := map[string]bool{
+		fmt.Sprintf("%d of 1", locktable.LongHold): true, fmt.Sprintf("%d of 2", locktable.LongHold): true,
+		fmt.Sprintf("%d of 3", locktable.Granted): false, fmt.Sprintf("%d of 3", locktable.Lost): false, fmt.Sprintf("%d of 4", locktable.Granted): true,
+	}
+	if !maps.Equal(modes, want) {
+		t.Errorf("%v, want %v", modes, want)
+	}
+	if row, _ := r.tb.Info(r.now, "a"); row.Held != 1 || row.Shared != 1 || !row.Holders[0].Shared {
+		t.Errorf("%+v", row)
+	}
 }
 
 // One field in Redis serves all holds of a host, and its release is that of the last one.

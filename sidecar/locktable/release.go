@@ -29,10 +29,10 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		if h.entries == 0 {
 			switch {
 			case req.CutShort:
-				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Permits: h.permits, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
+				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, IsShared: h.isShared(), Permits: h.permits, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
 				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
 			case h.isLong(now):
-				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Permits: h.permits, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
+				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, IsShared: h.isShared(), Permits: h.permits, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			granted := h.granted
 			if t.leave(now, h); !l.holders.isHeld() {
