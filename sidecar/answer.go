@@ -5,6 +5,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/loglimit"
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store/wire"
 )
@@ -49,9 +50,15 @@ func (l *loop) onRequest(now int64, in *request) {
 			l.refuse(c, in.acquire.ID, protocol.BadRequest, why)
 			return
 		}
-		if in.acquire.Of == 0 {
+		switch mode := locktable.Exclusive; in.lock {
+		case redisop.KindLock:
 			l.table.Acquire(now, cl.id, in.acquire.Acquire)
-		} else {
+		case redisop.KindReadWrite:
+			if in.shared {
+				mode = locktable.Shared
+			}
+			l.table.AcquireReadWrite(now, cl.id, mode, in.acquire.Acquire)
+		case redisop.KindPermits:
 			l.table.AcquirePermits(now, cl.id, in.acquire)
 		}
 		return
@@ -60,6 +67,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		return
 	}
 	switch r := in.other.(type) {
+	case *protocol.Downgrade:
+		l.table.Downgrade(now, cl.id, *r)
 	case *protocol.Confirm:
 		l.table.Confirm(now, cl.id, *r)
 	case *protocol.Cancel:
@@ -94,7 +103,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		redis := l.redis.Load()
 		l.queueReply(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, RedisRisk: redis.risk, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
 	case *refused:
-		if r.Op == "acquire" || r.Op == "acquire_permits" {
+		switch r.Op {
+		case "acquire", "acquire_rw", "acquire_permits":
 			l.table.CountRefusal("", r.Code)
 		}
 		if id != 0 {
@@ -192,7 +202,7 @@ func (l *loop) applyEffects() {
 		}
 		switch e.Kind {
 		case locktable.Granted:
-			l.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End, Permits: e.Permits, Of: e.Capacity}
+			l.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End, Shared: e.IsShared, Permits: e.Permits, Of: e.Capacity}
 			l.queueReply(c, &l.granted)
 		case locktable.Released:
 			l.released = protocol.ReleaseOK{ID: e.ID, Count: e.Count}
@@ -204,6 +214,8 @@ func (l *loop) applyEffects() {
 			}
 		case locktable.Canceled:
 			l.queueReply(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
+		case locktable.Downgraded:
+			l.queueReply(c, &protocol.DowngradeOK{ID: e.ID, DeadlineNS: e.Deadline})
 		case locktable.Confirmed:
 			l.queueReply(c, &protocol.ConfirmOK{ID: e.ID})
 		case locktable.Claimed:

@@ -80,7 +80,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 			about.Rules = cl.policy.Rules()
 		}
 	}
-	row.AtNS, row.Name, row.Hold, row.Permits = l.stepAt, e.Name, e.Hold, e.Permits
+	row.AtNS, row.Name, row.Hold, row.Shared, row.Permits = l.stepAt, e.Name, e.Hold, e.IsShared, e.Permits
 	if client != nil { // or else the event would be root's, with a uid of 0
 		row.Session, row.PID, row.UID, row.Cmd = uint64(e.Session), client.PID, client.UID, client.Cmd
 	}

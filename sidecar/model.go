@@ -210,7 +210,9 @@ const (
 type request struct {
 	kind    requestKind
 	conn    *conn
-	acquire protocol.AcquirePermits // of a lock: Of is 0
+	lock    redisop.LockKind        // of acquire
+	shared  bool                    // of acquire, if lock is a read/write lock
+	acquire protocol.AcquirePermits // Permits and Of: of a semaphore
 	release protocol.Release
 	other   interface{ RequestID() uint64 } // owned by the request; *refused
 	fault   *protocol.Err

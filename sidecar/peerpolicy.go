@@ -27,7 +27,7 @@ func (l *loop) openPolicy(now int64, c *conn, resumed *session) (s *policy.Sessi
 // never refused. Precondition: the policy says something about the session.
 func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64) bool {
 	switch in.other.(type) {
-	case *protocol.Claim, *protocol.Bye, *protocol.Cancel, *refused:
+	case *protocol.Claim, *protocol.Bye, *protocol.Cancel, *protocol.Downgrade, *refused:
 		return false
 	}
 	if in.kind == clientRelease {
@@ -37,7 +37,7 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 	if why == nil {
 		switch r := in.other.(type) {
 		case nil: // see request
-			why = cl.policy.Acquire(&in.acquire)
+			why = cl.policy.Acquire(in.lock, &in.acquire)
 		case *protocol.List:
 			why = cl.policy.List()
 		case *protocol.Info:

@@ -14,6 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/otherhosts"
 	"github.com/locksidecar/locksidecar/sidecar/peers"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // readers is what the goroutines that read connections share.
@@ -199,8 +200,13 @@ func handOver(c *conn, req protocol.Request) request {
 	switch r := req.(type) {
 	case *protocol.Acquire:
 		in.kind, in.acquire.Acquire = clientAcquire, *r
+	case *protocol.AcquireReadWrite:
+		in.kind, in.lock, in.shared, in.acquire.Acquire = clientAcquire, redisop.KindReadWrite, r.Shared, r.Acquire
 	case *protocol.AcquirePermits:
-		in.kind, in.acquire = clientAcquire, *r
+		in.kind, in.lock, in.acquire = clientAcquire, redisop.KindPermits, *r
+	case *protocol.Downgrade:
+		v := *r
+		in.other = &v
 	case *protocol.Release:
 		in.kind, in.release = clientRelease, *r
 	case *protocol.Confirm:

@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // examplePeers are the processes of which the examples are asked. The number of each group is that of
@@ -127,13 +128,13 @@ func decide(t *testing.T, p *policy.Policy, question []string) string {
 	row := protocol.LockRow{Name: name, Session: 1, UID: 4711, Cmd: "of another user"}
 	switch question[1] {
 	case "acquire":
-		return say(s.Acquire(&protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}}) == nil)
+		return say(s.Acquire(redisop.KindLock, &protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}}) == nil)
 	case "lease":
 		req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "a", LeaseMS: map[string]int64{"30s": 30_000, "2m": 120_000}[name]}}
-		return say(s.Acquire(&req) == nil)
+		return say(s.Acquire(redisop.KindLock, &req) == nil)
 	case "capacity":
 		req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}, Permits: 1, Of: 10}
-		if s.Acquire(&req) != nil {
+		if s.Acquire(redisop.KindPermits, &req) != nil {
 			return "0"
 		}
 		return fmt.Sprint(req.Of)

@@ -60,6 +60,9 @@ func Count(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing
 }
 
+// Readers describes how many shared holds a read/write lock has.
+func Readers(n int) string { return fmt.Sprintf("read ×%d", n) }
+
 // Permits describes how many permits of a semaphore are held; of 0: how many it has is not known.
 func Permits(held, of int) string {
 	if of == 0 {

@@ -15,6 +15,7 @@ type Event struct {
 	Name string // of the lock; "": it is left out
 
 	Token     uint64
+	Shared    bool   // the hold is a shared one of a read/write lock
 	Permits   int    // of a semaphore; 0: of a lock
 	PID       int64  // of the client; 0: it is not visible
 	User, Cmd string // of the client
@@ -32,6 +33,9 @@ func (e *Event) Text() string { return strings.TrimSpace(e.text()) }
 
 func (e *Event) text() string {
 	about := e.Name + "  "
+	if e.Shared {
+		about += "shared "
+	}
 	if e.Permits > 0 {
 		about += Count(e.Permits, "permit") + " "
 	}

@@ -19,6 +19,8 @@ func TestEventsAreDescribedWithAndWithoutTheirLock(t *testing.T) {
 		"job  by pid 7 (sh) of uid 1000 on host db-7":                                       {Kind: protocol.EventForced, Name: "job", PID: 7, Cmd: "sh", User: "1000", RemoteHost: "db-7"},
 		"job  of a later sidecar":                                                           {Kind: "renamed", Name: "job", Msg: "of a later sidecar"},
 		"api  1 permit by pid 7 (sh), held for 2m00s since Mar  7 01:58:00":                 {At: at, Kind: protocol.EventReleased, Name: "api", Permits: 1, PID: 7, Cmd: "sh", Held: 2 * time.Minute},
+		"catalog  shared to pid 7 (sh), after 40ms; token 5":                                {Kind: protocol.EventGranted, Name: "catalog", Shared: true, PID: 7, Cmd: "sh", Waited: 40 * time.Millisecond, Token: 5},
+		"catalog  shared by pid 7 (sh), held for 2m00s since Mar  7 01:58:00":               {At: at, Kind: protocol.EventReleased, Name: "catalog", Shared: true, PID: 7, Cmd: "sh", Held: 2 * time.Minute},
 		"api  3 permits to pid 7 (sh), after 40ms; token 5":                                 {Kind: protocol.EventGranted, Name: "api", Permits: 3, PID: 7, Cmd: "sh", Waited: 40 * time.Millisecond, Token: 5},
 		"Redis cannot be used: it is away":                                                  {Kind: protocol.EventRedisDown, Msg: "it is away"},
 		"Redis refuses what locks need: it is full":                                         {Kind: protocol.EventRedisDegraded, Msg: "it is full"},

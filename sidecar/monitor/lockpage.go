@@ -124,7 +124,7 @@ func newEvents(rows []foldedEvent, now int64, isFolded bool) events {
 		r := &rows[i]
 		at := clock(r.AtNS)
 		e := display.Event{
-			At: at, Kind: r.Kind, Token: r.Token, Permits: int(r.Permits), PID: r.PID, Cmd: r.Cmd,
+			At: at, Kind: r.Kind, Token: r.Token, Shared: r.Shared, Permits: int(r.Permits), PID: r.PID, Cmd: r.Cmd,
 			Waited: time.Duration(r.WaitedMS) * time.Millisecond, Held: time.Duration(r.HeldMS) * time.Millisecond,
 			Reason: r.Reason, RemoteField: r.RemoteField, RemoteHost: r.RemoteHost, Count: uint64(r.Count), Msg: r.Msg,
 		}
@@ -201,6 +201,8 @@ func (m *Monitor) newLockPage(ctx context.Context, name string) (*lockPage, erro
 	switch {
 	case r.Kind == protocol.KindPermits:
 		add("Permits here", "%s, in %s", l.State, display.Count(r.Held, "hold"))
+	case r.Shared > 0:
+		add("Shared", "by %s; it is read", display.Count(r.Shared, "hold"))
 	case r.State == protocol.StateHeld:
 		add("Holder", "%s", display.Printable(display.Client(int(r.PID), r.Cmd, l.User)))
 		add("Since", "%s (%s)", clock(-l.held), l.For)
@@ -248,12 +250,15 @@ func holder(l *lockRow) place {
 	return p
 }
 
-// holders returns those that have permits of a semaphore.
+// holders returns those that have permits of a semaphore, or share a read/write lock.
 func holders(r *protocol.LockRow) (places []place) {
 	users := make(display.UserNames)
 	for i := range r.Holders {
 		h := &r.Holders[i]
 		p := place{Label: fmt.Sprintf("has %d", h.Permits), Cmd: display.Printable(h.Cmd)}
+		if h.Shared {
+			p.Label = "reads"
+		}
 		p.Who = fmt.Sprintf("pid %d of %s, for %s", h.PID, users.Name(int(h.UID)), display.Duration(time.Duration(h.HeldMS)*time.Millisecond))
 		switch {
 		case h.Orphan:
@@ -264,7 +269,11 @@ func holders(r *protocol.LockRow) (places []place) {
 		places = append(places, p)
 	}
 	if more := r.Held - len(r.Holders); more > 0 {
-		places = append(places, place{Label: fmt.Sprintf("%d more have some", more)})
+		label := fmt.Sprintf("%d more have some", more)
+		if r.Shared > 0 {
+			label = fmt.Sprintf("%d more read", more)
+		}
+		places = append(places, place{Label: label})
 	}
 	return places
 }
@@ -279,7 +288,10 @@ func queueText(l *lockRow) string {
 
 // whoHas says in one sentence who has a lock.
 func whoHas(l *lockRow, r *protocol.LockRow) string {
-	if l.Kind != "" {
+	switch l.Kind {
+	case protocol.KindReadWrite:
+		return "A read/write lock, which processes of this host read."
+	case protocol.KindPermits:
 		return fmt.Sprintf("A semaphore, of which processes of this host have %s.", l.State)
 	}
 	switch l.State {

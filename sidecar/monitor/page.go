@@ -69,7 +69,7 @@ type fact struct{ Name, Value string }
 
 type lockRow struct {
 	Key                  string // its name, with characters that are not printable
-	Name, Kind, State    string // State of a semaphore: how many permits this host has
+	Name, Kind, State    string // State of a semaphore: how many permits this host has; Kind of a read/write lock: only if it is shared
 	PID, User, For, Left string
 	Token, Cmd           string
 	Waiting              int
@@ -247,7 +247,10 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 				l.Left, l.Cmd = "", display.TooFewPermits
 			}
 		}
-		if r.Kind == protocol.KindPermits {
+		switch {
+		case r.Shared > 0: // an exclusive hold is shown as that of a lock
+			l.Kind, l.State = r.Kind, display.Readers(r.Shared)
+		case r.Kind == protocol.KindPermits:
 			l.Kind, l.State = r.Kind, display.Permits(r.Permits, int(r.Of))
 		}
 		for _, w := range r.Waiters {

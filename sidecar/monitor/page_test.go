@@ -102,6 +102,26 @@ func TestQueueOfASemaphoreHasItsHolders(t *testing.T) {
 	}
 }
 
+// Shared holds of a read/write lock are all shown, an exclusive one as that of a lock.
+func TestReadersOfALockAreShown(t *testing.T) {
+	row := protocol.LockRow{
+		Name: "catalog", Kind: protocol.KindReadWrite, State: protocol.StateHeld, Hold: 1, PID: 7, UID: 4711, Cmd: "index", HeldMS: 3000, Held: 3, Shared: 3,
+		Holders: []protocol.HolderRow{{Hold: 1, Shared: true, PID: 7, UID: 4711, Cmd: "index", HeldMS: 3000}, {Hold: 2, Shared: true, PID: 8, UID: 4711}},
+	}
+	l := lockRows(0, []protocol.LockRow{row})[0]
+	want := []place{{"reads", "pid 7 of 4711, for 3.0s", "index", false}, {"reads", "pid 8 of 4711, for 0ms", "", false}, {"1 more read", "", "", false}}
+	if got := queue(&l, &row); !slices.Equal(got, want) || l.State != "read ×3" {
+		t.Errorf("%s, %+v", l.State, got)
+	}
+	if got := whoHas(&l, &row); got != "A read/write lock, which processes of this host read." {
+		t.Error(got)
+	}
+	row.Held, row.Shared, row.Holders = 1, 0, row.Holders[:1]
+	if l = lockRows(0, []protocol.LockRow{row})[0]; l.State != protocol.StateHeld || whoHas(&l, &row) != "A process of this host holds it." {
+		t.Errorf("%+v", l)
+	}
+}
+
 // The picture of a queue has what has the lock, and after it the waiters in order.
 func TestQueueBeginsWithWhatHasTheLock(t *testing.T) {
 	waiters := []waiterRow{{"8", "app", "2.0s", "w1"}, {"9", "app", "1.0s", "w2"}}

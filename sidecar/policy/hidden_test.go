@@ -8,6 +8,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 var yes, no = true, false
@@ -110,7 +111,7 @@ func TestRefusalsAreCountedByEntry(t *testing.T) {
 	l := new(policy.Ledger)
 	p := compile(t, policy.Entry{Acquire: "deny", Names: []string{"closed"}}, policy.Entry{Holds: 1, Sessions: 1, RequestsPerSecond: 1})
 	s := open(t, l, p, policy.Peer{UID: 1000})
-	l.Count(s.Acquire(&protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "closed"}}))
+	l.Count(s.Acquire(redisop.KindLock, &protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "closed"}}))
 	s.CountRequest(now)
 	l.Count(s.CountRequest(now))
 	rules, _ := p.For(&policy.Peer{UID: 1000})

@@ -50,7 +50,7 @@ type Entry struct {
 	LongestLease string `toml:"longest_lease"` // of leases that a client asks for
 	LongestHold  string `toml:"longest_hold"`
 
-	Kinds    []string `toml:"kinds"`    // of what may be acquired: "lock", "permits"
+	Kinds    []string `toml:"kinds"`    // of what may be acquired: "lock", "rw", "permits"
 	Permits  int      `toml:"permits"`  // of a semaphore: the most of one acquire
 	Capacity int      `toml:"capacity"` // of a semaphore: how many it has, if an acquire names more
 }
@@ -226,7 +226,7 @@ func (c *compiler) compileDecisions() {
 	}
 	for _, kind := range c.Kinds {
 		if !slices.Contains(kinds, kind) {
-			c.fault("kinds", "%q: write %s", kind, strings.Join(quoted(kinds), " or "))
+			c.fault("kinds", "%q: write %s", kind, words(kinds))
 		}
 	}
 	for _, limit := range []struct {
@@ -255,13 +255,20 @@ func (c *compiler) compileDecisions() {
 }
 
 // kinds are what an entry can name.
-var kinds = []string{redisop.KindLock.String(), redisop.KindPermits.String()}
+var kinds = []string{redisop.KindLock.String(), redisop.KindReadWrite.String(), redisop.KindPermits.String()}
 
-func quoted(words []string) (list []string) {
-	for _, w := range words {
-		list = append(list, strconv.Quote(w))
+// words lists quoted words: "a", "b" or "c".
+func words(all []string) (text string) {
+	for i, w := range all {
+		switch {
+		case i > 0 && i == len(all)-1:
+			text += " or "
+		case i > 0:
+			text += ", "
+		}
+		text += strconv.Quote(w)
 	}
-	return list
+	return text
 }
 
 func (c *compiler) numbers(key string, names []string, find func(string) (int64, error)) []int64 {

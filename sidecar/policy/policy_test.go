@@ -11,6 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 const now = int64(time.Hour)
@@ -154,7 +155,7 @@ func TestFirstEntryThatDecidesWins(t *testing.T) {
 		{s: member, req: protocol.Acquire{Name: "shared", KeepMS: 60_000}, hold: 60_000},
 	} {
 		req := protocol.AcquirePermits{Acquire: tt.req}
-		why := tt.s.Acquire(&req)
+		why := tt.s.Acquire(redisop.KindLock, &req)
 		switch {
 		case tt.code == "" && (why != nil || req.MaxHoldMS != tt.hold):
 			t.Errorf("%+v: %+v; want a max_hold of %d ms", tt.req, why, tt.hold)
@@ -193,10 +194,37 @@ func TestPermitsAreBounded(t *testing.T) {
 	}
 }
 
+// Each kind of lock is permitted by its own word.
+func TestReadWriteLocksArePermittedByKind(t *testing.T) {
+	p := compile(t, policy.Entry{Name: "catalog", Names: []string{"catalog"}, Kinds: []string{"rw"}}, policy.Entry{Name: "locks", Kinds: []string{"lock"}})
+	s := open(t, new(policy.Ledger), p, policy.Peer{UID: 1000})
+	for name, kinds := range map[string]map[redisop.LockKind]string{
+		"catalog": {
+			redisop.KindReadWrite: "",
+			redisop.KindLock:      `rule "catalog" of the policy does not let user 1000 use this name as a lock; choose another name, or add "lock" to kinds of that rule`,
+		},
+		"invoice": {
+			redisop.KindLock:      "",
+			redisop.KindReadWrite: `rule "locks" of the policy does not let user 1000 use this name as a read/write lock; choose another name, or add "rw" to kinds of that rule`,
+		},
+	} {
+		for kind, want := range kinds {
+			why := s.Acquire(kind, &protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}})
+			if want == "" && why != nil || want != "" && (why == nil || why.Code != protocol.Denied || why.Msg != want) {
+				t.Errorf("%s as %s: %+v, want %q", name, kind.Noun(), why, want)
+			}
+		}
+	}
+}
+
 func checkPermits(t *testing.T, s *policy.Session, name string, permits, of, granted uint16, code protocol.Code, msg string) {
 	t.Helper()
 	req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: name}, Permits: permits, Of: of}
-	why := s.Acquire(&req)
+	kind := redisop.KindPermits
+	if of == 0 {
+		kind = redisop.KindLock
+	}
+	why := s.Acquire(kind, &req)
 	switch {
 	case code == "" && (why != nil || req.Of != granted):
 		t.Errorf("%d of %d permits of %s: of %d, %+v; want of %d", permits, of, name, req.Of, why, granted)
@@ -411,7 +439,7 @@ func TestBadEntriesAreNamedWithKeyAndReason(t *testing.T) {
 		{policy.Entry{Name: "x", Names: []string{"a"}, RequestsPerSecond: 1}, "requests_per_second", "without names"},
 		{policy.Entry{Name: "x", LongestLease: "30"}, "longest_lease", "with its unit"},
 		{policy.Entry{Name: "x", LongestHold: "1ms"}, "longest_hold", "50ms"},
-		{policy.Entry{Name: "x", Kinds: []string{"lock", "rw"}}, "kinds", `write "lock" or "permits"`},
+		{policy.Entry{Name: "x", Kinds: []string{"lock", "latch"}}, "kinds", `"latch": write "lock", "rw" or "permits"`},
 		{policy.Entry{Name: "x", Permits: 65_536}, "permits", "65535"},
 		{policy.Entry{Name: "x", Capacity: -1}, "capacity", "choose 1"},
 		{policy.Entry{Name: "good", Holds: 1}, "name", "same name"},
@@ -448,7 +476,7 @@ func BenchmarkDecisions(b *testing.B) {
 	b.ReportAllocs()
 	for i := range b.N {
 		req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "invoice:42"}}
-		if s.CountRequest(now+int64(i)) != nil || s.Acquire(&req) != nil {
+		if s.CountRequest(now+int64(i)) != nil || s.Acquire(redisop.KindLock, &req) != nil {
 			b.Fatal("refused")
 		}
 		for range 2 { // before it waits, and at the grant

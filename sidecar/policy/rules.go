@@ -399,15 +399,11 @@ func (s *Session) CountRequest(now int64) *Refusal {
 	return nil
 }
 
-// Acquire decides an acquire, of a lock if Of is 0, and bounds its max_hold and Of. How many holds and waiters the session
-// may have is the table's to decide.
-func (s *Session) Acquire(req *protocol.AcquirePermits) *Refusal {
+// Acquire decides an acquire of a kind of lock, and bounds its max_hold and, of a semaphore, its Of. How many holds and waiters
+// the session may have is the table's to decide.
+func (s *Session) Acquire(kind redisop.LockKind, req *protocol.AcquirePermits) *Refusal {
 	if r, ok := s.rules.acquire.Of(req.Name); ok && r.isDeny {
 		return refusal(protocol.Denied, r, "denies acquire of this name to user %d; ask for a name that you may lock, or change that rule", s.uid)
-	}
-	kind := redisop.KindLock
-	if req.Of != 0 {
-		kind = redisop.KindPermits
 	}
 	if r, ok := s.rules.kinds.Of(req.Name); ok && !slices.Contains(r.Kinds, kind.String()) {
 		return refusal(protocol.Denied, r, "does not let user %d use this name as %s; choose another name, or add %q to kinds of that rule", s.uid, kind.Noun(), kind)

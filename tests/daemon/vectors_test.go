@@ -198,7 +198,7 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 		code, _ = e["code"].(string)
 	}
 	op, _ := v.Message["op"].(string)
-	want := map[string]string{"release": "not_held", "force_release": "not_held", "force_release_orphaned": "not_held", "teleport": "unsupported"}[op]
+	want := map[string]string{"release": "not_held", "downgrade": "not_held", "force_release": "not_held", "force_release_orphaned": "not_held", "teleport": "unsupported"}[op]
 	if op == "hello" && fmt.Sprint(v.Message["v"]) != "1" {
 		want = "unsupported"
 	}
@@ -216,7 +216,7 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 	case op == "bye", op == "hello" && want != "":
 		expectEOF(t, w)
 	case op == "hello":
-	case op == "acquire", op == "acquire_permits": // the next vector may acquire the same name
+	case op == "acquire", op == "acquire_rw", op == "acquire_permits": // the next vector may acquire the same name
 		w.LastID = 1 << 20
 		released := w.Call(harness.Message{"op": "release", "hold": a["hold"]})
 		if v.Message["max_hold_ms"] != nil && released["ev"] == "lost" {
