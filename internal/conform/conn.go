@@ -121,7 +121,11 @@ func kept(m protocol.Request) protocol.Request {
 		return keep(m)
 	case *protocol.Acquire:
 		return keep(m)
+	case *protocol.AcquireReadWrite:
+		return keep(m)
 	case *protocol.AcquirePermits:
+		return keep(m)
+	case *protocol.Downgrade:
 		return keep(m)
 	case *protocol.Release:
 		return keep(m)
@@ -253,7 +257,7 @@ func (c *conn) serveFor(wait time.Duration) {
 			c.reply(protocol.InfoOK{ID: m.ID})
 		case *protocol.Cancel:
 			c.reply(protocol.CancelOK{ID: m.ID})
-		case *protocol.Acquire, *protocol.AcquirePermits:
+		case *protocol.Acquire, *protocol.AcquireReadWrite, *protocol.AcquirePermits:
 			c.refuse(m.RequestID(), protocol.Timeout, "the scene is over")
 		}
 	}
@@ -270,6 +274,8 @@ func (c *conn) write(frame []byte, m protocol.Reply) {
 		case protocol.AcquireOK:
 			delete(c.used, a.ID)
 		case protocol.Err:
+			delete(c.used, a.ID)
+		case protocol.DowngradeOK:
 			delete(c.used, a.ID)
 		case protocol.ReleaseOK:
 			delete(c.used, a.ID)
@@ -394,9 +400,12 @@ func (c *conn) acquire(name string) *protocol.Acquire {
 	return a
 }
 
-// requested expects the request of a command acquire: of a lock, or of permits of a semaphore.
+// requested expects the request of a command acquire: of a lock, a read/write lock, or permits of a semaphore.
 func (c *conn) requested(cmd command) *protocol.Acquire {
-	if cmd.Of == 0 {
+	switch {
+	case cmd.Mode != "":
+		return c.acquireReadWrite(cmd)
+	case cmd.Of == 0:
 		return c.acquire(cmd.Name)
 	}
 	permits := max(cmd.Permits, 1)
@@ -406,6 +415,25 @@ func (c *conn) requested(cmd command) *protocol.Acquire {
 		c.stage.fail(what, "%s", c.last)
 	}
 	return &m.Acquire
+}
+
+func (c *conn) acquireReadWrite(cmd command) *protocol.Acquire {
+	what := fmt.Sprintf("an acquire_rw of %q with shared %v", cmd.Name, cmd.Mode == shared)
+	m := expect[*protocol.AcquireReadWrite](c, what)
+	if m.Name != cmd.Name || m.Shared != (cmd.Mode == shared) {
+		c.stage.fail(what, "%s", c.last)
+	}
+	return &m.Acquire
+}
+
+// downgrade expects a downgrade of a hold, and does not answer it.
+func (c *conn) downgrade(hold uint64) *protocol.Downgrade {
+	what := fmt.Sprintf("a downgrade of hold %d", hold)
+	m := expect[*protocol.Downgrade](c, what)
+	if m.Hold != hold {
+		c.stage.fail(what, "%s", c.last)
+	}
+	return m
 }
 
 // release expects a release, with or without an id, and answers it.

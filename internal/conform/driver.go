@@ -18,10 +18,10 @@ import (
 // command is one line to the driver.
 type command struct {
 	N  int    `json:"n"`
-	Do string `json:"do"` // open, acquire, cancel, release, check, close
+	Do string `json:"do"` // open, acquire, cancel, downgrade, release, check, close
 
 	Socket       string `json:"socket,omitempty"`         // open
-	As           string `json:"as,omitempty"`             // acquire, release, check: the handle
+	As           string `json:"as,omitempty"`             // acquire, downgrade, release, check: the handle
 	Name         string `json:"name,omitempty"`           // acquire
 	WaitMS       *int64 `json:"wait_ms,omitempty"`        // acquire; absent: forever
 	LeaseMS      int64  `json:"lease_ms,omitempty"`       // acquire; absent: the watchdog's
@@ -29,11 +29,20 @@ type command struct {
 	CrashDelayMS int64  `json:"crash_delay_ms,omitempty"` // acquire; absent: 0
 	KeepMS       int64  `json:"keep_ms,omitempty"`        // acquire; absent: 0
 	Owner        int    `json:"owner,omitempty"`          // acquire; absent: an owner that never re-enters
+	Mode         mode   `json:"mode,omitempty"`           // acquire: of a read/write lock; absent: of another kind
 	Permits      uint16 `json:"permits,omitempty"`        // acquire, with of; absent: 1
 	Of           uint16 `json:"of,omitempty"`             // acquire: of a semaphore; absent: of a lock
 	Target       int    `json:"target,omitempty"`         // cancel: n of an acquire
 	Confirm      bool   `json:"confirm,omitempty"`        // release
 }
+
+// mode is how a read/write lock is acquired.
+type mode string
+
+const (
+	shared    mode = "shared"
+	exclusive mode = "exclusive"
+)
 
 // report is one line from the driver: its first one, the answer to a command, or the news that
 // a lock was lost.
@@ -46,8 +55,9 @@ type report struct {
 	Error  string `json:"error"`  // a code of the protocol, lost, not_held, unconfirmed, or another word
 	Reason string `json:"reason"` // of a loss
 	Token  string `json:"token"`
-	Held   *bool  `json:"held"` // check
-	Lost   string `json:"lost"` // the handle of a lock that was lost
+	Shared bool   `json:"shared"` // acquire of a read/write lock: whether the hold is shared
+	Held   *bool  `json:"held"`   // check
+	Lost   string `json:"lost"`   // the handle of a lock that was lost
 	Msg    string `json:"msg"`
 
 	line string

@@ -24,8 +24,9 @@ const (
 	MaxHold    Feature = "max_hold"   // max_hold_ms
 	CrashDelay Feature = "crash_delay"
 	Keep       Feature = "keep"
-	Permits    Feature = "permits" // of semaphores
-	Notify     Feature = "notify"  // reports a loss without being asked
+	ReadWrite  Feature = "read_write" // read/write locks
+	Permits    Feature = "permits"    // of semaphores
+	Notify     Feature = "notify"     // reports a loss without being asked
 )
 
 // Features are all features, with what each means.
@@ -43,6 +44,7 @@ var Features = []struct {
 	{MaxHold, "`max_hold_ms` of `acquire`"},
 	{CrashDelay, "`crash_delay_ms` of `acquire`"},
 	{Keep, "`keep_ms` of `acquire`"},
+	{ReadWrite, "`mode` of `acquire`, and the command `downgrade`: the client has read/write locks"},
 	{Permits, "`of` and `permits` of `acquire`: the client acquires permits of a semaphore"},
 	{Notify, "the driver reports a loss without being asked"},
 }
@@ -51,7 +53,7 @@ var Features = []struct {
 func Scenes() []Scene {
 	var all []Scene
 	for _, part := range [][]Scene{
-		helloScenes, lockScenes, deadlineScenes, cancelScenes, badFrameScenes(), resumeScenes, confirmScenes, permitScenes,
+		helloScenes, lockScenes, deadlineScenes, cancelScenes, badFrameScenes(), resumeScenes, confirmScenes, permitScenes, readWriteScenes,
 	} {
 		all = append(all, part...)
 	}

@@ -101,7 +101,7 @@ var permitScenes = []Scene{
 		},
 	},
 	{
-		Name: "permits/unsupported", Spec: "§4.19, §6.1", Needs: []Feature{Permits},
+		Name: "permits/unsupported", Spec: "§4.20, §6.1", Needs: []Feature{Permits},
 		Demand: "If the sidecar does not know acquire_permits, that acquire fails with unsupported; the session and its holds go on.",
 		play: func(s *stage) {
 			c := s.holding("a")

@@ -51,14 +51,14 @@ func goDriver(t *testing.T) string {
 
 func TestGoSDKConforms(t *testing.T) {
 	t.Parallel()
-	wantConforming(t, nil, goDriver(t))
+	wantConforming(t, []conform.Feature{conform.ReadWrite}, goDriver(t))
 }
 
 func TestPythonSDKConforms(t *testing.T) {
 	t.Parallel()
 	for client, lacks := range map[string][]conform.Feature{
-		"threads": {conform.Notify, conform.Cancel},
-		"asyncio": {conform.Notify},
+		"threads": {conform.ReadWrite, conform.Notify, conform.Cancel},
+		"asyncio": {conform.ReadWrite, conform.Notify},
 	} {
 		t.Run(client, func(t *testing.T) {
 			t.Parallel()
@@ -70,5 +70,5 @@ func TestPythonSDKConforms(t *testing.T) {
 func TestTypeScriptClientConforms(t *testing.T) {
 	t.Parallel()
 	node, dist := harness.TypeScript(t)
-	wantConforming(t, nil, node, filepath.Join(dist, "driver.js"))
+	wantConforming(t, []conform.Feature{conform.ReadWrite}, node, filepath.Join(dist, "driver.js"))
 }

@@ -163,7 +163,8 @@ func TestEachSceneFindsABrokenClient(t *testing.T) {
 		})
 	}
 	for _, s := range all {
-		if !isFound[s.Name] {
+		// The client has no read/write locks.
+		if !isFound[s.Name] && !slices.Contains(s.Needs, conform.ReadWrite) {
 			t.Errorf("no fault is for the scene %s: can it fail?", s.Name)
 		}
 	}
