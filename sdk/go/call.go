@@ -21,17 +21,18 @@ type call struct {
 	waitingSince int64       // in callWaiting: when the patience began
 
 	// Of an acquireCall.
-	acquire  protocol.AcquirePermits // of a lock: Of is 0
-	deadline time.Time               // of its caller's context; zero: it has none, or the call does not wait for the lock
-	looks    int                     // of waitWatch at this call
-	lock     *Lock                   // the result; of permits it is a Permit
+	acquire  wanted
+	frame    protocol.AcquireReadWrite // what is sent for a read/write lock
+	deadline time.Time                 // of its caller's context; zero: it has none, or the call does not wait for the lock
+	looks    int                       // of waitWatch at this call
+	lock     *Lock                     // the result; of permits it is a Permit
 
 	// Of the calls that callers wait for, but for an acquireCall.
 	request func(id uint64) protocol.Request
 	answer  protocol.OK // the result
 
 	// Of a releaseCall: whose last entry it releases. Of a confirmCall: whose release it
-	// confirms.
+	// confirms. Of a downgradeCall: the one that is to be shared.
 	hold   *hold
 	freeAt int64 // of a confirmCall: when the lease of hold ends in Redis, at the latest
 
@@ -42,7 +43,7 @@ type call struct {
 type callKind uint8
 
 const (
-	// A lock, or permits. It is sent again over the next connection. If its caller leaves, what
+	// A lock, a read/write lock, or permits. It is sent again over the next connection. If its caller leaves, what
 	// is granted is released.
 	acquireCall callKind = iota
 
@@ -60,6 +61,10 @@ const (
 	// The confirmation of a release, or what a confirmation needs in a new session. It is
 	// sent again if the session is resumed. In a new session it fails with errNewSession.
 	confirmCall
+
+	// downgrade. It is sent again if the session is resumed: bad_request then means that it was
+	// executed before. In a new session it fails with errNewSession.
+	downgradeCall
 
 	// bye. No goroutine waits for it. The session itself sends it again.
 	byeCall
@@ -91,6 +96,12 @@ const (
 	callAbandoned
 )
 
+// wanted is what an acquire requests.
+type wanted struct {
+	protocol.AcquirePermits          // Permits and Of: of a semaphore; of another kind 0
+	mode                    holdMode // of a read/write lock
+}
+
 // task is what a call is made for, in words for errors.
 type task struct{ verb, name string }
 
@@ -107,7 +118,7 @@ func newCall(kind callKind, t task, answer protocol.OK, request func(id uint64) 
 }
 
 // newAcquire returns an acquireCall.
-func (s *session) newAcquire(t task, req protocol.AcquirePermits) *call {
+func (s *session) newAcquire(t task, req wanted) *call {
 	c, ok := s.spares.Get().(*call)
 	if !ok {
 		c = &call{done: make(chan struct{}, 1)}
@@ -151,18 +162,32 @@ func (c *call) frameLocked() protocol.Request {
 			c.acquire.WaitMS = protocol.Forever
 		}
 	}
-	if c.acquire.Of == 0 {
+	switch {
+	case c.acquire.mode != notReadWrite:
+		c.frame = protocol.AcquireReadWrite{Acquire: c.acquire.Acquire, Shared: c.acquire.mode == sharedMode}
+		return &c.frame
+	case c.acquire.Of == 0:
 		return &c.acquire.Acquire
 	}
-	return &c.acquire
+	return &c.acquire.AcquirePermits
 }
 
 // refused is the error of a call that the sidecar has refused.
 func (c *call) refused(conn *connection, m *protocol.Err) *clientError {
 	e := refusedError(c.task, m)
-	if e.kind == ErrUnsupported && c.kind == acquireCall && c.acquire.Of != 0 {
-		e.text = fmt.Sprintf("%s: the sidecar of this host has version %s, which has no semaphores; upgrade it and restart it", c.task, conn.hello.Version)
+	if e.kind != ErrUnsupported || c.kind != acquireCall {
+		return e
 	}
+	lacks := ""
+	switch {
+	case c.acquire.Of != 0:
+		lacks = "semaphores"
+	case c.acquire.mode != notReadWrite:
+		lacks = "read/write locks"
+	default:
+		return e
+	}
+	e.text = fmt.Sprintf("%s: the sidecar of this host has version %s, which has no %s; upgrade it and restart it", c.task, conn.hello.Version, lacks)
 	return e
 }
 
@@ -179,6 +204,8 @@ func (c *call) unanswered(why *clientError) *clientError {
 	text := c.String() + ": " + why.text
 	switch {
 	case why.kind == ErrClosed, c.kind == confirmCall:
+	case c.kind == downgradeCall:
+		text += "; it may still exclude others"
 	case c.kind == acquireCall:
 		text += c.notHeld() + ", and what may just have been granted is given up"
 	default:
@@ -192,6 +219,8 @@ func (c *call) unsent(why *clientError) *clientError {
 	text := c.String() + ": " + why.text
 	switch c.kind {
 	case confirmCall:
+	case downgradeCall:
+		text += "; it may still exclude others"
 	case acquireCall:
 		text += c.notHeld() + ", and nothing needs to be cleaned up"
 	default:

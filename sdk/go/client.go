@@ -171,11 +171,11 @@ func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*
 
 func (c *Client) lock(ctx context.Context, name string, try bool, options []Option) (*Lock, error) {
 	req := protocol.Acquire{Name: name, Owner: ownerOf(ctx)}
-	return c.acquire(ctx, task{"lock", name}, protocol.AcquirePermits{Acquire: req}, try, options)
+	return c.acquire(ctx, task{"lock", name}, wanted{AcquirePermits: protocol.AcquirePermits{Acquire: req}}, try, options)
 }
 
-// acquire acquires a lock, or permits: then the result is a Permit.
-func (c *Client) acquire(ctx context.Context, t task, req protocol.AcquirePermits, try bool, options []Option) (*Lock, error) {
+// acquire acquires a lock, a read/write lock, or permits: then the result is a Permit.
+func (c *Client) acquire(ctx context.Context, t task, req wanted, try bool, options []Option) (*Lock, error) {
 	if err := protocol.CheckName(req.Name); err != nil {
 		return nil, &clientError{text: err.Error()}
 	}

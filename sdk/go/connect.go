@@ -361,11 +361,12 @@ func (s *session) sendAgainLocked(conn *connection) (failed []*call) {
 	for _, id := range slices.Sorted(maps.Keys(s.calls)) {
 		c := s.calls[id]
 		delete(s.calls, id)
+		isOfHold := c.kind == confirmCall || c.kind == downgradeCall
+		if isOfHold && !conn.hello.Resumed {
+			failed = append(failed, c)
+			continue
+		}
 		if c.kind == confirmCall {
-			if !conn.hello.Resumed {
-				failed = append(failed, c)
-				continue
-			}
 			c.freeAt = c.hold.leaseEndLocked() // the successor may have renewed it
 		}
 		s.lastID++

@@ -579,7 +579,7 @@ func TestDialFailsIfHelloIsNotAnswered(t *testing.T) {
 func TestLeaseEventMayLowerDeadlineOfNewerHolds(t *testing.T) {
 	s := &session{holds: map[uint64]*hold{}, calls: map[uint64]*call{}}
 	granted := func(num uint64, deadline int64) *hold {
-		return s.enterHoldLocked(&protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "x"}}, &protocol.AcquireOK{Hold: num, Count: 1, DeadlineNS: deadline}).hold
+		return s.enterHoldLocked(&wanted{AcquirePermits: protocol.AcquirePermits{Acquire: protocol.Acquire{Name: "x"}}}, &protocol.AcquireOK{Hold: num, Count: 1, DeadlineNS: deadline}).hold
 	}
 	onLease := func(deadline int64) {
 		if err := s.onMessage(nil, &protocol.LeaseEvent{DeadlineNS: deadline}); err != nil {

@@ -79,6 +79,17 @@
 // Every Lock is an owner of its own. Calls whose contexts derive from one [NewOwner] are the
 // same owner, and re-enter each other's locks.
 //
+// # Read/write locks
+//
+// An [RWLock] is held by one owner alone, or by any number of owners that share it, over all hosts.
+// [RWLock.Lock] excludes all others, [RWLock.RLock] only those of Lock:
+//
+//	catalog := c.RWLock("catalog")
+//	l, err := catalog.RLock(ctx)             // beside other readers
+//
+// Both return a [Lock]. [Lock.Downgrade] makes an exclusive one a shared one. A name is that of a
+// lock, of a read/write lock or of a semaphore, and of one of them at a time.
+//
 // # Semaphores
 //
 // A [Semaphore] admits several clients at one time, over all hosts, instead of one. Each of them
@@ -122,8 +133,8 @@
 //	ErrLost          the lock is not held any more; *LostError says why
 //	ErrNotHeld       this handle was released before; ForceRelease: no process of this host holds it
 //	ErrUnconfirmed   Confirmed: the lock is released, Redis's confirmation is missing
-//	ErrUnsupported   the sidecar is older than this package (one without semaphores, for
-//	                 example), or speaks another version;
+//	ErrUnsupported   the sidecar is older than this package (one without read/write locks,
+//	                 for example), or speaks another version;
 //	                 Dial: this system is not Linux
 //
 // Every error of [Client.Lock], [Client.TryLock], [Semaphore.Acquire] and

@@ -132,3 +132,32 @@ func ExampleSemaphore() {
 	// <nil>
 	// released 2 of 3 <nil>
 }
+
+func ExampleRWLock() {
+	ctx := context.Background()
+	c, err := locksidecar.Dial(ctx, "")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	catalog := c.RWLock("catalog")
+	writer, err := catalog.Lock(ctx) // beside no other hold, on all hosts
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = catalog.TryRLock(ctx)
+	fmt.Println("it is written:", errors.Is(err, locksidecar.ErrHeld))
+	// What was written is now read, also by others. No other writer comes in between.
+	fmt.Println(writer.Downgrade(ctx), writer.Shared())
+	reader, err := catalog.TryRLock(ctx)
+	fmt.Println(err)
+	fmt.Println(reader.Unlock(), writer.Unlock())
+	// Output:
+	// it is written: true
+	// <nil> true
+	// <nil>
+	// <nil> <nil>
+}

@@ -17,7 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// fakeSidecar is a sidecar without Redis. It has its locks and semaphores in memory, and grants them in
+// fakeSidecar is a sidecar without Redis. It has its locks, read/write locks and semaphores in memory, and grants them in
 // the order of the requests. If it ends a connection itself, the session stays, as it does when a
 // sidecar is restarted.
 type fakeSidecar struct {
@@ -61,12 +61,19 @@ type fakeHold struct {
 	holder *fakeSession // nil: its keep lasts
 	count  uint32
 	kept   int64 // until when it lasts
-	req    protocol.AcquirePermits
+	req    fakeRequest
+}
+
+// fakeRequest is an acquire.
+type fakeRequest struct {
+	protocol.AcquirePermits      // Of: of a semaphore
+	shared                  bool // of a read/write lock
+	isReadWrite             bool
 }
 
 type fakeWaiter struct {
 	conn *fakeConn
-	req  protocol.AcquirePermits // of a lock: Of is 0
+	req  fakeRequest
 }
 
 // newest returns the newest hold of a session that is connected; nil: there is none.
@@ -81,13 +88,24 @@ func (l *fakeLock) newest() *fakeHold {
 	return h
 }
 
+// holdOf returns the hold that a request may enter again, if its mode covers it; nil: there is none.
+func (l *fakeLock) holdOf(s *fakeSession, req *fakeRequest) *fakeHold {
+	for _, h := range l.holds {
+		if h.holder == s && req.Owner != 0 && h.req.Owner == req.Owner && !req.NotReentrant {
+			return h
+		}
+	}
+	return nil
+}
+
 // hasRoomFor reports whether the holds admit one more.
-func (l *fakeLock) hasRoomFor(req *protocol.AcquirePermits) bool {
-	permits := int(req.Permits)
+func (l *fakeLock) hasRoomFor(req *fakeRequest) bool {
+	permits, isShared := int(req.Permits), req.shared
 	for _, h := range l.holds {
 		permits += int(h.req.Permits)
+		isShared = isShared && h.req.shared
 	}
-	return len(l.holds) == 0 || req.Of != 0 && permits <= int(req.Of)
+	return len(l.holds) == 0 || isShared || req.Of != 0 && permits <= int(req.Of)
 }
 
 type fakeConn struct {
@@ -420,9 +438,23 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 			c.send(protocol.PingOK{ID: m.ID, NowNS: f.clock(), Redis: redis, RedisAddress: "redis:6379/0"})
 		}
 	case *protocol.Acquire:
-		f.onAcquireLocked(c, protocol.AcquirePermits{Acquire: *m})
+		f.onAcquireLocked(c, fakeRequest{AcquirePermits: protocol.AcquirePermits{Acquire: *m}})
+	case *protocol.AcquireReadWrite:
+		f.onAcquireLocked(c, fakeRequest{AcquirePermits: protocol.AcquirePermits{Acquire: m.Acquire}, shared: m.Shared, isReadWrite: true})
 	case *protocol.AcquirePermits:
-		f.onAcquireLocked(c, *m)
+		f.onAcquireLocked(c, fakeRequest{AcquirePermits: *m})
+	case *protocol.Downgrade:
+		h := f.holds[m.Hold]
+		switch {
+		case h == nil || h.holder != c.session:
+			c.send(protocol.Err{ID: m.ID, Code: protocol.NotHeld, Msg: "you do not hold it"})
+		case !h.req.isReadWrite || h.req.shared:
+			c.send(protocol.Err{ID: m.ID, Code: protocol.BadRequest, Msg: "it is not exclusive"})
+		default:
+			h.req.shared = true
+			c.send(protocol.DowngradeOK{ID: m.ID, DeadlineNS: f.clock() + int64(30*time.Second)})
+			f.grantNextLocked(h.lock)
+		}
 	case *protocol.Release:
 		code := protocol.NotHeld
 		h := f.holds[m.Hold]
@@ -468,7 +500,7 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 	return nil
 }
 
-func (f *fakeSidecar) onAcquireLocked(c *fakeConn, m protocol.AcquirePermits) {
+func (f *fakeSidecar) onAcquireLocked(c *fakeConn, m fakeRequest) {
 	if f.diesOnAcquire {
 		f.disconnectLocked(c)
 		return
@@ -478,15 +510,17 @@ func (f *fakeSidecar) onAcquireLocked(c *fakeConn, m protocol.AcquirePermits) {
 		l = &fakeLock{name: m.Name}
 		f.locks[m.Name] = l
 	}
-	h := l.newest()
+	h := l.holdOf(c.session, &m)
 	switch {
-	case len(l.waiters) == 0 && l.hasRoomFor(&m):
-		f.grantLocked(l, c, m)
-	case h != nil && h.holder == c.session && m.Owner != 0 && h.req.Owner == m.Owner && !m.NotReentrant:
+	case h != nil && (m.shared || !h.req.shared):
 		h.count++
 		f.answerLocked(h, c, m.ID)
+	case len(l.waiters) == 0 && l.hasRoomFor(&m):
+		f.grantLocked(l, c, m)
 	case m.WaitMS == 0:
 		c.send(protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "another owner holds it"})
+	case h != nil:
+		c.send(protocol.Err{ID: m.ID, Code: protocol.Deadlock, Msg: "you hold it shared"})
 	default:
 		w := fakeWaiter{c, m}
 		l.waiters = append(l.waiters, w)
@@ -505,7 +539,7 @@ func (f *fakeSidecar) refuse(l *fakeLock, w fakeWaiter, code protocol.Code) {
 	}
 }
 
-func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req protocol.AcquirePermits) {
+func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req fakeRequest) {
 	f.lastID++
 	h := &fakeHold{lock: l, id: f.lastID, holder: c.session, count: 1, kept: f.clock() + req.KeepMS*int64(time.Millisecond), req: req}
 	l.holds = append(l.holds, h)
@@ -516,7 +550,7 @@ func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req protocol.Acquire
 func (f *fakeSidecar) answerLocked(h *fakeHold, c *fakeConn, id uint64) {
 	c.send(protocol.AcquireOK{
 		ID: id, Token: 1_000_000 + h.id, Hold: h.id, Count: h.count, DeadlineNS: f.clock() + int64(30*time.Second),
-		Permits: h.req.Permits, Of: h.req.Of,
+		Shared: h.req.shared, Permits: h.req.Permits, Of: h.req.Of,
 	})
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// hold is one lock held by one owner, or permits of a semaphore. It has a handle for each of its
+// hold is one lock or read/write lock held by one owner, or permits of a semaphore. It has a handle for each of its
 // entries; the first handle is part of it. It has neither a timer nor a goroutine: a program may
 // hold very many.
 type hold struct {
@@ -24,6 +24,7 @@ type hold struct {
 
 	// Guarded by session.mu.
 	phase      holdPhase
+	mode       holdMode
 	entries    uint32  // not released; 0 in holdReleasing and holdReleased
 	deadline   int64   // of the last grant, or later; see receivedDeadlineLocked
 	maxHoldEnd int64   // when its max_hold ends; 0: it has none
@@ -73,6 +74,24 @@ const (
 	holdEnded
 )
 
+// holdMode is how a read/write lock is held, or is to be acquired.
+//
+//	exclusive ─── Downgrade ──► downgrading ─── its answer ──► shared
+type holdMode uint8
+
+const (
+	notReadWrite holdMode = iota // it is of another kind
+
+	// No other hold exists beside it.
+	exclusiveMode
+
+	// A downgrade was requested, and its answer has not come: other holds may exist beside it.
+	downgradingMode
+
+	// Other shared holds exist beside it.
+	sharedMode
+)
+
 // leaseKind is how long the sidecar lets Redis keep a hold.
 type leaseKind uint8
 
@@ -91,12 +110,15 @@ const (
 )
 
 // enterHoldLocked returns the handle of an acquire that was granted.
-func (s *session) enterHoldLocked(req *protocol.AcquirePermits, ok *protocol.AcquireOK) *Lock {
+func (s *session) enterHoldLocked(req *wanted, ok *protocol.AcquireOK) *Lock {
 	if h := s.holds[ok.Hold]; h != nil {
 		h.phase = holdLive
 		h.deadline = max(h.receivedDeadlineLocked(), ok.DeadlineNS)
 		h.leaseSeq = s.leaseSeq
 		h.entries++
+		if ok.Shared && h.mode != notReadWrite {
+			h.mode = sharedMode // it may have been downgraded
+		}
 		l := new(Lock)
 		l.hold = h
 		return l
@@ -116,6 +138,12 @@ func (s *session) enterHoldLocked(req *protocol.AcquirePermits, ok *protocol.Acq
 		h.lease = leaseUnknown
 	case req.LeaseMS != 0:
 		h.lease, h.leaseMS = leaseFixed, uint32(req.LeaseMS) // the longest, 30 days, fits
+	}
+	if req.mode != notReadWrite {
+		h.mode = exclusiveMode
+		if ok.Shared {
+			h.mode = sharedMode
+		}
 	}
 	h.first.hold = h
 	s.holds[h.id] = h

@@ -7,14 +7,14 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// LockInfo describes one lock, or semaphore, as a sidecar knows it. Fields that do not apply to its
+// LockInfo describes one lock, read/write lock or semaphore, as a sidecar knows it. Fields that do not apply to its
 // Kind or its State are zero.
 type LockInfo struct {
 	Name  string
 	Kind  LockKind
 	State LockState
 
-	// Of LockHeld. Of a semaphore they are those of the first of its Holders.
+	// Of LockHeld. If it has Holders they are those of the first.
 	Hold     uint64        // number of the hold; the sidecar gives each hold another one
 	Token    uint64        // fencing token, as [Lock.Token] returns it
 	Count    int           // how often its owner has entered it and not unlocked it
@@ -33,10 +33,11 @@ type LockInfo struct {
 	Orphan                bool          // no client has the hold any more: WithCrashDelay or WithKeep keeps the lock
 	KeepLeft              time.Duration // how much longer WithKeep keeps the lock; 0: it does not
 
-	// Of KindPermits.
+	// Of KindReadWrite and KindPermits.
 	Holds   int          // holds of processes of this host
-	Permits int          // of these holds together
-	Of      int          // the largest capacity that they or requests that wait have named
+	Shared  int          // of KindReadWrite: how many of them are shared
+	Permits int          // of KindPermits: of these holds together
+	Of      int          // of KindPermits: the largest capacity that they or requests that wait have named
 	Holders []HolderInfo // the oldest 16 of these holds
 
 	// Of LockRemote.
@@ -59,8 +60,9 @@ type LockInfo struct {
 type LockKind string
 
 const (
-	KindLock    LockKind = ""                   // a lock
-	KindPermits LockKind = protocol.KindPermits // a semaphore
+	KindLock      LockKind = ""                     // a lock
+	KindReadWrite LockKind = protocol.KindReadWrite // a read/write lock
+	KindPermits   LockKind = protocol.KindPermits   // a semaphore
 )
 
 // LockState is the state of a lock in a LockInfo. A newer sidecar may send other states.
@@ -74,10 +76,11 @@ const (
 	LockFree      LockState = "free"      // none of these
 )
 
-// HolderInfo describes one hold of a semaphore.
+// HolderInfo describes one hold of a read/write lock, or of a semaphore.
 type HolderInfo struct {
 	Hold    uint64        // number of the hold
-	Token   uint64        // as Permit.Token returns it
+	Token   uint64        // as Lock.Token and Permit.Token return it
+	Shared  bool          // of a read/write lock
 	Permits int           // of the hold
 	Session uint64        // number of the holder's session
 	PID     int           // process of the holder; 0: it is not visible to the sidecar
@@ -95,7 +98,8 @@ type WaiterInfo struct {
 	UID     int           // user of the client
 	Cmd     string        // command line of the client, up to 256 bytes
 	Owner   uint64        // of NewOwner, in its session; 0: none
-	Permits int           // that it requests; 0: a lock
+	Shared  bool          // it requests a shared hold, of a read/write lock
+	Permits int           // that it requests, of a semaphore
 	Waited  time.Duration // for how long it has waited
 }
 
@@ -107,7 +111,8 @@ type Event struct {
 
 	Hold    uint64        // number of the hold
 	Token   uint64        // fencing token of the hold
-	Permits int           // of the hold; 0: of a lock
+	Shared  bool          // the hold is a shared one of a read/write lock
+	Permits int           // of the hold, of a semaphore
 	Session uint64        // session of the holder; of EventForced, EventRefused and EventDeadlock: of the client that asked
 	PID     int           // process of that session; 0: it is not visible to the sidecar
 	UID     int           // user of that session
@@ -303,7 +308,7 @@ func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Held: durationOf(row.HeldMS), Deadline: now.timeOf(row.DeadlineNS), Lease: durationOf(row.LeaseMS),
 		Absent: row.Absent, AbsentFor: durationOf(row.AbsentMS), AbsentLeft: durationOf(row.AbsentLeftMS), Orphan: row.Orphan, KeepLeft: durationOf(row.KeepLeftMS),
-		Holds: row.Held, Permits: row.Permits, Of: int(row.Of), Holders: convertRows(row.Holders, now, newHolderInfo),
+		Holds: row.Held, Shared: row.Shared, Permits: row.Permits, Of: int(row.Of), Holders: convertRows(row.Holders, now, newHolderInfo),
 		RemoteField: row.RemoteField, RemoteHost: row.RemoteHost,
 		InCluster: row.InCluster, Slot: int(row.Slot), Shard: row.Shard,
 		Grants: uint64(row.Grants), Waiting: row.Waiting, Waiters: convertRows(row.Waiters, now, newWaiterInfo),
@@ -318,7 +323,7 @@ func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 
 func newHolderInfo(row *protocol.HolderRow, _ clockReading) HolderInfo {
 	return HolderInfo{
-		Hold: row.Hold, Token: row.Token, Permits: int(row.Permits), Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Hold: row.Hold, Token: row.Token, Shared: row.Shared, Permits: int(row.Permits), Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Held: durationOf(row.HeldMS), Absent: row.Absent, Orphan: row.Orphan,
 	}
 }
@@ -326,14 +331,14 @@ func newHolderInfo(row *protocol.HolderRow, _ clockReading) HolderInfo {
 func newWaiterInfo(row *protocol.WaiterRow, _ clockReading) WaiterInfo {
 	return WaiterInfo{
 		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
-		Owner: row.Owner, Permits: int(row.Permits), Waited: durationOf(row.WaitedMS),
+		Owner: row.Owner, Shared: row.Shared, Permits: int(row.Permits), Waited: durationOf(row.WaitedMS),
 	}
 }
 
 func newEvent(row *protocol.EventRow, now clockReading) Event {
 	return Event{
 		At: now.timeOf(row.AtNS), Kind: EventKind(row.Kind), Name: row.Name,
-		Hold: row.Hold, Token: row.Token, Permits: int(row.Permits), Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Hold: row.Hold, Token: row.Token, Shared: row.Shared, Permits: int(row.Permits), Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Waited: durationOf(row.WaitedMS), Held: durationOf(row.HeldMS),
 		Reason: Reason(row.Reason), RemoteField: row.RemoteField, RemoteHost: row.RemoteHost, Count: int(row.Count), Message: row.Msg,
 	}

@@ -15,7 +15,8 @@ import (
 // return an error. Durations are rounded up to milliseconds. A re-entry keeps the lease, the
 // maximum and the crash delay of the first entry.
 //
-// All but [WithKeep], [NonReentrant] and [Fair] are also for the permits of a [Semaphore].
+// All but [WithKeep], [NonReentrant] and [Fair] are also for the permits of a [Semaphore], and all
+// but WithKeep for shared locks.
 type Option struct {
 	apply         func(*protocol.Acquire) error
 	notForPermits string // what makes it meaningless for permits; "": nothing does
@@ -23,7 +24,7 @@ type Option struct {
 
 // withOptions applies options to a request. It moves the request to the heap, so it is not
 // called without options.
-func withOptions(req protocol.AcquirePermits, options []Option) (protocol.AcquirePermits, error) {
+func withOptions(req wanted, options []Option) (wanted, error) {
 	for _, o := range options {
 		if o.notForPermits != "" && req.Of != 0 {
 			return req, errors.New(o.notForPermits + "; leave the option out")
@@ -31,6 +32,9 @@ func withOptions(req protocol.AcquirePermits, options []Option) (protocol.Acquir
 		if err := o.apply(&req.Acquire); err != nil {
 			return req, err
 		}
+	}
+	if req.mode == sharedMode && req.KeepMS != 0 {
+		return req, errors.New("WithKeep is for exclusive locks, and shared ones end with their hold; leave the option out")
 	}
 	return req, nil
 }

@@ -184,6 +184,8 @@ func (s *session) onError(conn *connection, m *protocol.Err) error {
 		s.onReleased(c.hold)
 	case c.kind == byeCall: // an older sidecar; the end of the connection ends the session as well
 		return errBye
+	case c.kind == downgradeCall && m.Code == protocol.BadRequest: // it was executed before
+		c.finish()
 	default:
 		c.fail(c.refused(conn, m))
 	}

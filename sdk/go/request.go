@@ -108,9 +108,9 @@ func (s *session) await(ctx context.Context, c *call, conn *connection) *clientE
 	return nil
 }
 
-// acquire requests a lock or permits. If it returns an error nothing is held, and what is granted
+// acquire requests a lock, a read/write lock or permits. If it returns an error nothing is held, and what is granted
 // later is released.
-func (s *session) acquire(ctx context.Context, t task, req protocol.AcquirePermits, try bool) (*Lock, error) {
+func (s *session) acquire(ctx context.Context, t task, req wanted, try bool) (*Lock, error) {
 	c := s.newAcquire(t, req)
 	c.acquire.WaitMS = protocol.Forever
 	deadline, isLimited := ctx.Deadline()

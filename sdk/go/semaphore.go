@@ -68,7 +68,7 @@ func (s *Semaphore) acquire(ctx context.Context, n int, try bool, options []Opti
 	case n < 1 || n > s.capacity:
 		return nil, &clientError{text: fmt.Sprintf("%s: %d are requested; request from 1 to its capacity, %d", t, n, s.capacity)}
 	}
-	req := protocol.AcquirePermits{Acquire: protocol.Acquire{Name: s.name}, Permits: uint16(n), Of: uint16(s.capacity)}
+	req := wanted{AcquirePermits: protocol.AcquirePermits{Acquire: protocol.Acquire{Name: s.name}, Permits: uint16(n), Of: uint16(s.capacity)}}
 	l, err := s.client.acquire(ctx, t, req, try, options)
 	return (*Permit)(l), err
 }

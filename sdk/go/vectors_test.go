@@ -57,9 +57,17 @@ func (v *vector) frame(t *testing.T) []byte {
 // requests make a Client send the request that a vector answers. There is none for requests that
 // no caller waits for.
 var requests = map[string]func(ctx context.Context, c *Client) error{
-	"acquire": func(ctx context.Context, c *Client) error { return errOf(c.TryLock(ctx, "invoice:42")) },
+	"acquire":    func(ctx context.Context, c *Client) error { return errOf(c.TryLock(ctx, "invoice:42")) },
+	"acquire_rw": func(ctx context.Context, c *Client) error { return errOf(c.TryRLock(ctx, "catalog")) },
 	"acquire_permits": func(ctx context.Context, c *Client) error {
 		return errOf(c.Semaphore("partner-api", 10).TryAcquire(ctx, 2))
+	},
+	"downgrade": func(ctx context.Context, c *Client) error {
+		s := c.current.Load()
+		s.mu.Lock()
+		l := s.enterHoldLocked(&wanted{mode: exclusiveMode}, &protocol.AcquireOK{Hold: 7, Token: 1, Count: 1, DeadlineNS: inOneHour()})
+		s.mu.Unlock()
+		return l.Downgrade(ctx)
 	},
 	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
 	"list":          func(ctx context.Context, c *Client) error { return errOf(c.List(ctx)) },

@@ -27,6 +27,7 @@ type command struct {
 	CrashDelayMS int64  `json:"crash_delay_ms"`
 	KeepMS       int64  `json:"keep_ms"`
 	Owner        int    `json:"owner"`
+	Mode         string `json:"mode"`
 	Permits      int    `json:"permits"`
 	Of           int    `json:"of"`
 	Target       int    `json:"target"`
@@ -70,7 +71,7 @@ func newDriver() *driver {
 
 func main() {
 	print(object{"driver": "go/" + locksidecar.Version, "features": []string{
-		"resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "permits", "notify",
+		"resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "read_write", "permits", "notify",
 	}})
 	d := newDriver()
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -95,6 +96,8 @@ func main() {
 			d.mu.Unlock()
 			cancel()
 			print(object{"n": c.N, "ok": true})
+		case "downgrade":
+			go d.downgrade(c)
 		case "release":
 			go d.release(c)
 		case "check":
@@ -192,13 +195,22 @@ func (d *driver) acquireHandle(ctx context.Context, c command, options []locksid
 		p, err := acquire(ctx, max(c.Permits, 1), options...)
 		return p, answer, err
 	}
-	acquire := d.client.Lock
+	acquire, try := d.client.Lock, d.client.TryLock
+	switch c.Mode {
+	case "shared":
+		acquire, try = d.client.RLock, d.client.TryRLock
+	case "exclusive":
+		acquire, try = d.client.WLock, d.client.TryWLock
+	}
 	if isTry {
-		acquire = d.client.TryLock
+		acquire = try
 	}
 	l, err := acquire(ctx, c.Name, options...)
 	if err == nil {
 		answer["token"] = fmt.Sprint(l.Token())
+		if c.Mode != "" {
+			answer["shared"] = l.Shared()
+		}
 	}
 	return l, answer, err
 }
@@ -207,6 +219,15 @@ func (d *driver) handle(c command) handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.handles[c.As]
+}
+
+func (d *driver) downgrade(c command) {
+	l, _ := d.handle(c).(*locksidecar.Lock)
+	if err := l.Downgrade(context.Background()); err != nil {
+		print(failure(c.N, err))
+		return
+	}
+	print(object{"n": c.N, "ok": true})
 }
 
 func (d *driver) release(c command) {
