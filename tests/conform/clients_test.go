@@ -57,8 +57,8 @@ func TestGoSDKConforms(t *testing.T) {
 func TestPythonSDKConforms(t *testing.T) {
 	t.Parallel()
 	for client, lacks := range map[string][]conform.Feature{
-		"threads": {conform.ReadWrite, conform.Notify, conform.Cancel},
-		"asyncio": {conform.ReadWrite, conform.Notify},
+		"threads": {conform.Notify, conform.Cancel},
+		"asyncio": {conform.Notify},
 	} {
 		t.Run(client, func(t *testing.T) {
 			t.Parallel()

@@ -29,6 +29,7 @@ FEATURES = [
     "max_hold",
     "crash_delay",
     "keep",
+    "read_write",
     "permits",
 ]
 
@@ -63,7 +64,7 @@ def report_error(n: int, error: BaseException, **fields: Any) -> None:
 
 
 def options(command: Object) -> Object:
-    """The arguments of Client.lock(), Client.rlock() and Client.semaphore()."""
+    """The arguments of Client.lock(), Client.rlock(), Client.rwlock() and Client.semaphore()."""
     wait, lease, most = (
         command.get("wait_ms"),
         command.get("lease_ms"),
@@ -113,6 +114,9 @@ class Threads:
                     report(n=n, ok=True)
                 case "acquire":
                     self.acquire(command)
+                case "downgrade":
+                    self.handles[command["as"]].downgrade()
+                    report(n=n, ok=True)
                 case "release":
                     self.handles[command["as"]].release(confirm=command.get("confirm", False))
                     report(n=n, ok=True)
@@ -133,13 +137,18 @@ class Threads:
             self.handles[command["as"]] = semaphore.acquire(command.get("permits", 1))
             report(n=command["n"], ok=True)
             return
-        make = self.client.rlock if "owner" in command else self.client.lock
-        lock = make(command["name"], keep=command.get("keep_ms", 0) / 1000, **options(command))
+        keep = command.get("keep_ms", 0) / 1000
+        if "mode" in command:
+            rw = self.client.rwlock(command["name"], **options(command))
+            lock: locksidecar.Lock = rw.read() if command["mode"] == "shared" else rw.write(keep=keep)
+        else:
+            make = self.client.rlock if "owner" in command else self.client.lock
+            lock = make(command["name"], keep=keep, **options(command))
         if not lock.acquire():
             report(n=command["n"], error="timeout")
             return
         held = self.handles[command["as"]] = lock.held
-        report(n=command["n"], ok=True, token=str(held.token))
+        report(n=command["n"], ok=True, token=str(held.token), shared=held.shared)
 
 
 class Asyncio:
@@ -187,6 +196,9 @@ class Asyncio:
                     report(n=n, ok=True)
                 case "acquire":
                     await self.acquire(command)
+                case "downgrade":
+                    await self.handles[command["as"]].downgrade()
+                    report(n=n, ok=True)
                 case "release":
                     if command.get("confirm"):
                         await self.handles[command["as"]].release(confirm=True)
@@ -210,13 +222,18 @@ class Asyncio:
             self.handles[command["as"]] = await semaphore.acquire(command.get("permits", 1))
             report(n=command["n"], ok=True)
             return
-        make = self.client.rlock if "owner" in command else self.client.lock
-        lock = make(command["name"], keep=command.get("keep_ms", 0) / 1000, **options(command))
+        keep = command.get("keep_ms", 0) / 1000
+        if "mode" in command:
+            rw = self.client.rwlock(command["name"], **options(command))
+            lock: aio.Lock = rw.read() if command["mode"] == "shared" else rw.write(keep=keep)
+        else:
+            make = self.client.rlock if "owner" in command else self.client.lock
+            lock = make(command["name"], keep=keep, **options(command))
         if not await lock.acquire():
             report(n=command["n"], error="timeout")
             return
         held = self.handles[command["as"]] = lock.held
-        report(n=command["n"], ok=True, token=str(held.token))
+        report(n=command["n"], ok=True, token=str(held.token), shared=held.shared)
 
 
 def main() -> None:

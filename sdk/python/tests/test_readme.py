@@ -46,7 +46,8 @@ def names(client: locksidecar.Client) -> dict[str, Any]:
     fastapi.FastAPI.return_value.post = decorator
     fastapi.HTTPException = type("HTTPException", (Exception,), {})
     fastapi.Request = MagicMock
-    functions = ("charge", "deploy", "signal_the_next_host", "import_rows", "post_entries", "call_partner")
+    functions = ["charge", "deploy", "signal_the_next_host", "import_rows", "post_entries", "call_partner"]
+    functions += ["read_catalog", "write_catalog"]
     return {
         **{name: lambda *args, **kwargs: Done() for name in functions},
         "locksidecar": locksidecar,

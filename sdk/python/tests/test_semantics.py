@@ -380,6 +380,52 @@ def test_end_of_a_wait_lets_those_after_it_pass(client: Client, other: Client, n
         thread.join()
 
 
+def test_readers_share_and_a_writer_excludes(client: Client, other: Client, name: str) -> None:
+    mine, theirs = client.rwlock(name), other.rwlock(name)
+    with mine.read() as first, theirs.read() as second:
+        assert first.shared
+        assert second.shared
+        assert not theirs.write(timeout=0).acquire()
+        assert (row(client, name).kind, row(client, name).held, row(client, name).shared) == ("rw", 2, 2)
+    with mine.write() as writer:
+        assert not writer.shared
+        assert writer.token > max(first.token, second.token)
+        assert not theirs.read(timeout=0).acquire()
+        writer.downgrade()
+        with theirs.read(timeout=5) as second:
+            assert second.token >= writer.token
+            assert not theirs.write(timeout=0).acquire()
+    with theirs.write(timeout=5):
+        pass
+
+
+def test_reader_waits_for_an_earlier_writer(client: Client, other: Client, name: str) -> None:
+    with client.rwlock(name).read():
+        order = []
+
+        def acquire(what: str) -> None:
+            rw = other.rwlock(name)
+            with rw.write() if what == "write" else rw.read():
+                order.append(what)
+
+        threads = []
+        for n, what in enumerate(["write", "read"], 1):
+            threads += [threading.Thread(target=acquire, args=(what,))]
+            threads[-1].start()
+            wait_until(lambda n=n: waiting(client, name) == n)  # type: ignore[misc]
+        assert not other.rwlock(name).read(timeout=0).acquire()
+    for thread in threads:
+        thread.join()
+    assert order == ["write", "read"]
+
+
+def test_lock_and_read_write_lock_do_not_share_a_name(client: Client, other: Client, name: str) -> None:
+    with client.lock(name), pytest.raises(Denied, match="in use as a lock on this host; choose another name"):
+        other.rwlock(name).read().acquire()
+    with client.rwlock(f"{name} too").read(), pytest.raises(Denied, match="in use as a read/write lock on this host"):
+        other.lock(f"{name} too").acquire()
+
+
 def test_lock_and_semaphore_do_not_share_a_name(client: Client, other: Client, name: str) -> None:
     semaphore = other.semaphore(name, permits=2)
     with client.lock(name), pytest.raises(Denied, match="in use as a lock on this host; choose another name"):

@@ -38,7 +38,9 @@ class _NoFields:
 PARSERS: dict[str, Callable[[Fields], Any]] = {
     "hello": protocol.hello_ok,
     "acquire": protocol.acquire_ok,
+    "acquire_rw": protocol.rw_ok,
     "acquire_permits": protocol.permits_ok,
+    "downgrade": protocol.downgrade_ok,
     "info": protocol.info_ok,
     "list": protocol.list_ok,
     "events": protocol.events_ok,
@@ -174,6 +176,7 @@ def normalized(got: Any) -> Any:
                 "end_ns": 0,
                 "permits": 0,
                 "of": 0,
+                "shared": False,
                 "next": 0,
                 "ticket": "",
                 "resumed": False,
@@ -374,9 +377,12 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.claim(id, holds, more=message.get("more", False)) == whole(vector)
         case {"op": "bye", "id": id}:
             assert protocol.bye(id) == whole(vector)
-        case {"op": "acquire" | "acquire_permits", "id": id, "name": name}:
-            own = ("op", "id", "name", "owner", "wait_ms", "permits", "of")
-            options = protocol.acquire_options(**{k: v for k, v in message.items() if k not in own})
+        case {"op": "downgrade", "id": id, "hold": hold}:
+            assert protocol.downgrade(id, hold) == whole(vector)
+        case {"op": "acquire" | "acquire_rw" | "acquire_permits" as op, "id": id, "name": name}:
+            own = ("op", "id", "name", "owner", "wait_ms", "permits", "of", "shared")
+            mode: protocol.Mode = "shared" if message.get("shared") else "exclusive" if op == "acquire_rw" else ""
+            options = protocol.acquire_options(mode=mode, **{k: v for k, v in message.items() if k not in own})
             owner, wait, of = message.get("owner", 0), message.get("wait_ms"), message.get("of", 0)
             permits = message.get("permits", 1) if of else 0
             assert protocol.acquire(id, protocol.check_name(name), owner, options, wait, permits, of) == whole(vector)

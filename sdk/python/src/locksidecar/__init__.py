@@ -7,6 +7,8 @@
     client = locksidecar.connect()
     with client.lock("invoice:42", timeout=2) as held:
         charge(fence=held.token)
+    with client.rwlock("catalog").read() as held:
+        read_catalog()
     with client.semaphore("partner-api", permits=10).acquire(2, timeout=5):
         call_partner()
 
@@ -60,7 +62,7 @@ from ._protocol import (
     Status,
     WaiterInfo,
 )
-from ._sync import Client, Held, Lock, Permits, RLock, Semaphore, connect
+from ._sync import Client, Held, Lock, Permits, RLock, RWLock, Semaphore, connect
 from ._version import __version__
 from .aio import connect as aconnect
 
@@ -94,6 +96,7 @@ __all__ = [
     "Permits",
     "ProtocolError",
     "RLock",
+    "RWLock",
     "Restart",
     "Semaphore",
     "ShardStatus",

@@ -37,6 +37,7 @@ class Options:
     confirm_timeout: float | None = None  # None: no limit
     fair: bool = False
     keep: float = 0.0
+    mode: protocol.Mode = ""  # of a read/write lock
 
     def __post_init__(self) -> None:
         if self.timeout == -1:
@@ -53,6 +54,8 @@ class Options:
             _check_duration("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
             if not self.confirm:
                 raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
+        if self.keep and self.mode == "shared":
+            raise BadRequest("keep is for exclusive holds; leave it out")
 
     def for_acquire(self, blocking: bool, timeout: float | None) -> Options:
         """With the arguments of one acquire(): those of threading.Lock."""
@@ -62,6 +65,10 @@ class Options:
             return replace(self, timeout=0)
         return self if timeout is None else replace(self, timeout=timeout)
 
+    def for_mode(self, mode: protocol.Mode, timeout: float | None, keep: float = 0.0) -> Options:
+        """Of a read/write lock, with the arguments of one read() or write()."""
+        return replace(self, mode=mode, keep=keep, timeout=self.timeout if timeout is None else timeout)
+
     def packed(self) -> protocol.AcquireOptions:
         return protocol.acquire_options(
             reentrant=self.reentrant,
@@ -70,6 +77,7 @@ class Options:
             max_hold_ms=_ms(self.max_hold),
             crash_delay_ms=round(self.crash_delay * 1000),
             keep_ms=round(getattr(self, "keep", 0.0) * 1000),  # the same
+            mode=getattr(self, "mode", ""),  # the same
         )
 
     def waits_for_confirm(self, exc: BaseException | None) -> bool:
@@ -116,6 +124,20 @@ _PLAIN_REENTRANT: Final = Options(reentrant=True)
 _PLAIN_PACKED: Final = _PLAIN.packed()
 
 
+class HoldMode(IntEnum):
+    """How a read/write lock is held.
+
+    ::
+
+        EXCLUSIVE ─── downgrade is requested ───► DOWNGRADING ─── it is answered ───► SHARED
+    """
+
+    NONE = 0  # it is of another kind
+    EXCLUSIVE = 1  # no other hold exists beside it
+    DOWNGRADING = 2  # other shared holds may exist beside it
+    SHARED = 3  # the same
+
+
 @dataclass(slots=True, eq=False)
 class Hold:
     """One lock that one owner holds, or some permits. All entries of a re-entrant lock share one Hold.
@@ -148,6 +170,7 @@ class Hold:
     permits: int = 0  # of a semaphore; 0: it is a lock
     entries: int = 0  # that are not released
     lost_reason: str = ""  # "": not LOST
+    mode: HoldMode = HoldMode.NONE
     task: object = None  # the task that entered first, if a thread acquired the lock in an event loop
 
     @property
@@ -207,6 +230,7 @@ class Call(Generic[T]):
     owner: int = 0
     lease_ns: int = 0  # the fixed lease; 0: there is none
     permits: int = 0  # that it requests; 0: it requests a lock
+    mode: protocol.Mode = ""  # of a read/write lock
     hold: Hold | None = None  # the hold that was granted
 
     @property
@@ -241,6 +265,13 @@ class AwaitedAnswer(IntEnum):
 
     CONFIRM = 0  # the answer to confirm: the release was sent before it, or is known to have been read
     INFO = 1  # the answer to info: a sidecar that still has the hold has not read the release
+
+
+@dataclass(slots=True, eq=False)
+class Downgrade(Call[protocol.DowngradeOK]):
+    """The request to share an exclusive hold. It is sent again if the session is resumed, and fails in a new one."""
+
+    of: Hold | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -287,8 +318,15 @@ def acquire_call(
         return protocol.acquire(id, name, owner, packed, wait_ms, permits, of)
 
     lease = 0 if options.lease is None else round(options.lease * 1e9)
-    parse = protocol.permits_ok if permits else protocol.acquire_ok
-    return Call("acquire", name, parse, encode, owner=owner, lease_ns=lease, permits=permits)
+    mode: protocol.Mode = packed.mode
+    parse = protocol.rw_ok if mode else protocol.permits_ok if permits else protocol.acquire_ok
+    return Call("acquire", name, parse, encode, owner=owner, lease_ns=lease, permits=permits, mode=mode)
+
+
+def downgrade_call(hold: Hold) -> Downgrade:
+    return Downgrade(
+        "downgrade", hold.name, protocol.downgrade_ok, lambda id, _: protocol.downgrade(id, hold.number), of=hold
+    )
 
 
 def confirm_call(hold: Hold) -> Confirm:

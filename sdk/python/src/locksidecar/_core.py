@@ -32,9 +32,12 @@ from ._calls import (
     Call,
     CallState,
     Confirm,
+    Downgrade,
     Hold,
+    HoldMode,
     bye_call,
     confirm_call,
+    downgrade_call,
 )
 from ._clock import clock_of
 from ._errors import (
@@ -86,6 +89,7 @@ ENDED: Final = Stage.ENDED
 DISCONNECTED: Final = Stage.DISCONNECTED
 CLAIMING: Final = Stage.CLAIMING
 SERVING: Final = Stage.SERVING
+_NO_MODE: Final = HoldMode.NONE
 
 
 @dataclass(slots=True, eq=False)
@@ -358,6 +362,11 @@ class Session:
                     # Commit:
                     call.state = CallState.DONE  # _start_serving() does not send it
                     self.done_calls += [call]
+            elif isinstance(call, Downgrade) and not call.done:
+                call.error = _unknown_hold(call)
+                # Commit:
+                call.state = CallState.DONE
+                self.done_calls += [call]
 
     def _start_serving(self, now: int) -> None:
         """Sends the releases that waited for the claims, then the pending calls in their order, with new ids."""
@@ -436,6 +445,8 @@ class Session:
                 f"the sidecar at {self.path} does not read what it is sent; is it stopped or overloaded? "
                 "Nothing was sent"
             )
+        if isinstance(call, Downgrade) and call.of is not None and call.of.epoch != self._epoch:
+            raise _unknown_hold(call)
         id = self._last_id + 1
         if self.stage is SERVING and not (call.owner and call.owner in self.unanswered_cancels):
             self._queue_call(call, id, now)
@@ -730,9 +741,14 @@ class Session:
                 if self._bye is not None:
                     return
                 call = self._queued_call(id)
+                if isinstance(call, Downgrade) and code == "bad_request":  # it was carried out before
+                    self._on_answer(call, protocol.DowngradeOK(0), None)
+                    return
                 error_of_call = self._refusal_error(call, reply)
                 if isinstance(error_of_call, Deadlock) and self._is_held_by_owner_of(call):
                     why = f"{error_of_call}. rlock() makes a lock that its holder may acquire again"
+                    if call.mode:
+                        why = f"{error_of_call}. A shared hold cannot become exclusive: release it first"
                     error_of_call = Deadlock(why, code=code)
                 self._on_answer(call, None, error_of_call)
             case protocol.LostEvent(hold=number, reason=reason):
@@ -764,10 +780,10 @@ class Session:
         error, why = _ERRORS_BY_CODE.get(refusal.code, LocksidecarError), refusal.msg or refusal.code
         if error is Unsupported and isinstance(call, Confirm):
             why = "this sidecar is older than this client and does not confirm releases: upgrade it"
-        elif error is Unsupported and call.permits:
+        elif error is Unsupported and (call.permits or call.mode):
             why = (
                 f"the sidecar at {self.path} (version {self._sidecar_version}) is older than this client (version "
-                f"{__version__}) and has no semaphores: upgrade it"
+                f"{__version__}) and has no {'semaphores' if call.permits else 'read/write locks'}: upgrade it"
             )
         if not isinstance(call, Confirm):
             why = f"{call.op} {call.name!r}: {why}" if call.name else f"{call.op}: {why}"
@@ -796,6 +812,7 @@ class Session:
         hold = self._holds.get(grant.hold)
         deadline = grant.deadline_ns
         live = self.live_holds
+        mode = _NO_MODE if not call.mode else HoldMode.SHARED if grant.shared else HoldMode.EXCLUSIVE
         # A LOST hold stays LOST. If the sidecar still has it, the new entry gets a Hold of its own.
         if hold is None or hold.lost_reason:
             # The grant re-entered a hold whose other entries were released here in the meantime. A grant does not say
@@ -818,6 +835,7 @@ class Session:
             live += 1
         else:
             deadline = max(self.deadline(hold), deadline)
+            mode = max(hold.mode, mode)
         entries = hold.entries + 1
         grants = self.grants + 1
         # Commit:
@@ -826,6 +844,7 @@ class Session:
         hold.own_deadline = deadline
         hold.lease_events_seen = self._lease_events
         hold.entries = entries
+        hold.mode = mode
         self.grants = grants
         call.hold = hold
         call.answer = grant
@@ -990,6 +1009,13 @@ _ERRORS_BY_CODE: Final[dict[str, type[LocksidecarError]]] = {
 }
 
 
+def _unknown_hold(call: Downgrade) -> LocksidecarError:
+    return Unavailable(
+        f"downgrade {call.name!r}: the sidecar was restarted without its state, and does not know the hold, which "
+        "excludes others until its deadline"
+    )
+
+
 def _release_unknown() -> LocksidecarError:
     return LocksidecarError("the sidecar was restarted without its state, and does not know of the release")
 
@@ -1079,6 +1105,25 @@ class Entry:
     def has_ended(self) -> bool:
         """Whether the entry is released or its hold LOST, or both belong to the parent of this process."""
         return self.has_been_released or self.session.inherited or bool(self.hold.lost_reason)
+
+    def may_be_shared(self) -> bool:
+        return self.hold.mode >= HoldMode.DOWNGRADING
+
+    def begin_downgrade(self) -> Downgrade | None:
+        """The request for a downgrade of its hold, which is held; None: it is shared already."""
+        hold = self.hold
+        if hold.mode is HoldMode.NONE:
+            raise BadRequest(f"{self.title} is no read/write lock: acquire it by rwlock(), with write()")
+        if hold.mode is HoldMode.SHARED:
+            return None
+        call = downgrade_call(hold)
+        hold.mode = HoldMode.DOWNGRADING  # from now on it is not known when others read
+        return call
+
+    def end_downgrade(self, call: Downgrade) -> None:
+        """call is DONE. Raises its error."""
+        call.result()
+        self.hold.mode = HoldMode.SHARED
 
     def _require_held(self, what: str) -> None:
         if self.session.inherited:

@@ -12,6 +12,13 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+def is_write(mode: str) -> bool:
+    """Whether mode is "write"; raises ValueError if it is not "read" either."""
+    if mode not in ("read", "write"):
+        raise ValueError(f'the mode must be "read" or "write", not {mode!r}')
+    return mode == "write"
+
+
 def within(make: Callable[P, AbstractContextManager[object]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a decorator: each call of the function is a block of what make returns for its arguments."""
 

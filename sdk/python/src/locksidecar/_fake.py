@@ -1,4 +1,5 @@
-"""A sidecar in memory: the protocol of SPEC.md, with a table of locks and semaphores in the place of Redis.
+"""A sidecar in memory: the protocol of SPEC.md, with a table of locks, read/write locks and semaphores in
+the place of Redis.
 
 Table is the protocol alone: requests in, frames out, and the time from outside. Server serves a Table on a Unix socket,
 with one thread for all connections. locksidecar.testing is the part for users.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import selectors
 import socket
 import struct
@@ -32,6 +34,7 @@ Message = dict[str, Any]
 
 # Lock names that the daemon refuses: their keys would be those of its own data.
 _RESERVED: Final = ("redisson_lock_", "redisson_unlock_latch:", "locksidecar_")
+_READ_WRITE_TIMEOUT: Final = re.compile(r":rwlock_timeout:[0-9]+\Z")
 
 _MS: Final = 1_000_000
 
@@ -85,7 +88,7 @@ class Waiter:
 
 @dataclass(eq=False)
 class Lock:
-    """A name: a lock, which has one hold at most, or a semaphore."""
+    """A name: a lock, which has one hold at most, a read/write lock, or a semaphore."""
 
     name: str
     serial: int  # the order of the pages of list
@@ -94,6 +97,8 @@ class Lock:
 
     def admits(self, request: Message) -> bool:
         """Whether request can be granted beside the holds."""
+        if request.get("shared"):
+            return all(h.mode == "shared" for h in self.holds)
         if not request.get("of"):
             return not self.holds
         return all(h.permits for h in self.holds) and self.permits() + _permits(request) <= request["of"]
@@ -101,9 +106,21 @@ class Lock:
     def permits(self) -> int:
         return sum(h.permits for h in self.holds)
 
-    def owner(self) -> tuple[Session | None, int]:
-        """That of the oldest hold."""
-        return (self.holds[0].session, self.holds[0].owner) if self.holds else (None, 0)
+    def owners(self) -> list[tuple[Session, int]]:
+        return [(h.session, h.owner) for h in self.holds]
+
+    def begin_read_phase(self) -> None:
+        """Those that want to share it come first, in their order."""
+        self.waiters = deque(sorted(self.waiters, key=lambda w: not w.request.get("shared")))
+
+
+def _kind(of: int, mode: str) -> str:
+    """What a name with such a hold is."""
+    return "a semaphore" if of else "a read/write lock" if mode else "a lock"
+
+
+def _kind_of(request: Message) -> str:
+    return _kind(request.get("of", 0), "exclusive" if request["op"] == "acquire_rw" else "")
 
 
 def _permits(request: Message) -> int:
@@ -123,6 +140,7 @@ class Hold:
     owner: int = 0
     permits: int = 0  # of a semaphore; 0: it is a lock
     of: int = 0
+    mode: str = ""  # of a read/write lock: "shared" or "exclusive"
     count: int = 1
     since: int = 0  # of the grant
     lease_ns: int = 0  # the fixed lease; 0: the hold is renewed
@@ -141,7 +159,7 @@ class Hold:
 
 
 class Table:
-    """The sessions, locks and semaphores of one sidecar. Not thread-safe."""
+    """The sessions, locks, read/write locks and semaphores of one sidecar. Not thread-safe."""
 
     keeps_leases = True  # leases are renewed, and end
     sends_leases = True  # a renewal is reported to the clients
@@ -217,11 +235,13 @@ class Table:
         for hold in holds:
             self._lose(hold, reason)
 
-    def hold_elsewhere(self, name: str, permits: int = 0) -> int:
-        """A program on another host acquires the lock, which must be free, or permits. Returns the token."""
+    def hold_elsewhere(self, name: str, permits: int = 0, shared: bool = False) -> int:
+        """A program on another host acquires the lock, which must be free, or shares it, or permits. It returns the
+        token.
+        """
         lock = self._lock(name)
-        assert permits or not lock.holds, f"{name} is held"
-        hold = Hold(lock, self._elsewhere, next(self._tokens), permits=permits)
+        assert permits or lock.admits({"shared": shared}), f"{name} is held"
+        hold = Hold(lock, self._elsewhere, next(self._tokens), permits=permits, mode="shared" if shared else "")
         lock.holds.append(hold)
         return hold.token
 
@@ -455,7 +475,7 @@ class Table:
             self._locks.pop(lock.name, None)
 
     def _on_acquire(self, session: Session, m: Message) -> None:
-        if m["name"].startswith(_RESERVED):
+        if m["name"].startswith(_RESERVED) or _READ_WRITE_TIMEOUT.search(m["name"]):
             self._error(session, m, "denied", f"the name {m['name']!r} is reserved: take another one")
             return
         lock = self._lock(m["name"])
@@ -465,7 +485,9 @@ class Table:
         ]
         if (what := self._other_kind(lock, m)) is not None:
             self._error(session, m, "denied", f"this name is in use as {what} on this host; choose another name")
-        elif own:
+        elif m["op"] == "acquire_rw" and m.get("shared") and "keep_ms" in m:
+            self._error(session, m, "bad_request", "keep_ms is not for a shared hold")
+        elif own and (m.get("shared") or own[0].mode != "shared"):
             own[0].count += 1
             self._grant(own[0], m)
         elif not lock.waiters and not self.redis_down and lock.admits(m):
@@ -479,14 +501,25 @@ class Table:
             lock.waiters.append(Waiter(session, m, now, None if wait is None else now + wait * _MS))
         self._forget_if_free(lock)
 
+    _on_acquire_rw = _on_acquire
     _on_acquire_permits = _on_acquire
+
+    def _on_downgrade(self, session: Session, m: Message) -> None:
+        hold = self._find_hold(m["hold"], session)
+        if hold is None:
+            self._error(session, m, "not_held", "no such hold")
+        elif hold.mode != "exclusive":
+            self._error(session, m, "bad_request", "it is shared already, or no read/write lock")
+        else:
+            hold.mode = "shared"
+            self._send(session, {"id": m["id"], "deadline_ns": hold.deadline_ns})
+            hold.lock.begin_read_phase()
+            self._grant_waiters(hold.lock, len(hold.lock.waiters))  # no Redis is needed for that
 
     def _other_kind(self, lock: Lock, m: Message) -> str | None:
         """What the clients of this sidecar use the name as, if that is not what m requests; None: it is."""
-        uses = [h.of for h in self._local_holds(lock.name)] + [w.request.get("of", 0) for w in lock.waiters]
-        if not uses or bool(uses[0]) == bool(m.get("of")):
-            return None
-        return "a semaphore" if uses[0] else "a lock"
+        uses = [_kind(h.of, h.mode) for h in self._local_holds(lock.name)] + [_kind_of(w.request) for w in lock.waiters]
+        return uses[0] if uses and uses[0] != _kind_of(m) else None
 
     def _refuse_wait(self, lock: Lock, session: Session, m: Message) -> None:
         if self.redis_down and lock.admits(m):
@@ -495,23 +528,23 @@ class Table:
             self._error(session, m, "timeout", "too few permits are free" if m.get("of") else "another owner holds it")
 
     def _find_cycle(self, session: Session, owner: int, lock: Lock) -> str:
-        """Follows the owners that wait for each other, from lock's holder. Describes the steps if they lead to owner.
+        """Follows the owners that wait for each other, from lock's holders. Describes the steps if they lead to owner.
 
         An owner may wait for several locks at once.
         """
-        received: set[tuple[Session | None, int]] = set()
+        received: set[tuple[Session, int]] = set()
         paths: deque[list[Lock]] = deque([[lock]])
         while paths:
             path = paths.popleft()
-            holder = path[-1].owner()
-            if holder == (session, owner):
-                return _describe_cycle(path)
-            if holder in received or not holder[1]:
-                continue
-            received.add(holder)
-            for x in self._locks.values():
-                if any((w.session, w.request.get("owner", 0)) == holder for w in x.waiters):
-                    paths.append([*path, x])
+            for holder in path[-1].owners():
+                if holder == (session, owner):
+                    return _describe_cycle(path)
+                if holder in received or not holder[1]:
+                    continue
+                received.add(holder)
+                for x in self._locks.values():
+                    if any((w.session, w.request.get("owner", 0)) == holder for w in x.waiters):
+                        paths.append([*path, x])
         return ""
 
     def _grant_waiters(self, lock: Lock, handed_on: int = 0) -> None:
@@ -538,6 +571,7 @@ class Table:
             m.get("owner", 0),
             _permits(m) if m.get("of") else 0,
             m.get("of", 0),
+            ("shared" if m.get("shared") else "exclusive") if m["op"] == "acquire_rw" else "",
             since=now,
             lease_ns=lease_ns,
             ends_at=now + (lease_ns or self.lease_ns),
@@ -557,6 +591,8 @@ class Table:
         answer["deadline_ns"] = hold.deadline_ns
         if hold.max_hold_end is not None:
             answer["end_ns"] = hold.end_ns
+        if hold.mode == "shared":
+            answer["shared"] = True
         if hold.of:
             answer |= {"permits": hold.permits, "of": hold.of}
         self._send(hold.session, answer)
@@ -584,6 +620,8 @@ class Table:
     def _free(self, hold: Hold) -> None:
         """Ends the hold. The next waiters get what it had; without Redis only if its lease has not ended."""
         hold.lock.holds.remove(hold)
+        if hold.mode == "exclusive":
+            hold.lock.begin_read_phase()
         lease_ended = self.keeps_leases and hold.ends_at <= self.now()
         self._grant_waiters(hold.lock, 0 if lease_ended else max(hold.permits, 1))
 
@@ -652,12 +690,16 @@ class Table:
         if of := max([h.of for h in holds] + [w.request.get("of", 0) for w in lock.waiters], default=0):
             row |= {"kind": "permits", "held": len(holds), "permits": sum(h.permits for h in holds), "of": of}
             row["holders"] = [self._holder(h) | {"permits": h.permits} for h in holds[:16]]
+        elif any(h.mode for h in holds) or any(w.request["op"] == "acquire_rw" for w in lock.waiters):
+            row |= {"kind": "rw", "held": len(holds), "shared": sum(h.mode == "shared" for h in holds)}
+            row["holders"] = [self._holder(h) | {"shared": h.mode == "shared"} for h in holds[:16]]
         row["waiting"] = len(lock.waiters)
         row["waiters"] = [
             {
                 "session": w.session.number,
                 **w.session.peer.fields(),
                 "owner": w.request.get("owner", 0),
+                "shared": w.request.get("shared", False),
                 "permits": _permits(w.request) if of else 0,
                 "waited_ms": (now - w.since) // _MS,
             }
@@ -690,8 +732,8 @@ class Table:
 def _describe_cycle(path: list[Lock]) -> str:
     text = f'waiting would never end: you ask for "{path[0].name}"'
     for held, awaited in itertools.pairwise(path):
-        session, owner = held.owner()
-        peer = session.peer if session is not None else Peer()
+        session, owner = held.owners()[0]
+        peer = session.peer
         text += f', held by owner {owner} of {peer}, who waits for "{awaited.name}"'
     advice = "take the two in one order everywhere" if len(path) > 1 else "acquire it as a re-entrant lock"
     return f"{text}, which you hold; release it first, or {advice}"
@@ -777,11 +819,11 @@ class Server(Table):
             super().lose(name, reason, token)
             self._wake()
 
-    def hold_elsewhere(self, name: str, permits: int = 0) -> int:
+    def hold_elsewhere(self, name: str, permits: int = 0, shared: bool = False) -> int:
         # No client waits for the answer to a release.
-        self.wait_for(lambda: permits or not self.holder(name), 5)
+        self.wait_for(lambda: permits or self._lock(name).admits({"shared": shared}), 5)
         with self._lock_all:
-            return super().hold_elsewhere(name, permits)
+            return super().hold_elsewhere(name, permits, shared)
 
     def release_elsewhere(self, name: str, token: int) -> None:
         with self._lock_all:

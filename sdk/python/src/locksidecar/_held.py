@@ -74,6 +74,11 @@ class Held:
         """The deadline by the wall clock of this host, in UTC, to be shown: `remaining` is what to rely on."""
         return wall_time(self._shared.deadline(self._entry))
 
+    @property
+    def shared(self) -> bool:
+        """Whether other holds may be shared beside this one. False: it is exclusive, or of no read/write lock."""
+        return self._entry.may_be_shared()
+
     def __repr__(self) -> str:
         state = "released" if self._entry.has_been_released else self._entry.hold.lost_reason or "held"
         return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"

@@ -64,6 +64,10 @@ def bye(id: int) -> bytes:
     return frame({"op": "bye", "id": id})
 
 
+Mode: TypeAlias = Literal["", "shared", "exclusive"]
+"""How a read/write lock is requested; "": another kind is."""
+
+
 @dataclass(frozen=True, slots=True)
 class AcquireOptions:
     """The fields of an acquire that are the same for each acquire of a lock, packed."""
@@ -71,6 +75,7 @@ class AcquireOptions:
     fields: int  # how many they are
     flags: bytes
     durations: bytes
+    mode: Mode = ""
 
 
 def acquire_options(
@@ -81,6 +86,7 @@ def acquire_options(
     max_hold_ms: int | None = None,
     crash_delay_ms: int = 0,
     keep_ms: int = 0,
+    mode: Mode = "",
 ) -> AcquireOptions:
     fields = 0
     flags = durations = b""
@@ -102,7 +108,7 @@ def acquire_options(
     if keep_ms:
         fields += 1
         durations += b"\xa7keep_ms" + _packed_int(keep_ms)
-    return AcquireOptions(fields, flags, durations)
+    return AcquireOptions(fields, flags, durations, mode)
 
 
 def acquire(
@@ -114,10 +120,14 @@ def acquire(
     permits: int = 0,
     of: int = 0,
 ) -> bytes:
-    """acquire; with permits, of so many, acquire_permits."""
+    """acquire; with a mode, acquire_rw; with permits, of so many, acquire_permits."""
     # The hot path: the constant parts of the map are packed in advance.
     fields = 3 + options.fields
-    body = (_ACQUIRE_PERMITS if permits else _ACQUIRE) + _packed_int(id) + b"\xa4name" + _packed_text(name.encode())
+    op = _ACQUIRE_RW if options.mode else _ACQUIRE_PERMITS if permits else _ACQUIRE
+    body = op + _packed_int(id) + b"\xa4name" + _packed_text(name.encode())
+    if options.mode == "shared":
+        fields += 1
+        body += b"\xa6shared\xc3"
     if owner:
         fields += 1
         body += b"\xa5owner" + _packed_int(owner)
@@ -136,6 +146,7 @@ def acquire(
 
 
 _ACQUIRE: Final = b"\xa2op\xa7acquire\xa2id"
+_ACQUIRE_RW: Final = b"\xa2op\xaaacquire_rw\xa2id"
 _ACQUIRE_PERMITS: Final = b"\xa2op\xafacquire_permits\xa2id"
 _FRAME_LENGTH: Final = struct.Struct(">I").unpack_from
 _FRAME_HEAD: Final = struct.Struct(">IB").pack  # the length of the body, and its first byte
@@ -175,6 +186,10 @@ def release(hold: int) -> bytes:
 _RELEASE_HEADS: Final = tuple(
     _FRAME_HEAD(len(b" \xa2op\xa7release\xa4hold") + n, 0x82) + b"\xa2op\xa7release\xa4hold" for n in range(10)
 )
+
+
+def downgrade(id: int, hold: int) -> bytes:
+    return frame({"op": "downgrade", "id": id, "hold": hold})
 
 
 def confirm(id: int, name: str) -> bytes:
@@ -305,8 +320,8 @@ def check_positive(what: str, number: int, most: int) -> int:
 LockState: TypeAlias = Literal["held", "remote", "busy", "lingering", "free"]
 """LockInfo.state. A later sidecar may have others."""
 
-LockKind: TypeAlias = Literal["lock", "permits"]
-"""LockInfo.kind: "permits" is a semaphore. A later sidecar may have others."""
+LockKind: TypeAlias = Literal["lock", "rw", "permits"]
+"""LockInfo.kind: "rw" is a read/write lock, "permits" a semaphore. A later sidecar may have others."""
 
 KeyKind: TypeAlias = Literal["free", "lock", "permits", "read_write", "other", ""]
 """Ownership.key. A later sidecar may have others."""
@@ -332,7 +347,7 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class WaiterInfo:
-    """One local waiter of a lock. permits: how many it waits for, of a semaphore."""
+    """One local waiter of a lock. shared: of a read/write lock. permits: how many it waits for, of a semaphore."""
 
     session: int = 0
     pid: int = 0
@@ -341,6 +356,7 @@ class WaiterInfo:
     owner: int = 0
     waited_ms: int = 0
     permits: int = 0
+    shared: bool = False
 
     @property
     def waited_seconds(self) -> float:
@@ -349,7 +365,7 @@ class WaiterInfo:
 
 @dataclass(frozen=True, slots=True)
 class HolderInfo:
-    """One hold of permits of a semaphore, and its holder. absent, orphan: as in LockInfo."""
+    """One hold of a read/write lock or of permits of a semaphore, and its holder. absent, orphan: as in LockInfo."""
 
     hold: int = 0
     token: int = 0
@@ -361,6 +377,7 @@ class HolderInfo:
     held_ms: int = 0
     absent: bool = False
     orphan: bool = False
+    shared: bool = False
 
     @property
     def held_seconds(self) -> float:
@@ -369,7 +386,7 @@ class HolderInfo:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """What the sidecar knows about one lock, or about one semaphore.
+    """What the sidecar knows about one lock, read/write lock or semaphore.
 
     state is one of
 
@@ -389,9 +406,9 @@ class LockInfo:
     Cluster, slot is that of the name, and shard is host and port of the master that has it; "" if none has it.
     Otherwise slot is None.
 
-    Of a semaphore, the fields from hold to lease_ms are those of the oldest hold. held counts the holds of this host,
-    and permits is the sum of their permits. of is the largest number of permits that a holder or waiter of this host
-    has named. holders has the oldest 16 holds.
+    Of a read/write lock or a semaphore, the fields from hold to lease_ms are those of the oldest hold. held counts the
+    holds of this host, shared those that are shared, and permits is the sum of their permits. of is the largest number
+    of permits that a holder or waiter of this host has named. holders has the oldest 16 holds.
     """
 
     name: str
@@ -425,6 +442,7 @@ class LockInfo:
     permits: int = 0
     of: int = 0
     holders: tuple[HolderInfo, ...] = ()
+    shared: int = 0
 
     @property
     def held_seconds(self) -> float:
@@ -481,7 +499,8 @@ class Event:
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
     the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. permits are
-    those of the hold, of a semaphore. at_ns is a time of CLOCK_BOOTTIME.
+    those of the hold, of a semaphore. shared: the hold was a shared one of a read/write lock. at_ns is a time of
+    CLOCK_BOOTTIME.
     """
 
     at_ns: int
@@ -501,6 +520,7 @@ class Event:
     msg: str = ""
     remote_host: str = ""
     permits: int = 0
+    shared: bool = False
 
     @property
     def at(self) -> datetime:
@@ -840,6 +860,12 @@ class AcquireOK:
     end_ns: int = 0  # when max_hold ends; 0: there is no max_hold
     permits: int = 0  # of a semaphore
     of: int = 0  # how many there are for this hold
+    shared: bool = False  # of a read/write lock
+
+
+@dataclass(frozen=True, slots=True)
+class DowngradeOK:
+    deadline_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -912,6 +938,16 @@ def permits_ok(f: Fields) -> AcquireOK:
     answer.permits = _permits(f, "permits")
     answer.of = _permits(f, "of")
     return answer
+
+
+def rw_ok(f: Fields) -> AcquireOK:
+    answer = acquire_ok(f)
+    answer.shared = f.flag("shared", False)
+    return answer
+
+
+def downgrade_ok(f: Fields) -> DowngradeOK:
+    return DowngradeOK(f.integer("deadline_ns"))
 
 
 def _permits(f: Fields, key: str) -> int:
@@ -1103,6 +1139,7 @@ def _lock(f: Fields) -> LockInfo:
         permits=f.integer("permits", 0),
         of=_permits(f, "of"),
         holders=_holders(f),
+        shared=f.integer("shared", 0),
     )
 
 
@@ -1122,6 +1159,7 @@ def _holder(f: Fields) -> HolderInfo:
         held_ms=f.integer("held_ms", 0),
         absent=f.flag("absent", False),
         orphan=f.flag("orphan", False),
+        shared=f.flag("shared", False),
     )
 
 
@@ -1134,6 +1172,7 @@ def _waiter(f: Fields) -> WaiterInfo:
         owner=f.integer("owner", 0),
         waited_ms=f.integer("waited_ms", 0),
         permits=_permits(f, "permits"),
+        shared=f.flag("shared", False),
     )
 
 
@@ -1156,6 +1195,7 @@ def _event(f: Fields) -> Event:
         msg=f.text("msg", ""),
         remote_host=f.text("remote_host", ""),
         permits=_permits(f, "permits"),
+        shared=f.flag("shared", False),
     )
 
 
@@ -1215,6 +1255,7 @@ _KNOWN: Final = frozenset(
         "holder",
         "holders",
         "permits",
+        "shared",
         "of",
         "field",
         "entries",

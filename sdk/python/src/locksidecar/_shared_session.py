@@ -67,7 +67,7 @@ from typing import Any, Final, TypeVar
 from . import _fork, _log
 from ._calls import DONE, Call, Confirm, confirm_call, ping_call, watch_call
 from ._core import ENDED, SERVING, Entry
-from ._errors import LockLost, LocksidecarError, Unavailable
+from ._errors import LockLost, LocksidecarError, NotHeld, Unavailable
 from ._transport import (
     ANSWER_GRACE,
     BYE_WAIT,
@@ -594,6 +594,26 @@ class SharedSession:
             raise error
         if call is not None and confirm is not None:
             self._wait_for_confirmation(call, confirm)
+
+    def downgrade(self, entry: Entry) -> None:
+        """Makes the hold of entry shared, with all its entries."""
+        self.check(entry)
+        if self.is_inside():
+            raise Unavailable(
+                f"downgrade {entry.hold.name!r}: this thread was interrupted inside of this client, and cannot wait "
+                "for the answer"
+            )
+        call = entry.begin_downgrade()
+        if call is None:
+            return
+        if not self.execute(call, Timeouts()):
+            assert self.session.failure is not None
+            raise Unavailable(f"downgrade {entry.hold.name!r}: {self.session.failure}")
+        try:
+            entry.end_downgrade(call)
+        except NotHeld:
+            self.check(entry)  # raises LockLost
+            raise
 
     def _release_later(self, entry: Entry, confirm: bool) -> None:
         """Gives entry up, for a frame INSIDE."""

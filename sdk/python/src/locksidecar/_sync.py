@@ -35,7 +35,7 @@ from ._calls import (
 )
 from ._clock import clock_of
 from ._core import Entry, Session
-from ._decorator import within
+from ._decorator import is_write, within
 from ._errors import (
     ClientClosed,
     Deadlock,
@@ -51,7 +51,7 @@ from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, S
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
-__all__ = ["Client", "Held", "Lock", "Permits", "RLock", "Semaphore", "connect"]
+__all__ = ["Client", "Held", "Lock", "Permits", "RLock", "RWLock", "Semaphore", "connect"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -83,6 +83,18 @@ class Held(_held.Held):
         confirmed at once.
         """
         self._shared.release(self._entry, Timeouts.for_confirm(timeout) if confirm else None)
+
+    def downgrade(self) -> None:
+        """Makes an exclusive hold of a read/write lock shared, with all its entries and its token.
+
+        No other owner has the lock exclusive in between. It does nothing if the hold is shared. From the call on,
+        `shared` is True, whatever this raises: then others may read. If the sidecar is restarted meanwhile, the new
+        one downgrades the lock.
+
+        Raises LockLost, NotHeld, BadRequest if it is no read/write lock, and Unavailable if the sidecar does not
+        answer: then the lock may exclude others until its end, and the call may be repeated.
+        """
+        self._shared.downgrade(self._entry)
 
 
 def _end_block(ended: list[Held], options: Options, exc: BaseException | None) -> None:
@@ -389,6 +401,59 @@ class RLock(Lock):
     __slots__ = ()
 
 
+class RWLock:
+    """A read/write lock by name. Made by Client.rwlock().
+
+    Over all hosts, one owner has it exclusive, or any number of owners share it. An owner is a thread, as for an RLock,
+    and may acquire the lock again in the mode that it has; with write(), also shared. A thread that has it shared and
+    asks for write() gets Deadlock. Threads may share the object.
+
+    The token of a shared hold is larger than that of each earlier exclusive hold. Store it with what was derived under
+    the lock, and keep what has the larger token: then nothing that was derived before a write replaces what was derived
+    after it.
+    """
+
+    __slots__ = ("__weakref__", "_client", "_on_lost", "_options", "name")
+
+    name: Final[str]
+
+    def __init__(
+        self, client: Client, name: str, options: Options, on_lost: Callable[[LockLost], object] | None = None
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._options = options
+        self._on_lost = on_lost
+
+    def read(self, *, timeout: float | None = None) -> RLock:
+        """The lock as readers take it: `with rw.read(timeout=2) as held:`. It excludes those of write() only.
+
+        timeout: how long to wait; None: the timeout that the read/write lock was made with; -1: no limit; 0: try once.
+        """
+        return RLock(self._client, self.name, self._options.for_mode("shared", timeout), self._on_lost)
+
+    def write(self, *, timeout: float | None = None, keep: float = 0.0) -> RLock:
+        """The lock as a writer takes it: `with rw.write() as held:`. It excludes all others.
+
+        timeout: as for read(). keep: as for Client.lock().
+        """
+        return RLock(self._client, self.name, self._options.for_mode("exclusive", timeout, keep), self._on_lost)
+
+    def synchronized(self, mode: Literal["read", "write"]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Makes a decorator: the function runs while its thread has the lock, by read() or write().
+
+        As Client.synchronized(), with reentrant.
+        """
+        make = self.write if is_write(mode) else self.read
+        return within(lambda *args, **kwargs: make())
+
+    def __repr__(self) -> str:
+        return f"<locksidecar.RWLock {self.name!r}>"
+
+    def __reduce__(self) -> tuple[type[RWLock], tuple[Any, ...]]:
+        return type(self), (self._client, self.name, self._options, self._on_lost)
+
+
 class Semaphore(_Acquirable):
     """A semaphore by name. Made by Client.semaphore().
 
@@ -486,8 +551,8 @@ class Client:
         """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock. A relative path
         is that from the present working directory, also after a chdir().
 
-        name_prefix: put before the names that lock(), rlock(), semaphore(), info() and force_release() are given. The
-        name of a Lock, of a Held, and in errors and in list() is the whole one.
+        name_prefix: put before the names that lock(), rlock(), rwlock(), semaphore(), info() and force_release() are
+        given. The name of a Lock, of a Held, and in errors and in list() is the whole one.
         """
         self.path: str = socket_path(path)
         self.name_prefix: str = protocol.check_prefix(name_prefix)
@@ -553,6 +618,27 @@ class Client:
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, keep)
         return RLock(self, self._whole(name), options, on_lost)
 
+    def rwlock(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
+        fair: bool = False,
+        on_lost: Callable[[LockLost], object] | None = None,
+    ) -> RWLock:
+        """Makes a read/write lock; this acquires nothing. Readers share it, and a writer has it alone, over all hosts.
+
+        The arguments are those of lock(), for the hold of each read() and write(). A name is that of a lock, a
+        read/write lock or a semaphore, and of one of them at a time.
+        """
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, 0.0)
+        return RWLock(self, self._whole(name), options, on_lost)
+
     def semaphore(
         self,
         name: str,
@@ -571,7 +657,7 @@ class Client:
         permits: how many there are, up to 65535. The other arguments are those of lock(), for the hold of each acquire.
 
         The token of a hold is that of no other one, but holds exist at one time: it is no fence. A name is that of a
-        lock or of a semaphore, and not of both at one time.
+        lock, a read/write lock or a semaphore, and of one of them at a time.
         """
         # reentrant=True leaves the field out of the request, which does not have it.
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, False, 0.0)

@@ -61,7 +61,7 @@ from ._calls import (
 )
 from ._clock import clock_of
 from ._core import Entry, Session, Stage
-from ._decorator import within_async
+from ._decorator import is_write, within_async
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
 from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, Status
@@ -69,7 +69,7 @@ from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 from ._waits import SLOW, WaitWatch
 
-__all__ = ["Client", "Held", "Lock", "Permits", "RLock", "Semaphore", "connect"]
+__all__ = ["Client", "Held", "Lock", "Permits", "RLock", "RWLock", "Semaphore", "connect"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -433,6 +433,20 @@ class _AsyncSession:
         if reason:
             raise entry.loss_error(reason)
 
+    async def downgrade(self, entry: Entry) -> None:
+        """Makes the hold of entry shared, with all its entries."""
+        await self.when_outside()
+        self.check(entry)
+        call = entry.begin_downgrade()
+        if call is None:
+            return
+        await self.execute(call, Timeouts())
+        try:
+            entry.end_downgrade(call)
+        except NotHeld:
+            self.check(entry)  # raises LockLost
+            raise
+
     def release_confirmed(self, entry: Entry) -> Confirm:
         """Returns the request for the confirmation. INSIDE, it is NEW, and confirmation() submits it."""
         if self._inside:
@@ -679,7 +693,8 @@ _COMPLETED: Final = _Completed()
 
 
 class Held(_held.Held):
-    """One acquired lock, from its acquire to its release. Nothing here waits, except `await release(confirm=True)`.
+    """One acquired lock, from its acquire to its release. Nothing here waits, except `await release(confirm=True)`
+    and `await downgrade()`.
 
     If the sidecar is restarted meanwhile, the lock stays held, with its token.
     """
@@ -723,6 +738,18 @@ class Held(_held.Held):
             self._shared.release(self._entry)
             return _COMPLETED
         return self._shared.confirmation(self._shared.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
+
+    async def downgrade(self) -> None:
+        """Makes an exclusive hold of a read/write lock shared, with all its entries and its token.
+
+        No other owner has the lock exclusive in between. It does nothing if the hold is shared. From the call on,
+        `shared` is True, whatever this raises: then others may read. If the sidecar is restarted meanwhile, the new
+        one downgrades the lock.
+
+        Raises LockLost, NotHeld, BadRequest if it is no read/write lock, and Unavailable if the sidecar does not
+        answer: then the lock may exclude others until its end, and the call may be repeated.
+        """
+        await self._shared.downgrade(self._entry)
 
     def _end_block(self, exc: BaseException | None, options: Options) -> Awaitable[None]:
         """Ends the `async with` block. The caller awaits the confirmation that this returns."""
@@ -940,6 +967,58 @@ class RLock(Lock):
     __slots__ = ()
 
 
+class RWLock:
+    """A read/write lock by name. Made by Client.rwlock().
+
+    Over all hosts, one owner has it exclusive, or any number of owners share it. An owner is a task, as for an RLock,
+    and may acquire the lock again in the mode that it has; with write(), also shared. A task that has it shared and
+    asks for write() gets Deadlock. Tasks may share the object.
+
+    The token of a shared hold is larger than that of each earlier exclusive hold. Store it with what was derived under
+    the lock, and keep what has the larger token: then nothing that was derived before a write replaces what was derived
+    after it.
+    """
+
+    __slots__ = ("__weakref__", "_client", "_options", "name")
+
+    name: Final[str]
+
+    def __init__(self, client: Client, name: str, options: Options) -> None:
+        self.name = name
+        self._client = client
+        self._options = options
+
+    def read(self, *, timeout: float | None = None) -> RLock:
+        """The lock as readers take it: `async with rw.read(timeout=2) as held:`. It excludes those of write() only.
+
+        timeout: how long to wait; None: the timeout that the read/write lock was made with; -1: no limit; 0: try once.
+        """
+        return RLock(self._client, self.name, self._options.for_mode("shared", timeout))
+
+    def write(self, *, timeout: float | None = None, keep: float = 0.0) -> RLock:
+        """The lock as a writer takes it: `async with rw.write() as held:`. It excludes all others.
+
+        timeout: as for read(). keep: as for Client.lock().
+        """
+        return RLock(self._client, self.name, self._options.for_mode("exclusive", timeout, keep))
+
+    def synchronized(
+        self, mode: Literal["read", "write"]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Makes a decorator: the coroutine function runs while its task has the lock, by read() or write().
+
+        As Client.synchronized(), with reentrant.
+        """
+        make = self.write if is_write(mode) else self.read
+        return within_async(lambda *args, **kwargs: make())
+
+    def __repr__(self) -> str:
+        return f"<locksidecar.aio.RWLock {self.name!r}>"
+
+    def __reduce__(self) -> tuple[type[RWLock], tuple[Client, str, Options]]:
+        return type(self), (self._client, self.name, self._options)
+
+
 class Semaphore:
     """A semaphore by name. Made by Client.semaphore().
 
@@ -1028,8 +1107,8 @@ class Client:
         """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock. A relative path
         is that from the present working directory, also after a chdir().
 
-        name_prefix: put before the names that lock(), rlock(), semaphore(), info() and force_release() are given. The
-        name of a Lock, of a Held, and in errors and in list() is the whole one.
+        name_prefix: put before the names that lock(), rlock(), rwlock(), semaphore(), info() and force_release() are
+        given. The name of a Lock, of a Held, and in errors and in list() is the whole one.
         """
         self._shared: _AsyncSession | None = None
         self._pid = os.getpid()
@@ -1092,6 +1171,26 @@ class Client:
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, keep)
         return RLock(self, self._whole(name), options)
 
+    def rwlock(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
+        fair: bool = False,
+    ) -> RWLock:
+        """Makes a read/write lock; this acquires nothing. Readers share it, and a writer has it alone, over all hosts.
+
+        The arguments are those of lock(), for the hold of each read() and write(). A name is that of a lock, a
+        read/write lock or a semaphore, and of one of them at a time.
+        """
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, 0.0)
+        return RWLock(self, self._whole(name), options)
+
     def semaphore(
         self,
         name: str,
@@ -1109,7 +1208,7 @@ class Client:
         permits: how many there are, up to 65535. The other arguments are those of lock(), for the hold of each acquire.
 
         The fencing token of each hold is larger than those before it, but holds exist at one time: it is no fence. A
-        name is that of a lock or of a semaphore, and not of both at one time.
+        name is that of a lock, a read/write lock or a semaphore, and of one of them at a time.
         """
         # reentrant=True leaves the field out of the request, which does not have it.
         options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, False, 0.0)

@@ -112,19 +112,20 @@ class Sidecar:
     def lose(self, name: str, reason: str = "deleted", *, token: int | None = None) -> None:
         """Ends the hold of the client that holds the lock, with one of the reasons of LockLost.
 
-        The next waiter gets the lock. Of a semaphore it ends all holds, or that with the token.
+        The next waiter gets the lock. Of a read/write lock or a semaphore it ends all holds, or that with the token.
         """
         if reason not in _REASONS:
             raise ValueError(f"a sidecar does not send the reason {reason!r}; it sends {', '.join(_REASONS)}")
         self._server.lose(name, reason, token)
 
     @contextlib.contextmanager
-    def held_elsewhere(self, name: str, *, permits: int = 0) -> Iterator[int]:
+    def held_elsewhere(self, name: str, *, permits: int = 0, shared: bool = False) -> Iterator[int]:
         """Within the block, another host holds the lock, which must be free before. Gives its fencing token.
 
-        permits: it holds so many permits of a semaphore, which others may hold, too.
+        permits: it holds so many permits of a semaphore, which others may hold, too. shared: it shares a read/write
+        lock, which others may share, too.
         """
-        token = self._server.hold_elsewhere(name, permits)
+        token = self._server.hold_elsewhere(name, permits, shared)
         try:
             yield token
         finally:
