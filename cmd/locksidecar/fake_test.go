@@ -20,7 +20,7 @@ type fakeSidecar struct {
 	inCluster bool                 // Redis is a Cluster
 	redis     func() string        // returns the status of Redis; nil: "ok"
 	isFree    bool                 // no process holds nameWait
-	holders   []protocol.HolderRow // of nameWait as a semaphore of 3; nil: it is a lock
+	holders   []protocol.HolderRow // of nameWait as a semaphore of 3, or as a read/write lock; nil: it is a lock
 	trouble   string               // what ping reports
 	risk      string               // the same
 	onRelease func()               // called before a release is answered; nil: nothing
@@ -28,11 +28,12 @@ type fakeSidecar struct {
 	hidden    string               // what a policy hides: the oldest hold and waiter, among others; "": nothing
 	onConfirm protocol.Code        // the error of a confirm; "": it is confirmed; noAnswer: none
 
-	acquired chan protocol.AcquirePermits // of a lock: Of is 0; every acquire, after it was answered or left waiting
-	released chan protocol.Release        // every release, before it is answered
-	confirms chan protocol.Confirm        // every confirm, before it is answered
-	followed chan protocol.Events         // every events request that waits; it is not answered
-	closed   chan struct{}                // every end of a connection
+	acquired   chan protocol.AcquirePermits   // of a lock: Of is 0; every acquire, after it was answered or left waiting
+	readWrites chan protocol.AcquireReadWrite // those of read/write locks once more
+	released   chan protocol.Release          // every release, before it is answered
+	confirms   chan protocol.Confirm          // every confirm, before it is answered
+	followed   chan protocol.Events           // every events request that waits; it is not answered
+	closed     chan struct{}                  // every end of a connection
 
 	mu   sync.Mutex // guards conn
 	conn net.Conn   // the last one
@@ -55,13 +56,14 @@ const (
 func startFake(t *testing.T, change ...func(*fakeSidecar)) *fakeSidecar {
 	t.Helper()
 	f := &fakeSidecar{
-		path:     filepath.Join(t.TempDir(), "s.sock"),
-		lease:    time.Hour,
-		acquired: make(chan protocol.AcquirePermits, 16),
-		released: make(chan protocol.Release, 16),
-		confirms: make(chan protocol.Confirm, 16),
-		followed: make(chan protocol.Events, 16),
-		closed:   make(chan struct{}, 16),
+		path:       filepath.Join(t.TempDir(), "s.sock"),
+		lease:      time.Hour,
+		acquired:   make(chan protocol.AcquirePermits, 16),
+		readWrites: make(chan protocol.AcquireReadWrite, 16),
+		released:   make(chan protocol.Release, 16),
+		confirms:   make(chan protocol.Confirm, 16),
+		followed:   make(chan protocol.Events, 16),
+		closed:     make(chan struct{}, 16),
 	}
 	for _, c := range change {
 		c(f)
@@ -119,6 +121,9 @@ func (f *fakeSidecar) serve(c net.Conn) {
 			f.acquired <- protocol.AcquirePermits{Acquire: *a}
 		case *protocol.AcquirePermits:
 			f.acquired <- *a
+		case *protocol.AcquireReadWrite:
+			f.acquired <- protocol.AcquirePermits{Acquire: a.Acquire}
+			f.readWrites <- *a
 		}
 	}
 }
@@ -129,6 +134,13 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		return protocol.HelloOK{ID: r.ID, V: protocol.Version, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: fakeWatchdog, NowNS: protocol.Now()}
 	case *protocol.Acquire:
 		return f.answerAcquire(&protocol.AcquirePermits{Acquire: *r})
+	case *protocol.AcquireReadWrite:
+		reply := f.answerAcquire(&protocol.AcquirePermits{Acquire: r.Acquire})
+		if ok, isGranted := reply.(protocol.AcquireOK); isGranted {
+			ok.Shared = r.Shared
+			reply = ok
+		}
+		return reply
 	case *protocol.AcquirePermits:
 		return f.answerAcquire(r)
 	case *protocol.Release:
@@ -227,7 +239,11 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, HeldMS: 90_000}}
 		}
 		if f.holders != nil {
-			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, Kind: protocol.KindPermits, State: protocol.StateHeld, Of: 3, Holders: f.holders}}
+			row := &protocol.LockRow{Name: r.Name, Kind: protocol.KindPermits, State: protocol.StateHeld, Of: 3, Holders: f.holders}
+			if f.holders[0].Permits == 0 {
+				row.Kind, row.Of, row.PID = protocol.KindReadWrite, 0, f.holders[0].PID
+			}
+			return protocol.InfoOK{ID: r.ID, Lock: row}
 		}
 		if r.Name == nameWait && !f.isFree {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, PID: int64(os.Getpid()), Cmd: "the test"}}

@@ -21,6 +21,8 @@ import (
 // them have in common.
 type lockFlags struct {
 	socketFlag
+	RW         bool           `name:"rw" help:"Take a read/write lock exclusive, to write."`
+	Shared     bool           `help:"Take a read/write lock shared, to read beside others."`
 	Of         *int           `help:"Take permits of a semaphore that has this many over all hosts, not a lock." placeholder:"N"`
 	Permits    *int           `help:"How many permits to take, with --of (default: 1)." placeholder:"N"`
 	Wait       *time.Duration `help:"How long to wait for the lock; 0: try once (default: forever)." placeholder:"DURATION"`
@@ -30,7 +32,7 @@ type lockFlags struct {
 	Keep       time.Duration  `help:"Keep the lock held until this long after it was acquired, however this program ends: for a job that all hosts start at one time." placeholder:"DURATION"`
 	Fair       bool           `help:"Strict order between hosts: such commands get the lock in the order in which their requests reach Redis."`
 
-	Name string `arg:"" help:"The lock, or the semaphore."`
+	Name string `arg:"" help:"The lock, the read/write lock, or the semaphore."`
 }
 
 // held is the lock, or the permits, that a command holds.
@@ -56,6 +58,7 @@ func (c *lockFlags) Validate() error {
 		checkDuration("max-hold", c.MaxHold, time.Millisecond, longestDuration),
 		checkDuration("crash-delay", c.CrashDelay, 0, protocol.MaxCrashDelayMS*time.Millisecond),
 		checkDuration("keep", c.Keep, 0, protocol.MaxKeepMS*time.Millisecond),
+		c.checkReadWrite(),
 		c.checkPermits(),
 		protocol.CheckName(c.Name),
 	); err != nil {
@@ -63,6 +66,19 @@ func (c *lockFlags) Validate() error {
 	}
 	if c.Wait != nil && *c.Wait < 0 {
 		return errors.New("--wait must not be negative; leave it out to wait forever")
+	}
+	return nil
+}
+
+// checkReadWrite returns an error if the flags of a read/write lock do not fit the others.
+func (c *lockFlags) checkReadWrite() error {
+	switch {
+	case c.RW && c.Shared:
+		return errors.New("--rw takes the lock to write, and --shared to read: leave one out")
+	case (c.RW || c.Shared) && (c.Of != nil || c.Permits != nil):
+		return errors.New("--rw and --shared are for a read/write lock, and --of and --permits for a semaphore: a name is one of them")
+	case c.Shared && c.Keep > 0:
+		return errors.New("--keep is for exclusive locks, and shared ones end with their hold; leave it or --shared out")
 	}
 	return nil
 }
@@ -203,9 +219,15 @@ func (c *lockFlags) hold(ctx context.Context, client *locksidecar.Client) (*held
 		}
 		return &held{p, fmt.Sprintf("the hold of %q", c.Name), p.Release}, nil
 	}
-	acquire := client.Lock
+	acquire, try := client.Lock, client.TryLock
+	switch {
+	case c.Shared:
+		acquire, try = client.RLock, client.TryRLock
+	case c.RW:
+		acquire, try = client.WLock, client.TryWLock
+	}
 	if isOnce {
-		acquire = client.TryLock
+		acquire = try
 	}
 	l, err := acquire(ctx, c.Name, opts...)
 	if err != nil {

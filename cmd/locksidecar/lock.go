@@ -24,7 +24,7 @@ keep the lock as well. To run one command under a lock, use locksidecar run.
 If the lock is lost, this program ends at once with code 79. examples/shell/lock.sh has the functions lock and unlock.
 When standard input has ended, this program waits until Redis has executed the release, for at most 2 s.
 
-With --of, it holds permits of a semaphore: see locksidecar run --help. Their token is no fence.
+With --rw or --shared, it holds a read/write lock, and with --of permits of a semaphore: see locksidecar run --help. The token of permits is no fence.
 
 Examples:
 

@@ -31,6 +31,9 @@ the command has ended. The command finds $LOCKSIDECAR_NAME and the fencing token
 With --of N, NAME is a semaphore: of all hosts together, commands with N permits run at one time. --permits is how
 many of them this command takes, and $LOCKSIDECAR_PERMITS has it. Their token is no fence.
 
+With --rw or --shared, NAME is a read/write lock: of all hosts together, one command with --rw runs, or any number of
+commands with --shared.
+
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT are passed on to the group.
 The group never goes on without the lock. If the lock is lost, it gets SIGTERM and --kill-after later
 SIGKILL. If the end of the lock can be foreseen (--lease, --max-hold, Redis unreachable), SIGTERM comes
@@ -57,6 +60,7 @@ Examples:
     locksidecar run stock:42 --wait 30s --max-hold 5m -- sh -c 'sell --fence "$LOCKSIDECAR_TOKEN"'
     locksidecar run --of 3 restore -- ./restore.sh db-7                  # at most 3 of all hosts at one time
     locksidecar run --permits 2 --of 10 partner-api -- ./import.sh
+    locksidecar run --shared catalog -- ./serve.sh                       # beside others, but not beside --rw catalog
     locksidecar run roll -- ./upgrade.sh && ssh next locksidecar run --wait 0 roll -- ./upgrade.sh
 
 Exit codes:

@@ -310,6 +310,25 @@ func TestRunTakesPermits(t *testing.T) {
 	}
 }
 
+func TestRunTakesAReadWriteLock(t *testing.T) {
+	f := startFake(t)
+	for flag, shared := range map[string]bool{"--rw": false, "--shared": true} {
+		for _, wait := range []int64{protocol.Forever, 0} {
+			args := []string{"run", flag, "--fair", "catalog"}
+			if wait == 0 {
+				args = append(args, "--wait=0")
+			}
+			p := start(t, f, append(args, "--", "sh", "-c", `echo "$LOCKSIDECAR_NAME $LOCKSIDECAR_TOKEN"`)...)
+			if got := expectExit(t, p, 0, ""); got != "catalog 4242\n" {
+				t.Errorf("%s: the command printed %q", flag, got)
+			}
+			if a := <-f.readWrites; a.Name != "catalog" || a.Shared != shared || !a.Fair || a.WaitMS != wait {
+				t.Errorf("%s: acquired with %+v", flag, a)
+			}
+		}
+	}
+}
+
 const printsPermits = `echo "$LOCKSIDECAR_NAME $LOCKSIDECAR_TOKEN permits $LOCKSIDECAR_PERMITS"`
 
 func withEnv(cmd *exec.Cmd, variables ...string) *exec.Cmd {
@@ -367,6 +386,10 @@ func TestRunReportsWhyTheLockWasNotAcquired(t *testing.T) {
 		{[]string{"--of", "10", nameDenied}, 77, "does not permit"},
 		{[]string{"--of", "10", nameNoRedis}, 69, "cannot be reached"},
 		{[]string{"--permits", "2", "api"}, 64, "--permits is for a semaphore: add --of"},
+		{[]string{"--rw", "--shared", "api"}, 64, "--rw takes the lock to write, and --shared to read: leave one out"},
+		{[]string{"--rw", "--of", "2", "api"}, 64, "a name is one of them"},
+		{[]string{"--shared", "--permits", "2", "api"}, 64, "a name is one of them"},
+		{[]string{"--shared", "--keep", "2s", "api"}, 64, "--keep is for exclusive locks"},
 		{[]string{"--of", "0", "api"}, 64, "--of 0: choose 1 to 65535"},
 		{[]string{"--of", "65536", "api"}, 64, "--of 65536: choose 1 to 65535"},
 		{[]string{"--permits", "0", "--of", "10", "api"}, 64, "--permits 0: choose 1 to 10, which is --of"},
@@ -395,6 +418,7 @@ func TestRunReportsWhyItWaits(t *testing.T) {
 	const away = "Redis at nowhere refuses connections"
 	ours := protocol.HolderRow{PID: int64(os.Getpid()), Cmd: "the test", Permits: 2}
 	other := protocol.HolderRow{PID: 1 << 22, Cmd: "other", Permits: 1}
+	reader, parent := protocol.HolderRow{PID: 1 << 22, Shared: true}, protocol.HolderRow{PID: int64(os.Getpid()), Cmd: "the test", Shared: true}
 	for _, tt := range []struct {
 		redis   string
 		isHeld  bool
@@ -402,6 +426,7 @@ func TestRunReportsWhyItWaits(t *testing.T) {
 		permits int // 0: a lock
 		want    string
 	}{
+		{"ok", true, []protocol.HolderRow{reader, parent}, 0, "(the test) reads under it and has started this command"},
 		{away, false, nil, 0, `waiting for the lock "waits forever": ` + away},
 		{"ok", true, nil, 0, "(the test) holds it and has started this command"}, // as a run inside of a run
 		{away, true, nil, 0, "(the test) holds it and has started this command"}, // its Redis is not what it waits for
@@ -415,6 +440,9 @@ func TestRunReportsWhyItWaits(t *testing.T) {
 		args := []string{"run", nameWait, "--", "echo", "must not run"}
 		if tt.permits != 0 {
 			args = slices.Insert(args, 1, "--of=3", fmt.Sprint("--permits=", tt.permits))
+		}
+		if len(tt.holders) > 0 && tt.permits == 0 {
+			args = slices.Insert(args, 1, "--rw")
 		}
 		p := &program{t: t, cmd: command(f, args...)}
 		stderr, err := p.cmd.StderrPipe()

@@ -54,6 +54,13 @@ func (c *lockFlags) whyWait(ctx context.Context, client *locksidecar.Client) (st
 			return fmt.Sprintf(starter, h.PID, h.Cmd, fmt.Sprintf("has %d of them", h.Permits)), nil
 		}
 	}
+	if row.Kind == locksidecar.KindReadWrite {
+		for _, h := range row.Holders {
+			if h.PID > 0 && isAncestor(h.PID) && !(c.Shared && h.Shared) {
+				return fmt.Sprintf(starter, h.PID, h.Cmd, map[bool]string{true: "reads under it", false: "holds it"}[h.Shared]), nil
+			}
+		}
+	}
 	if row.State == locksidecar.LockHeld && c.Of == nil { // a process of this host that has it is the reason, whatever Redis does
 		if row.PID <= 0 || !isAncestor(row.PID) {
 			return "", nil
