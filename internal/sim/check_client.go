@@ -23,6 +23,8 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		w.onGranted(h, e)
 	case locktable.Released:
 		w.onReleased(h, e)
+	case locktable.Downgraded:
+		w.onDowngraded(h, e)
 	case locktable.Refusal:
 		w.onRefusal(h, e)
 	case locktable.Canceled:
@@ -379,7 +381,7 @@ func (w *world) onForced(h *host, e *locktable.Effect) {
 
 func (w *world) onRefusal(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
-	q := w.answered(h, e, reqAcquire, reqPermits, reqRelease, reqForce, reqConfirm)
+	q := w.answered(h, e, reqAcquire, reqPermits, reqRelease, reqForce, reqConfirm, reqDowngrade)
 	n := int(q.name)
 	if e.Msg == "" || len(e.Msg) > protocol.MaxMessage {
 		w.violation(invariant.Answers, n, "a refusal with a message of %d bytes", len(e.Msg))

@@ -38,6 +38,7 @@ const (
 	reqForce
 	reqConfirm
 	reqPermits // an acquire, too
+	reqDowngrade
 )
 
 // isAcquire reports whether it is an acquire of any kind.

@@ -106,6 +106,8 @@ func (w *world) actOnPermits(h *host, s *session) bool {
 		return false
 	}
 	switch {
+	case c != nil && w.plan.readWrite && c.permits == int64(redisop.ExclusiveMode) && r.oneIn(3):
+		w.downgrade(h, s, c)
 	case c != nil && r.below(1000) < 550:
 		w.releasePermits(h, s, c)
 	case w.plan.forces && r.oneIn(100-80*btoi64(w.plan.table.MaxWork > 0)): // more where that takes several steps
@@ -197,6 +199,28 @@ func (w *world) releasePermits(h *host, s *session, c *permitHold) {
 	w.endPermits(h, func(o *permitHold) bool { return o.num == req.Hold })
 	h.table.Release(h.clock(w.now), s.id, req)
 	w.drain(h)
+}
+
+// downgrade has a client that writes read on. It does not write any more when it asks for that.
+func (w *world) downgrade(h *host, s *session, c *permitHold) {
+	s.lastID++
+	req := protocol.Downgrade{ID: s.lastID, Hold: c.num}
+	s.requests = append(s.requests, request{id: req.ID, kind: reqDowngrade, name: semaphore, target: c.num, either: true})
+	if w.trace.on {
+		w.trace.add(w, semaphore, h, "s%d downgrade id=%d hold=%d", s.id, req.ID, req.Hold)
+	}
+	c.permits = int64(redisop.SharedMode)
+	h.table.Downgrade(h.clock(w.now), s.id, req)
+	w.drain(h)
+}
+
+// onDowngraded judges the answer to a downgrade.
+func (w *world) onDowngraded(h *host, e *locktable.Effect) {
+	q := w.answered(h, e, reqDowngrade)
+	if e.Hold != q.target {
+		w.violation(invariant.Answers, semaphore, "hold %d is downgraded, instead of hold %d", e.Hold, q.target)
+	}
+	w.check.meet(HoldDowngraded)
 }
 
 // forcePermits ends one hold of the semaphore on a host by force, or all.

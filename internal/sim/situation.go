@@ -107,6 +107,7 @@ const (
 	ReadersAdmitted // of another host
 	WriterAdmitted
 	ReadWriteLost // to another host, or what Redis had is gone
+	HoldDowngraded
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
 	KilledInJournal          // between two calls of the journal
@@ -238,7 +239,7 @@ var situationNames = [situations]string{
 	PermitsForcedInParts: "permits-forced-in-parts", PermitsForcedLater: "permits-forced-later", PermitsResent: "permits-resent",
 	PermitsClaimed: "permits-claimed",
 
-	ReaderGranted: "reader-granted", WriterGranted: "writer-granted", ReadersAdmitted: "readers-admitted", WriterAdmitted: "writer-admitted", ReadWriteLost: "read-write-lost",
+	ReaderGranted: "reader-granted", WriterGranted: "writer-granted", ReadersAdmitted: "readers-admitted", WriterAdmitted: "writer-admitted", ReadWriteLost: "read-write-lost", HoldDowngraded: "hold-downgraded",
 
 	KilledBeforeJournal:      "killed-before-journal",
 	KilledInJournal:          "killed-in-journal",

@@ -51,6 +51,8 @@ func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
 		t.add(w, name, h, "  → s%d granted id=%d hold=%d token=%d count=%d until %s", e.Session, e.ID, e.Hold, e.Token, e.Count, clockString(h.worldTime(e.Deadline)))
 	case locktable.Released:
 		t.add(w, name, h, "  → s%d released id=%d count=%d", e.Session, e.ID, e.Count)
+	case locktable.Downgraded:
+		t.add(w, name, h, "  → s%d downgraded id=%d hold=%d", e.Session, e.ID, e.Hold)
 	case locktable.Refusal:
 		t.add(w, name, h, "  → s%d refused id=%d %s: %s", e.Session, e.ID, e.Code, e.Msg)
 	case locktable.Canceled:

@@ -146,6 +146,7 @@ type lockTable interface {
 	AcquirePermits(now int64, s locktable.SessionID, req protocol.AcquirePermits)
 	AcquireReadWrite(now int64, s locktable.SessionID, mode locktable.Mode, req protocol.Acquire)
 	Release(now int64, s locktable.SessionID, req protocol.Release)
+	Downgrade(now int64, s locktable.SessionID, req protocol.Downgrade)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)
 	Route(now int64, ranges []redisop.SlotRange)

@@ -62,3 +62,10 @@ func btoi(b bool) int {
 func millis(ns int64) int64 { return max(0, ns/int64(time.Millisecond)) }
 
 func milliseconds(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() }
+
+// refuseNotHeld refuses a request about a hold that its client does not have. id 0: the client wants no answer.
+func (t *Table) refuseNotHeld(s *session, id, hold uint64) {
+	if id != 0 {
+		t.refuse(s, id, protocol.NotHeld, "this client does not hold %d: it released it before, lost it, or never had it; nothing was changed", hold)
+	}
+}

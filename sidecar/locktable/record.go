@@ -45,7 +45,7 @@ type LockRecord struct {
 }
 
 // HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, KeepUntil,
-// Permits, Capacity, Lease and Mode never change.
+// Permits, Capacity and Lease never change, and Mode only with a downgrade.
 type HoldRecord struct {
 	ID, Token, Owner uint64
 	Session          SessionID

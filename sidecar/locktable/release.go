@@ -13,13 +13,13 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 	}
 	h := t.byHold[req.Hold]
 	if h == nil {
-		t.refuseRelease(s, &req)
+		t.refuseNotHeld(s, req.ID, req.Hold)
 		return
 	}
 	l := h.lock
 	v := t.visit(now, l)
 	if t.expireHold(now, h) || h.isOrphan() || h.session != s {
-		t.refuseRelease(s, &req)
+		t.refuseNotHeld(s, req.ID, req.Hold)
 	} else {
 		h.entries--
 		t.touch(h)
@@ -41,12 +41,6 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		}
 	}
 	t.reconcile(v)
-}
-
-func (t *Table) refuseRelease(s *session, req *protocol.Release) {
-	if req.ID != 0 {
-		t.refuse(s, req.ID, protocol.NotHeld, "this client does not hold %d: it released it before, lost it, or never had it; nothing was changed", req.Hold)
-	}
 }
 
 // ForceRelease ends the holds on a name, of any owner, or the one that the request names. The caller has checked that
