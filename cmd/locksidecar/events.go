@@ -45,7 +45,7 @@ Fields of --json; those in brackets are absent where they do not apply:
 
     time, kind: granted, released, crashed, lost, forced, force_refused, deadlock, takeover, redis_down, redis_degraded, redis_up, data_lost,
       slots_open, slots_closed, missed
-    [name, hold, token, permits (of a semaphore), session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
+    [name, hold, token, shared (of a read/write lock), permits (of a semaphore), session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
     [waited_ms, msg, remote_field, remote_host: for which hold it waited] of granted, [held_ms] of released and crashed
     [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced, force_refused, redis_down, redis_degraded and slots_open
     [count] of takeover: the holds; of released and crashed: the requests that waited; of missed: the events that came faster than they were read;
@@ -121,6 +121,7 @@ type eventView struct {
 	Name        string                `json:"name,omitempty"`
 	Hold        uint64                `json:"hold,omitempty"`
 	Token       uint64                `json:"token,omitempty"`
+	Shared      bool                  `json:"shared,omitempty"`
 	Permits     int                   `json:"permits,omitempty"`
 	Session     uint64                `json:"session,omitempty"`
 	PID         int                   `json:"pid,omitempty"`
@@ -174,7 +175,7 @@ func (p *eventPrinter) page(page *locksidecar.EventPage, now time.Time) error {
 
 func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	v := eventView{
-		Time: e.At, Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Permits: e.Permits, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
+		Time: e.At, Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Shared: e.Shared, Permits: e.Permits, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
 		Reason: string(e.Reason), RemoteField: e.RemoteField, RemoteHost: e.RemoteHost, Count: uint64(e.Count), Msg: e.Message,
 	}
 	if e.Session != 0 {
@@ -237,7 +238,7 @@ func (v *eventView) describe() string {
 // text is what v is described by.
 func (v *eventView) text() display.Event {
 	e := display.Event{
-		At: v.Time, Kind: string(v.Kind), Name: v.Name, Token: v.Token, Permits: v.Permits, PID: int64(v.PID), User: v.User, Cmd: v.Cmd,
+		At: v.Time, Kind: string(v.Kind), Name: v.Name, Token: v.Token, Shared: v.Shared, Permits: v.Permits, PID: int64(v.PID), User: v.User, Cmd: v.Cmd,
 		Reason: protocol.Reason(v.Reason), RemoteField: v.RemoteField, RemoteHost: v.RemoteHost, Count: v.Count, Msg: v.Msg,
 	}
 	if v.WaitedMS != nil {

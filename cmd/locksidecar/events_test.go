@@ -48,6 +48,7 @@ func someEvents() *locksidecar.EventPage {
 		e = append(e, lost)
 	}
 	e = append(e, locksidecar.Event{At: at(999), Kind: locksidecar.EventForced, Name: "invoice:42", Hold: 78, Session: 9})
+	e = append(e, worker(locksidecar.Event{At: at(998), Kind: locksidecar.EventReleased, Name: "catalog", Hold: 79, Shared: true, Held: ms(3_210)}))
 	return &locksidecar.EventPage{Events: e, Next: 100, Missed: 1203}
 }
 

@@ -64,13 +64,15 @@ Fields of --json; those in brackets are absent where they do not apply:
 
     name, state, waiting, waiters[], [grants]
     [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent,
-     absent_ms, absent_left_ms, orphan, keep_left_ms: of a semaphore those of its oldest hold]
-    [kind: permits (a semaphore); absent: a lock]
+     absent_ms, absent_left_ms, orphan, keep_left_ms: of several holds those of the oldest]
+    [kind: rw (a read/write lock), permits (a semaphore); absent: a lock]
+    [holds, shared: of a read/write lock, the holds of this host, and how many of them are shared]
     [holds, permits, of: of a semaphore, the holds of this host, their permits, and how many there are]
-    [holders[]: the oldest 16 of these: hold, token, permits, session, pid, uid, user, cmd, held_ms, [absent, orphan]]
+    [holders[]: the oldest 16 of these: hold, token, session, pid, uid, user, cmd, held_ms, [shared, permits, absent,
+     orphan]]
     [remote_field, remote_ttl_ms, remote_host, remote_pid, remote_cmd]
     [slot, shard: of a Redis Cluster; the address of the master that has the slot, if one has it]
-    of a waiter: session, pid, uid, user, cmd, waited_ms, [owner, permits]
+    of a waiter: session, pid, uid, user, cmd, waited_ms, [owner, shared, permits]
 
 With --all, the array is of hosts, sorted by name. user is then a number:
 
@@ -207,6 +209,7 @@ type lockView struct {
 	Orphan      bool                  `json:"orphan,omitempty"`
 	KeepLeftMS  int64                 `json:"keep_left_ms,omitempty"`
 	Holds       *int                  `json:"holds,omitempty"`
+	Shared      int                   `json:"shared,omitempty"`
 	Permits     *int                  `json:"permits,omitempty"`
 	Of          int                   `json:"of,omitempty"`
 	Holders     []holdView            `json:"holders,omitempty"`
@@ -232,6 +235,7 @@ type waiterView struct {
 	User     string `json:"user"`
 	Cmd      string `json:"cmd"`
 	Owner    uint64 `json:"owner,omitempty"`
+	Shared   bool   `json:"shared,omitempty"`
 	Permits  int    `json:"permits,omitempty"`
 	WaitedMS int64  `json:"waited_ms"`
 }
@@ -242,8 +246,10 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 		slot := row.Slot
 		v.Slot, v.Shard = &slot, row.Shard
 	}
-	if row.Kind == locksidecar.KindPermits {
-		holds, permits := row.Holds, row.Permits
+	switch holds, permits := row.Holds, row.Permits; row.Kind {
+	case locksidecar.KindReadWrite:
+		v.Holds, v.Shared, v.Holders = &holds, row.Shared, viewHolds(row.Holders, users)
+	case locksidecar.KindPermits:
 		v.Holds, v.Permits, v.Of, v.Holders = &holds, &permits, row.Of, viewHolds(row.Holders, users)
 	}
 	switch row.State {
@@ -267,7 +273,7 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 		v.RemoteField, v.RemoteHost, v.RemoteTTLMS = row.RemoteField, row.RemoteHost, &ttl
 	}
 	for _, w := range row.Waiters {
-		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.Permits, w.Waited.Milliseconds()})
+		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.Shared, w.Permits, w.Waited.Milliseconds()})
 	}
 	return v
 }

@@ -73,7 +73,7 @@ type shareKey struct {
 const noUID = -1
 
 // unlistedHolder stands for the command of a process that the daemon does not name.
-const unlistedHolder = "not known: not among the oldest 16 of a semaphore, or hidden by the policy"
+const unlistedHolder = "not known: not among the oldest 16 of its holds, or hidden by the policy"
 
 // of returns the share of a process, or of its user.
 func (s *shares) of(host string, session uint64, pid, uid int, user, cmd string) *shareView {

@@ -13,7 +13,8 @@ import (
 type holdView struct {
 	Hold    uint64 `json:"hold"`
 	Token   uint64 `json:"token"`
-	Permits int    `json:"permits"`
+	Shared  bool   `json:"shared,omitempty"`
+	Permits int    `json:"permits,omitempty"`
 	Session uint64 `json:"session"`
 	PID     int    `json:"pid"`
 	UID     int    `json:"uid"`
@@ -27,21 +28,21 @@ type holdView struct {
 func viewHolds(holders []locksidecar.HolderInfo, users display.UserNames) []holdView {
 	var views []holdView
 	for _, h := range holders {
-		views = append(views, holdView{h.Hold, h.Token, h.Permits, h.Session, h.PID, h.UID, users.Name(h.UID), h.Cmd, h.Held.Milliseconds(), h.Absent, h.Orphan})
+		views = append(views, holdView{h.Hold, h.Token, h.Shared, h.Permits, h.Session, h.PID, h.UID, users.Name(h.UID), h.Cmd, h.Held.Milliseconds(), h.Absent, h.Orphan})
 	}
 	return views
 }
 
-// holders returns the holds of a lock whose processes are known, the oldest first: of a semaphore 16 at most, and
+// holders returns the holds of a lock whose processes are known, the oldest first: of a lock with many 16 at most, and
 // none that the policy hides.
 func (l *lockView) holders() []holdView {
 	switch {
-	case l.Kind == locksidecar.KindPermits:
+	case l.Holds != nil:
 		return l.Holders
 	case l.HeldMS == nil || l.isHidden:
 		return nil
 	}
-	return []holdView{{l.Hold, l.Token, 0, l.Session, l.PID, *l.UID, l.User, l.Cmd, *l.HeldMS, l.Absent, l.Orphan}}
+	return []holdView{{l.Hold, l.Token, false, 0, l.Session, l.PID, *l.UID, l.User, l.Cmd, *l.HeldMS, l.Absent, l.Orphan}}
 }
 
 // held returns how many holds a lock has.
@@ -67,16 +68,21 @@ func permitsHeld(held, of int) string {
 	return text
 }
 
-// has describes what of a semaphore the oldest of its holders has, and how many more there are, before the command of
+// has describes what the oldest of many holders has, and how many more there are, before the command of
 // that holder: a narrow terminal cuts its end.
 func (l *lockView) has() string {
 	var parts []string
 	if !l.isHidden && len(l.Holders) > 0 {
-		text := fmt.Sprintf("has %d", l.Holders[0].Permits)
-		if state := l.state(); state != string(locksidecar.LockHeld) {
-			text += " (" + state + ")"
+		text := ""
+		if l.Kind == locksidecar.KindPermits {
+			text = fmt.Sprintf("has %d ", l.Holders[0].Permits)
 		}
-		parts = append(parts, text)
+		if state := l.state(); state != string(locksidecar.LockHeld) && (text != "" || l.Shared > 0) {
+			text += "(" + state + ")"
+		}
+		if text = strings.TrimSpace(text); text != "" {
+			parts = append(parts, text)
+		}
 	}
 	if more := l.held() - 1; more > 0 {
 		parts = append(parts, fmt.Sprintf("+%d more", more))
@@ -84,19 +90,22 @@ func (l *lockView) has() string {
 	return strings.Join(parts, ", ")
 }
 
-// wants describes what a waiter waits for; "": a lock.
-func wants(permits int) string {
-	if permits == 0 {
+// wants describes what a waiter waits for; "": a lock, or a read/write lock to write.
+func wants(permits int, shared bool) string {
+	switch {
+	case shared:
+		return "wants to read"
+	case permits == 0:
 		return ""
 	}
 	return fmt.Sprintf("wants %d", permits)
 }
 
 // waits describes for how long a waiter has waited, and for what.
-func waits(waited time.Duration, permits int) string {
+func waits(waited time.Duration, permits int, shared bool) string {
 	text := "for " + display.Duration(waited)
-	if permits != 0 {
-		text += ", " + wants(permits)
+	if what := wants(permits, shared); what != "" {
+		text += ", " + what
 	}
 	return text
 }

@@ -28,7 +28,7 @@ func lockTable(locks []lockView, width int) string {
 		rows = append(rows, lockRow(l))
 		for i, w := range l.Waiters {
 			rows = append(rows, []string{
-				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), display.Shown(w.User), display.Duration(ms(w.WaitedMS)), "", "", before(wants(w.Permits), w.Cmd),
+				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), display.Shown(w.User), display.Duration(ms(w.WaitedMS)), "", "", before(wants(w.Permits, w.Shared), w.Cmd),
 			})
 		}
 		if more := l.Waiting - len(l.Waiters); more > 0 {
@@ -95,7 +95,9 @@ func (l *lockView) shownState() string {
 	switch {
 	case l.Kind == locksidecar.KindPermits:
 		return display.Permits(*l.Permits, l.Of)
-	case l.Kind != locksidecar.KindLock: // of a later sidecar
+	case l.Shared > 0:
+		return display.Readers(l.Shared)
+	case l.Kind != locksidecar.KindLock && l.Kind != locksidecar.KindReadWrite: // of a later sidecar
 		return string(l.Kind) + ", " + l.state()
 	case l.Count > 1:
 		return fmt.Sprintf("%s ×%d", l.state(), l.Count)

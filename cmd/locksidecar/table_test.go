@@ -64,7 +64,18 @@ func someLocks() []lockView {
 		},
 		{Name: "restarted-api", Kind: locksidecar.KindPermits, State: locksidecar.LockHeld, Hold: 62, Token: 63, Count: 1, Session: 8, PID: 979, UID: 1001, Cmd: "busy", Held: ms(4_000), Deadline: at(20_000), Absent: true, Holds: 1, Permits: 1, Of: 4,
 			Holders: []locksidecar.HolderInfo{{Hold: 62, Token: 63, Permits: 1, Session: 8, PID: 979, UID: 1001, Cmd: "busy", Held: ms(4_000), Absent: true}}},
-		{Name: "later", Kind: "rw", State: locksidecar.LockHeld, Hold: 64, Token: 65, Count: 1, Session: 8, PID: 981, UID: 1001, Cmd: "new", Held: ms(4_000), Deadline: at(20_000)},
+		{
+			Name: "catalog", Kind: locksidecar.KindReadWrite, State: locksidecar.LockHeld, Hold: 70, Token: 71, Count: 1, Owner: 2,
+			Session: 6, PID: 902, UID: 1000, Cmd: "indexer", Held: ms(4_100), Deadline: at(24_000), Absent: true, Holds: 12, Shared: 12,
+			Holders: []locksidecar.HolderInfo{{Hold: 70, Token: 71, Shared: true, Session: 6, PID: 902, UID: 1000, Cmd: "indexer", Held: ms(4_100), Absent: true}, {Hold: 72, Token: 71, Shared: true, Session: 7, PID: 903, UID: 1000, Cmd: "web", Held: ms(90)}},
+			Waiting: 2, Waiters: []locksidecar.WaiterInfo{{Session: 9, PID: 812, UID: 0, Cmd: "import", Waited: ms(1_150)}, {Session: 6, PID: 905, UID: 1000, Cmd: "web", Shared: true, Waited: ms(90)}},
+		},
+		{
+			Name: "catalog-written", Kind: locksidecar.KindReadWrite, State: locksidecar.LockHeld, Hold: 73, Token: 74, Count: 2, Owner: 2,
+			Session: 6, PID: 902, UID: 1000, Cmd: "import", Held: ms(4_100), Deadline: at(24_000), Holds: 1,
+			Holders: []locksidecar.HolderInfo{{Hold: 73, Token: 74, Session: 6, PID: 902, UID: 1000, Cmd: "import", Held: ms(4_100)}},
+		},
+		{Name: "later", Kind: "barrier", State: locksidecar.LockHeld, Hold: 64, Token: 65, Count: 1, Session: 8, PID: 981, UID: 1001, Cmd: "new", Held: ms(4_000), Deadline: at(20_000)},
 		{Name: "a-lock-with-quite-a-long-name:that-tells-everything:" + "0123456789", State: locksidecar.LockHeld, Token: 1, Count: 1, UID: 4242, Held: ms(1), Deadline: at(1)},
 	}
 	users[4242] = "4242"

@@ -229,7 +229,7 @@ func (m *topModel) waitersOnHosts(name string) string {
 			fmt.Fprintf(&b, "%-7s %s\n", "WAITING", display.Printable("on host "+r.host+": "+fmt.Sprintf(format, args...)))
 		}
 		for _, w := range r.lock.Waiters {
-			line("pid %s, user %d, %s: %s", pid(w.PID), w.UID, waits(w.Waited, w.Permits), w.Cmd)
+			line("pid %s, user %d, %s: %s", pid(w.PID), w.UID, waits(w.Waited, w.Permits, w.Shared), w.Cmd)
 		}
 		if more := r.lock.Waiting - len(r.lock.Waiters); more > 0 {
 			line("%d more", more)

@@ -263,6 +263,9 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 				line("OWNER", "%s", o.Field)
 			}
 		}
+		if h := v.Here; h != nil && h.Kind == locksidecar.KindReadWrite {
+			h.textReadWrite(line, since)
+		}
 		switch {
 		case v.Expires != nil:
 			line("EXPIRES", "in %s, at %s, unless it is renewed", display.Duration(ms(*v.TTLMS)), clock(*v.Expires))
@@ -272,6 +275,23 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 	}
 	v.waits(line)
 	return b.String()
+}
+
+// textReadWrite describes the holds of this host of a read/write lock.
+func (l *lockView) textReadWrite(line func(label, format string, args ...any), since func(heldMS int64) string) {
+	for i, h := range l.Holders {
+		label, does := "", "writes"
+		if i == 0 {
+			label = "HERE"
+		}
+		if h.Shared {
+			does = "reads"
+		}
+		line(label, "hold %d %s: pid %s, user %s, since %s: %s", h.Hold, does, pid(h.PID), namedUser(h.User), since(h.HeldMS), h.Cmd)
+	}
+	if more := l.held() - len(l.Holders); more > 0 {
+		line("", "… %s", display.Count(more, "more hold"))
+	}
 }
 
 // explainAbsence describes a hold whose process is absent, and the command that ends it.
@@ -299,6 +319,9 @@ func (v *whoView) state() string {
 		}
 		return "free"
 	case locksidecar.KeyReadWrite:
+		if v.Here != nil && v.Here.Kind == locksidecar.KindReadWrite {
+			return fmt.Sprintf("a read/write lock, in mode %s", v.Message)
+		}
 		return fmt.Sprintf("a read-write lock of a foreign client, in mode %s", v.Message)
 	case locksidecar.KeyOther:
 		return "no lock: Redis has " + v.Message + " under this name"
@@ -368,7 +391,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 			if i == 0 {
 				label = "WAITING"
 			}
-			line(label, "here: pid %s, user %s, %s: %s", pid(w.PID), namedUser(w.User), waits(ms(w.WaitedMS), w.Permits), w.Cmd)
+			line(label, "here: pid %s, user %s, %s: %s", pid(w.PID), namedUser(w.User), waits(ms(w.WaitedMS), w.Permits, w.Shared), w.Cmd)
 		}
 		switch more := v.Here.Waiting - len(v.Here.Waiters); {
 		case more > 0 && len(v.Here.Waiters) == 0:
@@ -382,7 +405,7 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 		if i == 0 {
 			label = "QUEUE"
 		}
-		line(label, "%d. %s, %s", i+1, placeName(&p), waits(ms(p.WaitedMS), p.Permits))
+		line(label, "%d. %s, %s", i+1, placeName(&p), waits(ms(p.WaitedMS), p.Permits, false))
 	}
 	if more := v.Queued - len(v.Queue); more > 0 {
 		line("", "… %s", display.Count(more, "more host"))

@@ -97,6 +97,12 @@ func someOwnerships(now time.Time) (names []string, all []locksidecar.Ownership)
 	wanted := locksidecar.LockInfo{Name: "x", Kind: locksidecar.KindPermits, State: locksidecar.LockRemote, Of: 25, Waiting: 1, Waiters: semaphore.Waiters}
 	add("no Redis, too few permits", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &wanted})
 	add("permits of what is a lock", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &hold, Lock: &wanted})
+	catalog := locksidecar.LockInfo{
+		Name: "x", Kind: locksidecar.KindReadWrite, State: locksidecar.LockHeld, Hold: 70, Token: 71, Count: 1, Session: 6, PID: 902, UID: 1000, Cmd: "indexer", Held: 192 * time.Second, Deadline: now.Add(24 * time.Second),
+		Holds: 12, Shared: 12, Holders: []locksidecar.HolderInfo{{Hold: 70, Token: 71, Shared: true, PID: 902, UID: 1000, Cmd: "indexer", Held: 192 * time.Second}},
+		Waiting: 2, Waiters: []locksidecar.WaiterInfo{{PID: 812, UID: 0, Cmd: "import", Waited: 1200 * time.Millisecond}, {PID: 813, UID: 1000, Cmd: "web", Shared: true, Waited: time.Second}},
+	}
+	add("read/write", locksidecar.Ownership{Key: locksidecar.KeyReadWrite, Message: "read", TTL: 24 * time.Second, Owners: db7, Lock: &catalog})
 	add("free permits", locksidecar.Ownership{Key: locksidecar.KeyFree, Queue: wanting[:1], Queued: 1})
 	return names, all
 }

@@ -14,7 +14,7 @@ import (
 // What a reader can bear. A decision, or a kind of lock, has pages of its own and raises maxWords by
 // their length; the others stay.
 const (
-	maxWords         = 59_760 // in all pages, but for generated ones
+	maxWords         = 59_775 // in all pages, but for generated ones
 	maxReadme        = 900    // words
 	maxLongSentences = 0.03   // the share of sentences with more than 25 words
 	maxRow           = 300    // characters of a bullet, or of a row of a table
