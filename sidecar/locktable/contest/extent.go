@@ -42,7 +42,7 @@ func (c *Contest) OnExtentResult(id uint64, queues uint8, r *redisop.Result) {
 	}
 }
 
-// OnExtentUnknown notes that the last Take has told nothing: Redis is asked again as soon as it can be.
+// OnExtentUnknown notes that the last Take has no result that counts: Redis is asked again as soon as it can be.
 func (c *Contest) OnExtentUnknown() { c.asked = asked{} }
 
 // OnExtentGranted notes that a Take has got what it asked for; or, if it asked for nothing, that it was executed.
