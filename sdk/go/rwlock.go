@@ -99,7 +99,7 @@ func (l *Lock) Shared() bool {
 // lock. ctx bounds the wait for the answer.
 //
 // The error is that of [Lock.Err] if the lock is not held, ErrTimeout or that of ctx if ctx ends
-// first, and ErrUnavailable if no sidecar answers for too long, or the sidecar has no record of the
+// first, and ErrUnavailable if the sidecar does not answer for too long, or has no record of the
 // lock. The lock may exclude others until its end then, and Downgrade may be called again.
 func (l *Lock) Downgrade(ctx context.Context) error {
 	h := l.hold
