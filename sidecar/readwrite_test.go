@@ -28,7 +28,7 @@ func TestReadWriteLocksReachTheTable(t *testing.T) {
 	}
 	acquire(2, 1, false)
 	l.table.Effects()
-	l.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "catalog", Sent: now, Token: 1})
+	l.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "catalog", Sent: now, Token: 1, Permits: uint32(redisop.ExclusiveMode)})
 	l.applyEffects()
 	acquire(3, 1, true) // the hold that it enters again stays exclusive
 	acquire(4, 2, true)

@@ -107,6 +107,9 @@ func (t *Table) onExtentConfirmed(now int64, l *lock, op *claim.InFlight, r *red
 	if l.kind() == redisop.KindReadWrite && r.Permits == uint32(redisop.SharedMode) {
 		op.Reserve = min(op.Reserve, 1) // as many were drawn, if its own place was admitted
 	}
+	if l.kind() == redisop.KindReadWrite && r.Permits > before && op.Reserve == 0 {
+		c.DropTokens() // readers may have them
+	}
 	t.confirm(now, l, op, r.Sent, r.Token)
 	if l.kind() == redisop.KindReadWrite {
 		t.onMode(now, l, redisop.Mode(before), redisop.Mode(r.Permits))
@@ -175,6 +178,9 @@ func (t *Table) onAdmitted(now int64, l *lock, msg *redisop.Message) {
 	c, q := &l.claim, l.queue
 	isLive := q != nil && q.contest.IsLive(msg.Ticket)
 	mayAdd := c.State() == claim.Confirmed || !c.State().IsOurs() && !l.holders.isHeld()
+	if msg.Of == redisop.KindReadWrite && c.Extent() > uint32(msg.Units) {
+		mayAdd = false // a program has deleted what this host has
+	}
 	switch {
 	case c.IsBusy() && (c.InFlight().Kind == redisop.Take || c.IsDropping()):
 		// If that is executed, its result is of all that this host has.

@@ -39,8 +39,7 @@ type manyWorld struct {
 	flying    []redisop.Op
 	keyUntil  int64 // 0: the key is not this host's
 	mode      uint32
-	of        redisop.LockKind // of the key
-	isForeign bool             // another host has the key
+	isForeign bool // another host has the key
 	tokens    uint64
 }
 

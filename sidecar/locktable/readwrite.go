@@ -55,7 +55,8 @@ func (t *Table) wantReadWrite(w *claim.Want, v *visit) {
 
 // onMode notes that Redis has a read/write lock for this host in a mode, and had it in another one before: a phase begins.
 func (t *Table) onMode(now int64, l *lock, before, mode redisop.Mode) {
-	if mode == before {
+	hasReaders := l.holders.isHeld() && l.holders.newest.mode == Shared
+	if mode == before || mode == redisop.SharedMode && hasReaders { // a share that was in doubt is confirmed
 		return
 	}
 	l.claim.BeginTurn(now)

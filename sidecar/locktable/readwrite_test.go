@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
@@ -176,4 +177,45 @@ func TestTryOfAReadWriteLock(t *testing.T) {
 	r.settle()
 	a.want("s1 granted", "s2 refused timeout: held by pid 100 (worker-1) on this host")
 	r.modes(shares, shares, 0, 0)
+}
+
+// Another host has the name as a lock of another kind: Redis is asked when its key may expire, and not all the time.
+func TestReadWriteLockThatSomethingElseHas(t *testing.T) {
+	_, a, _ := newPermitsRig(t)
+	a.reads(1)
+	a.writes(2)
+	for range 2 { // the second one is for the writer, too
+		op := a.sent()
+		a.ops = nil
+		a.tb.Result(a.rig.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.HeldByOther, Sent: a.rig.now, Field: "another:1", TTLMS: 20_000})
+		a.collect()
+	}
+	a.quiet()
+}
+
+// A result of an operation of one kind is not taken for one of another kind.
+func TestKindStaysWhileATakeIsInFlight(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	id := a.reads(1)
+	op, res := a.run()
+	a.cancel(1, id)
+	a.tb.Acquire(r.now, 2, protocol.Acquire{ID: 99, Name: op.Name, WaitMS: protocol.Forever})
+	a.collect()
+	a.tb.Result(r.now, res)
+	a.want("s1 refused canceled: canceled by the client", "s2 refused unavailable: this sidecar has not given back to Redis what it had under this name as a read/write lock; try again")
+}
+
+// A share that was in doubt is confirmed: readers that came after a writer wait on.
+func TestConfirmedShareBeginsNoPhase(t *testing.T) {
+	r, a, _ := newPermitsRig(t)
+	a.reads(1)
+	r.settle()
+	a.writes(2)
+	r.settle()
+	a.reads(3)
+	r.settle()
+	a.tb.Down(r.now, 0, "gone")
+	a.tb.Up(r.now, 0, true, true)
+	r.settle()
+	a.want("s1 granted")
 }

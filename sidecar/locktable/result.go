@@ -94,6 +94,9 @@ func (t *Table) onOutcome(now int64, l *lock, op *claim.InFlight, r *redisop.Res
 		t.cool(l)
 		t.doubtForConfirms(l, r.Unsynced || r.Kind != redisop.Take) // another operation writes nothing that replicas confirm
 		t.loseHolds(now, l, protocol.Stolen, r.Field)
+		if l.kind() == redisop.KindReadWrite && r.Kind != redisop.Take {
+			t.doubt(l) // it may have the other mode
+		}
 		if q = l.queue; q != nil {
 			t.onHeldByOther(now, l, op, r)
 		}

@@ -92,7 +92,8 @@ func (t *Table) becomes(l *lock, kind redisop.LockKind) bool {
 		t.skipEnded(l.queue)
 	}
 	isUnused := !l.holders.isHeld() && l.waiting() == 0
-	isUnused = isUnused && !l.claim.State().IsOurs() && (l.queue == nil || !l.queue.contest.HasPlace()) // what Redis has is of another form
+	// What Redis has, or an operation in flight may get, is of another form.
+	isUnused = isUnused && !l.claim.State().IsOurs() && !l.claim.IsTaking() && (l.queue == nil || !l.queue.contest.HasPlace())
 	if l.kind() != kind && isUnused {
 		delete(t.many, l)
 		l.setKind(kind)

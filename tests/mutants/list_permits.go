@@ -162,7 +162,7 @@ var permitsMutants = []mutant{
 	{
 		rule: "a semaphore is none while Redis has a lock under its name",
 		in:   "sidecar/locktable (*Table).becomes",
-		find: "isUnused = isUnused && !l.claim.State().IsOurs() && (l.queue == nil || !l.queue.contest.HasPlace())",
+		find: "isUnused = isUnused && !l.claim.State().IsOurs() && !l.claim.IsTaking() && (l.queue == nil || !l.queue.contest.HasPlace())",
 		put:  "_ = isUnused",
 		by:   tableTest("TestNameHasOneKind"),
 	},

@@ -13,8 +13,8 @@ var rwMutants = []mutant{
 	{
 		rule: "no other host is given a share while a writer waits (K8)",
 		in:   rwScript,
-		find: "is_granted = writers == 0 and (mode == 'read' or not mode and readers == 0)",
-		put:  "is_granted = mode == 'read' or not mode",
+		find: "writers == 0 and (mode == 'read' or not mode and readers == 0)",
+		put:  "(mode == 'read' or not mode)",
 		by:   rwDifferential,
 	},
 	{
@@ -74,10 +74,45 @@ var rwMutants = []mutant{
 		by:   rwDifferential,
 	},
 	{
+		rule: "a name does not change its kind while an operation may get what is of the kind before",
+		in:   "sidecar/locktable (*Table).becomes",
+		find: "!l.claim.IsTaking()",
+		put:  "true",
+		by:   tableTest("TestKindStaysWhileATakeIsInFlight"),
+	},
+	{
+		rule: "Redis is asked once for a read/write lock that something else has",
+		in:   "sidecar/locktable/contest (*Contest).decideForReadWrite",
+		find: "uint16(w.Times)&^c.asked.of != 0",
+		put:  "uint16(w.Times)&^uint16(c.place.queues) != 0",
+		by:   tableTest("TestReadWriteLockThatSomethingElseHas"),
+	},
+	{
+		rule: "a turn begins with each mode in which a host has a lock",
+		in:   "sidecar/locktable (*Table).onMode",
+		find: "l.claim.BeginTurn(now)",
+		put:  "",
+		by:   simulation,
+	},
+	{
+		rule: "readers follow a writer of their host",
+		in:   "sidecar/locktable (*Table).endHold",
+		find: "t.beginReadPhase(h.lock)",
+		put:  "",
+		by:   tableTest("TestReadersFollowALocalWriter"),
+	},
+	{
+		rule: "no new reader gets the lock while a writer of another host waits (K8)",
+		in:   "sidecar/locktable/contest (*Contest).isTurnOf",
+		find: "return v.First.IsOfPhase || v.IsExclusive",
+		put:  "return true",
+		by:   tableTest("TestPhasesAlternateBetweenHosts"),
+	},
+	{
 		rule: "no host writes into a share whose key was deleted",
 		in:   rwScript,
-		find: "and writers + readers == 0 and ask('EXISTS', life) == 0",
-		put:  "and writers + readers == 0",
+		find: "(keep == 'w' or writers + readers == 0) and ask('EXISTS', life) == 0",
+		put:  "(keep == 'w' or writers + readers == 0)",
 		by:   rwDifferential,
 	},
 	{

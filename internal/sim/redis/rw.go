@@ -98,6 +98,7 @@ type rwRun struct {
 	wrote bool
 	got   redisop.Mode // what a place of this host was admitted to
 	gone  string       // what Redisson is notified of
+	full  bool         // it has admitted as many readers as one operation may
 }
 
 // Unlocks is what [Command.RunReadWrite] has published for Redisson: "0", "1", or nothing.
@@ -200,9 +201,10 @@ func (r *rwRun) execute() {
 	case hasClaim: // a share, and it wants to write
 		isGranted = keep == redisop.NoMode && l.Count == 1 && writers+readers == 0 && len(l.Programs) == 0
 	case goal == redisop.SharedMode:
-		isGranted = writers == 0 && (l.Mode == redisop.SharedMode || l.Mode == redisop.NoMode && readers == 0)
+		asserts := keep == redisop.SharedMode && l.Mode != redisop.ExclusiveMode
+		isGranted = asserts || writers == 0 && (l.Mode == redisop.SharedMode || l.Mode == redisop.NoMode && readers == 0)
 	default:
-		isGranted = l.Mode == redisop.NoMode && writers+readers == 0 && l.LifeAt == 0
+		isGranted = l.Mode == redisop.NoMode && (keep == redisop.ExclusiveMode || writers+readers == 0) && l.LifeAt == 0
 	}
 	isLost := keep != redisop.NoMode && !isGranted
 	if isGranted && goal != redisop.NoMode {
@@ -274,7 +276,7 @@ func (r *rwRun) has(m redisop.Mode) {
 	}
 	r.reply.Waiting = uint32(waiting)
 	first := *r.l.queue(redisop.SharedMode)
-	if r.l.Mode == redisop.SharedMode && len(first) > 0 && (first[0].Time <= r.l.Begin || len(*r.l.queue(redisop.ExclusiveMode)) == 0) {
+	if r.l.Mode == redisop.SharedMode && r.full && len(first) > 0 && (first[0].Time <= r.l.Begin || len(*r.l.queue(redisop.ExclusiveMode)) == 0) {
 		r.reply.Queues = redisop.ReadersQueue
 	}
 }
@@ -466,6 +468,7 @@ func (r *rwRun) admitReaders(came int64) bool {
 			admitted = append(admitted, admission{p, !has})
 		}
 	}
+	r.full = looks <= 0 || len(admitted) >= redisop.MaxReaders
 	for _, a := range admitted {
 		m := redisop.Message{
 			Kind: redisop.Admitted, Of: redisop.KindReadWrite, Ticket: a.Num, Units: uint16(redisop.SharedMode), LastToken: token, Tokens: 1,

@@ -22,7 +22,7 @@ from session_harness import S
 
 from locksidecar import _core
 from locksidecar import _protocol as protocol
-from locksidecar._calls import Call, Options, acquire_call, confirm_call, info_call, ping_call
+from locksidecar._calls import Call, Options, acquire_call, confirm_call, downgrade_call, info_call, ping_call
 from locksidecar._core import Entry, Session, Stage
 
 OURS = os.path.dirname(_core.__file__)
@@ -189,6 +189,20 @@ class Scenario:
         assert session.stage is Stage.ENDED
         return state
 
+    def run_new_session(self) -> tuple[object, ...]:
+        """A downgrade whose answer is lost with the session."""
+        session = self.session
+        self.hello()
+        held = self.granted(acquire_call("a", 1, Options(), 0), 1)
+        assert held.hold is not None
+        call = downgrade_call(held.hold)
+        self.do(lambda: None if call.id in session._pending else session.submit(call, 0))
+        self.sent()
+        self.do(lambda: session.on_disconnected(0))
+        self.hello(session=2)
+        assert call.done
+        return (type(call.error), [c.op for c in session.done_calls if c is call], dict(session._holds), session.stage)
+
     def granted(self, call: Call[Any], hold: int, count: int = 1) -> Entry:
         call = self.submit(call)
         self.sent()
@@ -207,6 +221,16 @@ def test_interrupt_at_any_point_does_not_change_the_session() -> None:
         if scenario.handler.points < point:
             break
     assert point > 500
+
+
+def test_interrupt_at_any_point_of_a_new_session_does_not_change_it() -> None:
+    expected = Scenario(0).run_new_session()
+    for point in itertools.count(1):
+        scenario = Scenario(point)
+        assert scenario.run_new_session() == expected, point
+        if scenario.handler.points < point:
+            break
+    assert point > 100
 
 
 GAPS = (1, 2, 3, 5, 8, 13, 21, 34)
@@ -238,6 +262,7 @@ def test_scenario_reaches_every_commit() -> None:
     sys.settrace(trace)
     try:
         Scenario(0).run_all()
+        Scenario(0).run_new_session()
     finally:
         sys.settrace(before)
     with open(_core.__file__) as source:

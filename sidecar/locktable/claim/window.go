@@ -87,6 +87,9 @@ func (c *Claim) OnTransferInFlight(passedMS uint32) {
 // InFlight is the operation that was sent last, but for an Arrive; of kind NoOp: it has its result.
 func (c *Claim) InFlight() *InFlight { return &c.op }
 
+// IsTaking reports whether an operation is in flight that may get the key, or says that this host has it.
+func (c *Claim) IsTaking() bool { return c.IsBusy() && c.op.Kind != redisop.Drop }
+
 // IsDropping reports whether the operation that was sent last is a Drop, and has no result.
 func (c *Claim) IsDropping() bool { return c.op.Kind == redisop.Drop }
 

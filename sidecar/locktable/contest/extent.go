@@ -23,6 +23,9 @@ func (c *Contest) OnExtentAsked(now int64, op *redisop.Op) {
 // was to wait for a read/write lock: it waits there still for what it has not got.
 func (c *Contest) OnExtentResult(id uint64, queues uint8, r *redisop.Result) {
 	p := &c.place
+	if queues != 0 && r.Outcome == redisop.Done {
+		c.asked.of &^= uint16(r.Permits)
+	}
 	isQueued := r.Outcome == redisop.HeldByOther && r.IsQueued
 	if isQueued {
 		queues = r.Queues

@@ -106,11 +106,17 @@ func (c *Contest) OnTakeResult(id uint64, r *redisop.Result) {
 // OnTransferred notes that the lock passed to the ticket, which IsProof of it. It returns when the
 // Take was sent to which Redis answered last that the ticket stands: the lease began later.
 func (c *Contest) OnTransferred(wasOurs bool, m *redisop.Message) (validSince int64) {
+	nextTry := c.nextTry
 	c.OnAcquired(wasOurs)
 	validSince = c.place.validSince
 	c.order.served = c.place.served()
-	if c.place.queues &^= uint8(m.Units); c.place.queues == 0 { // otherwise the host waits for the other mode of a read/write lock, too
+	if m.Of == redisop.KindReadWrite {
+		c.asked.of &^= m.Units
+	}
+	if c.place.queues &^= uint8(m.Units); c.place.queues == 0 {
 		c.place = Place{}
+	} else {
+		c.nextTry = nextTry // the host waits for the other mode of a read/write lock, too
 	}
 	c.memory.hostsWait = m.Waiting > 0
 	return validSince

@@ -23,8 +23,8 @@ func (c *Contest) decideForReadWrite(w *Verdict, s *Shared, v *View) {
 		w.Times = v.Queues
 	}
 	w.Set(redisop.Yields, isOurs && !isTurn)
-	lacksPlace := w.Times&^c.place.queues != 0 || w.Times == 0 && c.asked.want != uint16(v.First.Mode)
-	if v.IsIdle || lacksPlace || c.asked == (asked{}) {
+	isNew := uint16(w.Times)&^c.asked.of != 0 || w.Times == 0 && c.asked.want != uint16(v.First.Mode) // Redis was not asked for that
+	if v.IsIdle || isNew || c.asked == (asked{}) {
 		w.NotBefore = v.Now
 	}
 }

@@ -133,6 +133,7 @@ local reader                   -- the field by which all sidecars are one reader
 local mode                     -- of the HASH; nil: there is none
 local claims, due, till, begin -- as in the HASH; due nil: there is no claim
 local ends                     -- until when the HASH lasts, ms; nil: that was not asked
+local full                     -- whether it has admitted as many readers as one operation may
 local got, last, made          -- what a place of this host was admitted to, and the tokens that were drawn for it
 local gone                     -- what Redisson is notified of: "0": the last reader left; "1": a writer left, or reads now
 
@@ -277,6 +278,7 @@ local function admit_readers(came)
       admitted[#admitted + 1] = {host, number, lease, is_new}
     end
   end
+  full = looks <= 0 or #admitted >= policy.max_readers
   for _, a in ipairs(admitted) do
     local host, number, lease, is_new = unpack(a)
     local message = format('r %s 1 %.0f 1 %s %d ', number, token, lease, waiting('w'))
@@ -411,7 +413,7 @@ local function has(m, what)
   local rest = 0
   if queued and mode == 'read' then
     local first = ask('ZRANGE', queues.r, '0', '0', 'WITHSCORES')
-    if first[1] and (first[2] + 0 <= begin or waiting('w') == 0) then rest = 1 end
+    if first[1] and full and (first[2] + 0 <= begin or waiting('w') == 0) then rest = 1 end
   end
   if wait == 0 and rest == 0 and not made then
     if what == 'd' then return 0 end
@@ -433,7 +435,7 @@ end
 -- Sets what this host has, see above. Returns the status.
 local function set(what, number, keep, want, stands, lease, tokens, arrived)
   reader = string.find(lock, '{', 1, true) and 'locksidecar:1' or 'locksidecar:0'
-  got, last, made, ends, gone = nil, nil, nil, nil, nil
+  got, last, made, ends, gone, full = nil, nil, nil, nil, nil, nil
   local have = ask('HMGET', lock, 'mode', 'locksidecar', uuid, reader)
   if have.err and string.sub(have.err, 1, 9) ~= 'WRONGTYPE' then -- this user has no HMGET
     for i, field in ipairs({'mode', 'locksidecar', uuid, reader}) do have[i] = redis.call('HGET', lock, field) end
@@ -505,9 +507,9 @@ local function set(what, number, keep, want, stands, lease, tokens, arrived)
   elseif own_mode then -- a share, and it wants to write
     is_granted = keep == 'n' and claims == 1 and writers + readers == 0 and redis.call('HLEN', lock) == 4
   elseif goal == 'r' then
-    is_granted = writers == 0 and (mode == 'read' or not mode and readers == 0)
+    is_granted = keep == 'r' and mode ~= 'write' or writers == 0 and (mode == 'read' or not mode and readers == 0)
   else
-    is_granted = not mode and writers + readers == 0 and ask('EXISTS', life) == 0
+    is_granted = not mode and (keep == 'w' or writers + readers == 0) and ask('EXISTS', life) == 0
   end
   local is_lost = keep ~= 'n' and not is_granted -- its places stay as they are
   if is_granted and goal ~= 'n' then
