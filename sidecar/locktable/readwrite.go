@@ -43,8 +43,10 @@ func (t *Table) wantReadWrite(w *claim.Want, v *visit) {
 		return
 	}
 	if verdict.Do == contest.Grant || v.hasMore {
-		w.GiveBackAt = moment.Never
-		return // Work grants it
+		if keep == redisop.NoMode {
+			w.GiveBackAt = moment.Never
+		}
+		return // Work grants it. The readers of other hosts do not wait for that
 	}
 	w.Asked, w.NotBefore, w.LeaseMS = verdict.Asked, verdict.NotBefore, t.leaseToTake(first)
 	w.Want, w.Reserve = uint16(first.mode.inRedis()), 1
